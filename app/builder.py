@@ -1,9 +1,10 @@
-"""The composition root: `import_path: app.builder:build` of a Serve config file.
+"""The composition root: `import_path: app.builder:build` in a Serve config file.
 
-Binds the deployments, each with what `app.resolved` makes of the settings for it. The only module that knows them all.
+Binds the deployments, each with the config that `app.resolved` derives from the settings. The only module that knows
+all of them.
 """
 
-# No postponed annotations here: Serve reads the type of `build`'s argument as it stands.
+# No postponed annotations here: Serve inspects the type of `build`'s argument at runtime.
 
 import logging
 from collections.abc import Mapping
@@ -41,16 +42,16 @@ from deployments.tokenizer.tokenizer import Tokenizer
 _logger = logging.getLogger(__name__)
 
 DRAIN_S = 600.0
-"""A stream may take this long to end before the replica that serves it is stopped; an idle one stops at once."""
+"""Maximum time for streams to end before their replica is stopped; an idle replica stops at once."""
 _SURGE = 100
-"""When something changes, percent of the replicas that are started anew before old ones stop: of what is small. Of a
-model there may be no room for two; what is asked for waits for the new one."""
+"""Percentage of extra replicas that rolling updates start before old ones stop, for small deployments only. A device
+may have no room for two replicas of a model, so requests wait for the new one."""
 _SHUTDOWN_POLL_S = 0.1
 _HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
-"""Three checks that fail, or are not answered, in a row, and a replica is replaced: one that hangs after 35 s or so."""
+"""A replica is replaced after three consecutive failed or unanswered checks: a hung one after about 35 s."""
 _LIFE_CYCLE = _HEALTH | {"graceful_shutdown_timeout_s": DRAIN_S, "graceful_shutdown_wait_loop_s": _SHUTDOWN_POLL_S}
 _HEAD = "node:__internal_head__"
-"""What Ray has one of, at the head of a cluster."""
+"""Ray resource that only the head node has."""
 _GATEWAY_REQUESTS = 4096
 _TOKENIZER_REQUESTS = 256
 _SAFETY_REQUESTS = 256
@@ -58,10 +59,10 @@ _RERANKER_REQUESTS = 64
 
 
 def build(settings: Settings) -> serve.Application:
-    """Return the application that a Serve config file describes; its `deployments` override every option set here.
+    """Return the application of a Serve config file, whose `deployments` override every option set here.
 
     Raises:
-        ConfigError: something that the settings name cannot be used; the message begins with its place in `args`.
+        ConfigError: something in the settings cannot be used; the message begins with its path in `args`.
     """
     for loss in serve_environment.missing(serve_environment.of_this_process()):
         _logger.warning(loss)
@@ -108,13 +109,13 @@ def _admin_key(settings: Settings) -> str | None:
 
 
 def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> serve.Application:
-    # What runs and what the engine lets wait; as many again may wait for a replica in each gateway.
+    # Running and queued requests of the engine; each gateway may queue as many again for a replica.
     max_requests = model.engine.max_num_seqs + model.engine.max_queued_requests
     deployment = serve.deployment(ModelReplica).options(
         name=model_deployment(model.name),
         max_ongoing_requests=max_requests,
         max_queued_requests=max_requests,
-        # Ray hides every GPU from an actor that asks for none.
+        # Ray hides all GPUs from an actor that does not request one.
         ray_actor_options={"num_cpus": 0.5} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
         request_router_config=_request_router(model, channel),
         **_LIFE_CYCLE,
@@ -127,7 +128,7 @@ def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> 
 
 def _request_router(model: ModelConfig, channel: ChannelConfig) -> RequestRouterConfig:
     if channel.transport != "tcp":
-        # What replicas report comes by the token channel; without it Serve's own choice knows as much.
+        # Replicas report their load over the token channel; without it, Serve's own router knows as much.
         return RequestRouterConfig()
     return RequestRouterConfig(
         request_router_class="deployments.routing.router.FirstTokenRouter", request_router_kwargs={"model": model.name}
@@ -147,7 +148,7 @@ def _reranker(config: RerankerConfig) -> serve.Application:
 
 
 def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cpus: float) -> serve.Application:
-    """Bind a deployment that gateways ask, and that holds nothing between two requests."""
+    """Bind a stateless deployment that gateways call."""
     bound: serve.Application = (
         serve.deployment(actor)
         .options(
@@ -164,7 +165,7 @@ def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cp
 
 
 def _seen_folders(settings: Settings) -> dict[str, dict[str, Signature]]:
-    """Return the signatures of what lies in drop-in folders; taken before that is read, no change is overlooked."""
+    """Return the signatures of the contents of drop-in folders; taken before reading them, so no change is missed."""
     seen = {}
     for model in settings.models:
         with suppress(AdapterError, OSError):
@@ -178,7 +179,7 @@ def _registry(
     models: tuple[ModelConfig, ...],
     seen: Mapping[str, Mapping[str, Signature]],
 ) -> serve.Application:
-    # It bounds by itself what it works on, and answers the rest meanwhile.
+    # It limits its own concurrent work, and answers other calls meanwhile.
     return _the_only(REGISTRY, Registry, registry_config(settings, registry, models, seen))
 
 
@@ -195,14 +196,14 @@ def _batches(settings: Settings, batches: BatchSettings) -> serve.Application:
 
 
 def _the_only(name: str, actor: type, config: object) -> serve.Application:
-    """Bind a deployment of one replica, which decides for all, and whose files are where it runs: at the head."""
+    """Bind a deployment with a single replica, on the head node, where its files are."""
     bound: serve.Application = (
         serve.deployment(actor)
         .options(
             name=name,
             num_replicas=1,
             max_ongoing_requests=_GATEWAY_REQUESTS,
-            # Without a share of its cores, of which many a head has none to give.
+            # Requests no CPUs, because many head nodes offer none.
             ray_actor_options={"num_cpus": 0, "resources": {_HEAD: 0.001}},
             graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
             **_HEALTH,

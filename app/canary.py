@@ -1,4 +1,4 @@
-"""A question to an adapter before its name stands for it: does it answer, and as it should?"""
+"""The canary: ask an adapter a question before its name points to it, and check the answer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TIMEOUT_S = 120.0
 
 
 async def ask(gateway: GatewayPort, model: str, canary: Canary) -> None:
-    """Ask a model the question, greedily.
+    """Ask a model the canary's question, with greedy decoding.
 
     Raises:
-        RequestError: it does not answer, or not as it should.
-        OverloadError: there is no room to ask it now.
+        RequestError: it does not answer, or the answer is not as expected.
+        OverloadError: the server has no capacity for the question now.
     """
     request = GenerationRequest(
         request_id=f"canary-{uuid.uuid4().hex}",

@@ -1,6 +1,6 @@
-"""A `path` of the settings -> an absolute folder: one that exists, or a snapshot from the Hugging Face hub.
+"""Resolve a `path` of the settings to an absolute folder: an existing one, or a snapshot from the Hugging Face hub.
 
-Only safetensors, JSON and tokenizer text are fetched: no pickle, no code.
+Only safetensors, JSON and tokenizer files are downloaded: no pickle, no code.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from engine.errors import CheckpointError
 
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 IGNORED_FILES = ("consolidated*", "original/*")
-"""The same weights once more, as their makers' own code reads them."""
+"""Duplicates of the weights in the format of their publisher's own code."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def is_hub_id(path: str) -> bool:
-    """Tell whether `path` names a repository of the hub (`org/name`) and no existing folder or its child."""
+    """Return whether `path` is a hub id (`org/name`), and neither exists as a folder nor has an existing parent."""
     return _HUB_ID.fullmatch(path) is not None and not Path(path).exists() and not Path(path).parent.exists()
 
 
 def local_folder(path: str) -> Path:
-    """Return the absolute folder of a checkpoint or adapter, fetching it where `path` is a hub id.
+    """Return the absolute folder of a checkpoint or adapter, downloading it if `path` is a hub id.
 
     Raises:
-        CheckpointError: there is no such folder, and no such repository or no way to it.
+        CheckpointError: there is no such folder, and the repository does not exist or cannot be reached.
     """
     if Path(path).is_dir():
         return Path(path).resolve()
@@ -36,7 +36,7 @@ def local_folder(path: str) -> Path:
 
 
 def _fetched(repository: str) -> Path:
-    # A quarter of a second of imports, which every start without a hub id is spared.
+    # Imported here because it takes a quarter of a second, which a start without hub ids saves.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -45,7 +45,7 @@ def _fetched(repository: str) -> Path:
             snapshot_download(repository, allow_patterns=list(ALLOWED_FILES), ignore_patterns=list(IGNORED_FILES))
         ).resolve()
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        # Of several lines only the last would be told as the reason why the server ends, without the name.
+        # Joined, because only the last line would be shown as the reason why the server ends, without the name.
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"'{repository}' is no existing folder and could not be fetched from the Hugging Face hub: {reason}"

@@ -1,7 +1,7 @@
-"""What must stay the same from one build of the application to the next, as long as the cluster lives.
+"""Values that stay the same across builds of the application during the lifetime of the cluster.
 
-A changed configuration is built anew while old replicas still serve. What both have to know is made by the first build
-and found by the others, in the store of the cluster's head.
+A changed configuration is built again while old replicas still serve. Values that both need are made by the first build
+and stored on the cluster's head node, where later builds read them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _NAMESPACE = "antiphon"
 
 
 def remembered(name: str, make: Callable[[], bytes]) -> bytes:
-    """Return what the first build in this cluster made under a name; outside of a cluster, what `make` returns."""
+    """Return the value that the first build in this cluster made for a name; outside a cluster, that of `make`."""
     if not internal_kv._internal_kv_initialized():
         return make()
-    # It does nothing where another build was first.
+    # Does nothing if another build was first.
     internal_kv._internal_kv_put(name, make(), overwrite=False, namespace=_NAMESPACE)
     return bytes(internal_kv._internal_kv_get(name, namespace=_NAMESPACE))

@@ -1,6 +1,6 @@
-"""What the routes ask of the gateway: a few methods, in plain typed values, and no HTTP.
+"""The gateway interface that routes use: a few methods with plain typed values, and no HTTP.
 
-`deployments.gateway.gateway` has them, and `app.access.tenants` as one tenant sees them; tests plug in a scripted one.
+`deployments.gateway.gateway` implements it, `app.access.tenants` wraps it for one tenant, and tests use a scripted one.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 
 
 class GatewayPort(Protocol):
-    """The serving side of the border.
+    """The serving side, as seen from HTTP.
 
-    Errors of every method: `RequestError` (the caller's fault), `OverloadError` (come back later), `TimeoutError` (the
-    deadline has passed); anything else is a failure of ours.
+    Errors of every method: `RequestError` (the client's fault), `OverloadError` (retry later), `TimeoutError` (the
+    deadline has passed); anything else is an internal failure.
     """
 
     def models(self) -> Sequence[ModelCard]:
-        """Return every servable name, bases before their adapters."""
+        """Return all servable names, base models before their adapters."""
         ...
 
     def model(self, name: str) -> ModelCard | None:
-        """Return one servable name, which may be a version of an adapter; None where there is none."""
+        """Return one servable name, which may be a version of an adapter; None if there is none."""
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield the events of one answer; closing the iterator frees the request.
+        """Yield the events of one answer; closing the iterator cancels the request.
 
-        Errors raised before the first event become an HTTP status, later ones an event of the stream.
+        Errors before the first event become an HTTP status, later ones an event of the stream.
         """
         ...
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """Return a vector of each input."""
+        """Return a vector for each input."""
         ...
 
     async def rerank(self, request: RerankRequest) -> Reranking:
@@ -58,7 +58,7 @@ class GatewayPort(Protocol):
         ...
 
     async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
-        """Return what token ids a prompt to a model becomes, with their texts where these are wanted."""
+        """Return the token ids of a prompt to a model, with their texts if requested."""
         ...
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
@@ -67,17 +67,17 @@ class GatewayPort(Protocol):
 
     @property
     def meter(self) -> Meter | None:
-        """What counts what tenants use; None where nothing does."""
+        """Counts the usage of tenants; None if it is not counted."""
         ...
 
     @property
     def batches(self) -> BatchClient | None:
-        """Files and batches; None where there are none."""
+        """Files and batches; None if they are disabled."""
         ...
 
     @property
     def adapters(self) -> AdapterDirectory:
-        """The names of adapters, and how they are changed."""
+        """The names of adapters, and changes to them."""
         ...
 
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
@@ -85,11 +85,11 @@ class GatewayPort(Protocol):
         ...
 
     async def timelines(self, client_id: str) -> list[Timeline]:
-        """Return what happened to the answers of a client's request, oldest first; none if it is not known."""
+        """Return the timelines of a client's request, one per answer, oldest first; empty if it is unknown."""
         ...
 
     async def health(self) -> HealthReport:
-        """Say whether every base model has a replica that makes progress."""
+        """Return whether every base model has a replica that makes progress."""
         ...
 
     async def metrics(self) -> bytes:
@@ -98,8 +98,8 @@ class GatewayPort(Protocol):
 
 
 class ClosingGatewayPort(GatewayPort, Protocol):
-    """The gateway as the application holds it, which ends with it; no route may."""
+    """The gateway as the application holds it, which may close it; routes may not."""
 
     async def close(self) -> None:
-        """Give away what is kept of answers that have ended."""
+        """Flush usage records and traces of finished answers."""
         ...

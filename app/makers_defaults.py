@@ -1,6 +1,6 @@
-"""What a checkpoint's makers say of its use, for what requests and the configuration leave open.
+"""Defaults that a checkpoint's publisher recommends, for what requests and the configuration leave open.
 
-How it is sampled stands in generation_config.json, which vectors they mean in the files of sentence-transformers.
+Sampling parameters come from generation_config.json, pooling from the files of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ BOUNDS = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.01, 100.0),
 }
-"""Of what is taken from there, as of the same fields of a request."""
+"""Bounds of the parameters that are read, equal to those of the request fields."""
 
 MODULES, POOLING = "modules.json", "Pooling"
 COMPUTED = ("Transformer", POOLING, "Normalize")
-"""Others would change the vectors."""
+"""Supported modules; others would change the vectors."""
 _POOLING_BY_MODE = {
     "pooling_mode_lasttoken": Pooling.LAST,
     "pooling_mode_mean_tokens": Pooling.MEAN,
@@ -32,10 +32,10 @@ _POOLING_BY_MODE = {
 
 
 def read_defaults(model_path: str) -> dict[str, float]:
-    """Return the parameters that a checkpoint names, by the names of `engine.request.SamplingParams`.
+    """Return the sampling parameters of a checkpoint, by the names of `engine.request.SamplingParams`.
 
     Raises:
-        CheckpointError: the file is broken, or a request could not say what it says.
+        CheckpointError: the file is broken, or a value is outside the bounds of requests.
     """
     path = Path(model_path) / "generation_config.json"
     told = read_json(path) if path.is_file() else {}
@@ -52,10 +52,10 @@ def read_defaults(model_path: str) -> dict[str, float]:
 
 
 def read_pooling(model_path: str) -> Pooling:
-    """Return how hidden states become a vector; of the last token's where nothing is said.
+    """Return how a checkpoint pools hidden states into a vector; by default, it uses the last token's.
 
     Raises:
-        CheckpointError: the files are broken, or say what is not computed here; `pooling` in the settings passes by.
+        CheckpointError: the files are broken, or name an unsupported module or mode; the setting `pooling` avoids this.
     """
     folder = Path(model_path)
     if not (folder / MODULES).is_file():

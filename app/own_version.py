@@ -1,8 +1,8 @@
-"""Which replicas of a model a changed configuration leaves alone: those that would be told just what they were told.
+"""Keep the replicas of a model running when a changed configuration does not affect them.
 
-Serve gives all deployments of an application one version, drawn from its whole `args`, and replaces every replica where
-that has changed: with each new tenant all models would be loaded anew, and where a device has no room for two, nobody
-would be served meanwhile. So a model's deployment brings a version of its own, which Serve's does not overwrite.
+Serve gives all deployments of an application one version, derived from its whole `args`, and replaces every replica
+when it changes. Adding a tenant would reload all models, and if a device has no room for two replicas, nobody would be
+served meanwhile. Therefore a model's deployment has its own version, which Serve's does not overwrite.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _SOURCES = {".py", ".cpp", ".h"}
 
 
 class _OwnVersion(DeploymentConfig):
-    """A deployment's options, whose version stays what it was made with."""
+    """A deployment's options with a fixed version."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "version":
-            # Serve passes over a deployment whose options are all the same, and never scales it again. This one it
-            # compares, and reads for known names only.
+            # Serve skips a deployment whose options are all unchanged, and never scales it again. It compares this
+            # option, but ignores unknown names in it.
             name, value = "user_configured_option_names", self.user_configured_option_names | {f"version {value}"}
         super().__setattr__(name, value)
 
 
 def with_version(deployment: serve.Deployment, version: str) -> serve.Deployment:
-    """Return a deployment whose replicas are replaced where this version changes, or what Ray is asked for them."""
+    """Return a deployment whose replicas are replaced if this version or their Ray resources change."""
     options = vars(deployment._deployment_config) | {"version": version}
     deployment._deployment_config = _OwnVersion.model_construct(**options)
     return deployment
 
 
 def model_version(model: ModelConfig, *told: object) -> str:
-    """Return a digest of what a model's replicas are made of: what they are told, the files they read, and our code.
+    """Return a digest of everything that a model's replicas depend on: their arguments, the files they read, our code.
 
-    Adapters are not part of it: a request brings what a replica has to know of its own.
+    Adapters are excluded, because a request carries what a replica needs to know of its adapter.
     """
     digest = hashlib.sha256(_code_digest().encode())
     digest.update(repr((replace(model, adapters=()), *told)).encode())
-    # Of weights the fingerprint tells.
+    # The fingerprint covers the weights.
     for folder in sorted({model.engine.model_path, model.tokenizer_path}):
         for path in _files(Path(folder).glob("*.json")):
             digest.update(f"\n{path}\n".encode() + path.read_bytes())

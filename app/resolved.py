@@ -1,4 +1,4 @@
-"""What deployments are told, made of the settings: frozen values, after a look at every checkpoint and adapter."""
+"""Derive the frozen configs of the deployments from the settings, and check every checkpoint and adapter."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ from engine.resolve import check
 _logger = logging.getLogger(__name__)
 
 LIBRARY_BY_SCHEME = {"s3": "s3fs", "gs": "gcsfs"}
-"""What fsspec reads an object store by."""
+"""Library that fsspec needs for an object store."""
 NUM_ADAPTER_READERS = 4
-"""Each holds one adapter whole."""
+"""Threads that read adapters; each holds a whole adapter in memory."""
 
 
 def registry_config(
@@ -75,13 +75,13 @@ def registry_config(
     models: tuple[ModelConfig, ...],
     seen: Mapping[str, Mapping[str, Signature]] | None = None,
 ) -> RegistryConfig:
-    """Return what the registry of adapters is told; its paths are absolute.
+    """Return the config of the adapter registry; its paths are absolute.
 
     Args:
-        seen: signatures of what lay in drop-in folders before the models were read.
+        seen: signatures of the contents of drop-in folders from before the models were read.
 
     Raises:
-        ConfigError: the library is missing that a source needs.
+        ConfigError: a library that a source requires is missing.
     """
     folder = os.path.abspath(registry.folder)
     _check_sources(registry)
@@ -119,14 +119,14 @@ def _check_sources(registry: RegistrySettings) -> None:
 
 
 def adapter_cache_config(settings: Settings) -> AdapterCacheConfig | None:
-    """Return where model replicas keep adapters' files that they were given by the registry."""
+    """Return where model replicas cache the adapter files that they get from the registry."""
     if settings.registry is None:
         return None
     return AdapterCacheConfig(folder=settings.registry.cache_folder, max_bytes=settings.registry.max_cache_bytes)
 
 
 def accounts_config(accounts: AccountSettings) -> AccountsConfig:
-    """Return what the accounts are told; paths are absolute."""
+    """Return the config of the accounts; its paths are absolute."""
     spool = os.path.abspath(accounts.spool_folder)
     return AccountsConfig(
         database_url=accounts.database_url or f"sqlite:///{os.path.join(os.path.dirname(spool), 'accounts.sqlite')}",
@@ -136,7 +136,7 @@ def accounts_config(accounts: AccountSettings) -> AccountsConfig:
 
 
 def batches_config(settings: Settings, batches: BatchSettings) -> BatchesConfig:
-    """Return what the actor that runs batches is told; its folder is absolute."""
+    """Return the config of the actor that runs batches; its folder is absolute."""
     return BatchesConfig(
         folder=os.path.abspath(batches.folder),
         max_line_bytes=min(settings.limits.max_body_bytes, MAX_LINE_BYTES),
@@ -151,7 +151,7 @@ def _tracing(tracing: TracingSettings) -> TracingConfig:
 
 
 def key_ring(settings: Settings) -> KeyRing:
-    """Return whose each key is that the configuration names."""
+    """Return the tenants and keys of the configuration."""
     tenants = [
         Tenant(
             name=tenant.name,
@@ -168,19 +168,19 @@ def key_ring(settings: Settings) -> KeyRing:
 
 
 DEFAULT_QUEUE_S = 30.0
-"""Who has waited so long for the first token has gone, or asks a second time."""
+"""A client that has waited this long for the first token has left or retried."""
 QUEUE_SHARE = 0.25
-"""Of an objective for the first token: the longest wait for a turn, where none is set."""
+"""Default maximum queue time, as a share of the TTFT objective."""
 
 
 def gateway_config(settings: Settings) -> GatewayConfig:
-    """Return what the gateway is told, and through it every other deployment.
+    """Return the config of the gateway, which contains that of most other deployments.
 
     Raises:
         ConfigError: as `build`.
     """
     names = DeclaredNames(model.name for model in settings.models)
-    # Old gateways and new replicas, or the other way round, work together while a changed configuration is rolled out.
+    # During a rolling update, old gateways and new replicas work together, and the other way round.
     secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
     return GatewayConfig(
         models=tuple(
@@ -202,12 +202,12 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 
 
 def mistakes(settings: Settings, *, reads_all: bool) -> Iterator[str]:
-    """Yield what `gateway_config` and `registry_config` would refuse, one mistake of each part, by the files here.
+    """Yield what `gateway_config` and `registry_config` would refuse, one mistake per part, based on local files.
 
-    Of what a hub has to be asked for nothing is known yet.
+    Parts that would have to be downloaded from a hub are skipped.
 
     Args:
-        reads_all: tokenizers and declared adapters are read too, from end to end, as when the server starts.
+        reads_all: also read tokenizers and all declared adapters completely, as when the server starts.
     """
     names = DeclaredNames()
     parts: list[Callable[[], object]] = []
@@ -258,9 +258,9 @@ def _paths(model: ModelSettings) -> list[str]:
 
 
 def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
-    """Return how long a request may wait for its turn: by far not all of an objective.
+    """Return how long a request may wait in the queue: only a share of the TTFT objective.
 
-    Some wait longer than the mean, and whoever waits here has waited before it, on a server that is asked for too much.
+    Some requests wait longer than the mean, and on an overloaded server a request has already waited before this queue.
     """
     if model.engine.max_queue_s is not None:
         return model.engine.max_queue_s
@@ -278,11 +278,11 @@ def _model_config(
     settings: Settings,
     on_unfit: Callable[[str], None] = _logger.warning,
 ) -> ModelConfig:
-    """Return what is known of a model before it is loaded.
+    """Return the config of a model, before it is loaded.
 
     Args:
-        on_unfit: told of what in the drop-in folder cannot be served, which keeps no server from starting: files come
-            and go there, and one that runs goes on too.
+        on_unfit: called for each adapter in the drop-in folder that cannot be served. By default this does not stop a
+            server from starting: files there come and go, and a running server continues, too.
     """
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
@@ -339,7 +339,7 @@ def _adapters(
     on_unfit: Callable[[str], None],
 ) -> Iterator[AdapterRef]:
     check = partial(validate, shapes=spec.module_shapes(), max_rank=model.engine.max_adapter_rank)
-    # They are read from end to end, and a thousand of a large model are a hundred GB.
+    # Adapters are read completely; a thousand of a large model are a hundred GB.
     readers = ThreadPoolExecutor(NUM_ADAPTER_READERS)
     try:
         if (folder := model.adapter_folder) is not None:
@@ -381,7 +381,7 @@ def _reranker_config(reranker: RerankerSettings, place: str) -> RerankerConfig:
 
 @contextmanager
 def _at(place: str) -> Iterator[None]:
-    """Put a place in `args` in front of what is found wrong there."""
+    """Prefix errors in the block with their path in `args`."""
     try:
         yield
     except (AdapterError, CheckpointError) as error:

@@ -1,7 +1,7 @@
-"""The `args` of our application in a Serve config file: one frozen tree, every default and its unit.
+"""The `args` of our application in a Serve config file: one frozen tree with every default and its unit.
 
-Unknown keys are refused. `app.resolved` turns a `Settings` once into the dataclasses of `deployments.config`; nobody
-below `app` sees it. Paths are relative to the folder that `serve run` was started in.
+Unknown keys are refused. `app.resolved` turns a `Settings` once into the dataclasses of `deployments.config`; code
+below `app` does not see it. Paths are relative to the folder in which `serve run` was started.
 """
 
 from __future__ import annotations
@@ -20,80 +20,78 @@ ToolFormatName = Literal[
 
 
 class AdapterSettings(SettingsNode):
-    """One LoRA adapter and the name that clients ask it by."""
+    """One LoRA adapter and the name that clients request."""
 
-    name: PublicName = Field(description="Public model name of the adapter.")
-    path: FolderPath = Field(description="Folder in PEFT layout, or a Hugging Face hub id.")
+    name: PublicName = Field(description="Public name of the adapter, used as `model`.")
+    path: FolderPath = Field(description="Folder in PEFT layout, or a Hugging Face Hub id.")
 
 
 class ModelSettings(SettingsNode):
-    """One base model with its adapters; it becomes the Serve deployment `Model-<name>`."""
+    """One base model with its adapters, deployed as `Model-<name>`."""
 
     name: PublicName = Field(description="Public model name.")
-    path: FolderPath = Field(description="Folder in Hugging Face layout with safetensors, or a hub id (`org/name`).")
+    path: FolderPath = Field(description="Folder in Hugging Face layout with safetensors, or a Hub id (`org/name`).")
     tokenizer_path: FolderPath | None = Field(
-        default=None, description="Folder of the tokenizer; null: the model's own."
+        default=None, description="Folder of the tokenizer; null: the model's folder."
     )
-    adapters: tuple[AdapterSettings, ...] = Field(default=(), description="Adapters declared one by one.")
+    adapters: tuple[AdapterSettings, ...] = Field(default=(), description="Adapters declared individually.")
     adapter_folder: FolderPath | None = Field(
-        default=None, description="Folder whose subfolders are adapters of this model, named by the subfolder."
+        default=None, description="Folder of adapters for this model, one per subfolder and named after it."
     )
     tool_format: ToolFormatName | None = Field(
-        default=None, description="How this model writes calls of tools; null: as its chat template shows."
+        default=None, description="Tool call format of the model; null: detected from its chat template."
     )
     reasoning_format: Literal["think", "mistral", "none"] | None = Field(
-        default=None, description="How this model marks its thoughts; null: as its chat template shows."
+        default=None, description="How the model marks reasoning content; null: detected from its chat template."
     )
     sampling_defaults: Literal["model", "openai"] = Field(
         default="model",
-        description="How tokens are drawn where a request does not say: as the checkpoint's generation_config.json "
-        "does, or plainly.",
+        description="Sampling parameters that a request omits: from the checkpoint's generation_config.json (`model`), "
+        "or OpenAI's defaults (`openai`).",
     )
     pooling: Literal["last", "mean"] | None = Field(
         default=None,
-        description="What vectors are made of where a request does not say: the last token, or all; null: as the "
-        "checkpoint's modules.json says, else the last.",
+        description="Pooling of embeddings if a request does not set it: last token, or mean of all; null: as in the "
+        "checkpoint's modules.json, else the last token.",
     )
-    engine: EngineSettings = Field(default_factory=EngineSettings, description="How the engine runs.")
+    engine: EngineSettings = Field(default_factory=EngineSettings, description="Engine settings.")
 
 
 class SafetySettings(SettingsNode):
-    """The safety classifier; the fields are those of `deployments.config.SafetyConfig`."""
+    """The safety classifier; its fields are those of `deployments.config.SafetyConfig`."""
 
-    name: PublicName = Field(default="guard", description="Name under which `/v1/moderations` shows the classifier.")
-    path: FolderPath = Field(description="Folder of an AutoModelForSequenceClassification checkpoint, or a hub id.")
+    name: PublicName = Field(default="guard", description="Name of the classifier in `/v1/moderations`.")
+    path: FolderPath = Field(description="Folder of an AutoModelForSequenceClassification checkpoint, or a Hub id.")
     placement: Literal["deployment", "inline"] = Field(
         default="deployment",
         description="Own replicas, or inside the gateway's process (saves a hop of about a millisecond).",
     )
     mode: Literal["before", "alongside"] = Field(
         default="before",
-        description="Judge the input before any engine work, or beside prefill with the first byte held back.",
+        description="Screen the input before any engine work, or during prefill while the first byte is held back.",
     )
-    threshold: float = Field(default=0.5, ge=0, le=1, description="Probability at which a hazard counts as found.")
+    threshold: float = Field(default=0.5, ge=0, le=1, description="Probability at which a hazard is flagged.")
     threshold_by_hazard: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
-        default_factory=dict, description="Exceptions to `threshold`, by the classifier's label."
+        default_factory=dict, description="Overrides of `threshold`, by classifier label."
     )
-    screen_input: bool = Field(default=True, description="Whether prompts are judged.")
-    screen_output: bool = Field(default=True, description="Whether answers are judged, window by window.")
+    screen_input: bool = Field(default=True, description="Whether to screen prompts.")
+    screen_output: bool = Field(default=True, description="Whether to screen answers, window by window.")
     screen_embeddings: bool = Field(
-        default=False, description="Whether inputs of vectors are judged; one that is flagged refuses its request."
+        default=False, description="Whether to screen embedding inputs; one flagged input refuses the request."
     )
     window_chars: int = Field(
-        default=200, ge=1, description="Characters in a window of the answer; held back until judged."
+        default=200, ge=1, description="Characters per window of the answer; a window is held back until judged."
     )
-    overlap_chars: int = Field(default=50, ge=0, description="Characters that neighbouring windows share.")
+    overlap_chars: int = Field(default=50, ge=0, description="Characters shared by adjacent windows.")
     fails_closed: bool = Field(
-        default=True, description="Whether requests are refused while the classifier cannot be reached."
+        default=True, description="Whether to refuse requests while the classifier is unreachable."
     )
     timeout_s: float = Field(default=5.0, gt=0, description="Seconds to wait for a verdict.")
-    max_batch: int = Field(default=32, ge=1, description="Texts in one forward pass.")
-    batch_wait_s: float = Field(default=0.002, ge=0, description="Seconds that a text waits for company.")
-    max_chars: int = Field(default=100_000, ge=1, description="Characters of one text that are judged at most.")
-    benign_labels: tuple[str, ...] = Field(
-        default=(), description="Labels of the classifier that mean nothing was found."
-    )
-    num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of the classifier.")
+    max_batch: int = Field(default=32, ge=1, description="Maximum texts per forward pass.")
+    batch_wait_s: float = Field(default=0.002, ge=0, description="Seconds that a text waits to be batched with others.")
+    max_chars: int = Field(default=100_000, ge=1, description="Maximum characters per text; longer texts are refused.")
+    benign_labels: tuple[str, ...] = Field(default=(), description="Classifier labels that are not hazards.")
+    num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the classifier.")
 
     @model_validator(mode="after")
     def _windows_advance(self) -> Self:
@@ -105,20 +103,20 @@ class SafetySettings(SettingsNode):
 
 
 class RerankerSettings(SettingsNode):
-    """One cross-encoder for `/v1/score` and `/v1/rerank`; it becomes the Serve deployment `Reranker-<name>`."""
+    """One cross-encoder for `/v1/score` and `/v1/rerank`, deployed as `Reranker-<name>`."""
 
     name: PublicName = Field(description="Public model name.")
     path: FolderPath = Field(
-        description="Folder of an AutoModelForSequenceClassification checkpoint with one label, or a hub id."
+        description="Folder of an AutoModelForSequenceClassification checkpoint with one label, or a Hub id."
     )
     max_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens of a query and a document together; null: what the checkpoint reads."
+        default=None, ge=1, description="Maximum tokens per query-document pair; null: the checkpoint's maximum."
     )
-    max_batch: int = Field(default=32, ge=1, description="Pairs in one forward pass.")
-    batch_wait_s: float = Field(default=0.002, ge=0, description="Seconds that a pair waits for company.")
-    max_chars: int = Field(default=100_000, ge=1, description="Characters of a query, and of a document.")
-    timeout_s: float = Field(default=30.0, gt=0, description="Seconds that a request for scores may take.")
-    num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of the model.")
+    max_batch: int = Field(default=32, ge=1, description="Maximum pairs per forward pass.")
+    batch_wait_s: float = Field(default=0.002, ge=0, description="Seconds that a pair waits to be batched with others.")
+    max_chars: int = Field(default=100_000, ge=1, description="Maximum characters of a query, and of a document.")
+    timeout_s: float = Field(default=30.0, gt=0, description="Timeout of a scoring request in seconds.")
+    num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the model.")
 
 
 class ChannelSettings(SettingsNode):
@@ -126,23 +124,23 @@ class ChannelSettings(SettingsNode):
 
     transport: Literal["tcp", "handle"] = Field(
         default="tcp",
-        description="One connection for each replica and gateway, or Serve's streaming handles (closed networks).",
+        description="One connection per replica and gateway, or Serve's streaming handles (for closed networks).",
     )
-    host: str | None = Field(default=None, description="Address on which gateways listen; null: the node's own.")
+    host: str | None = Field(default=None, description="Address on which gateways listen; null: the node's address.")
     max_buffered_bytes: int = Field(
-        default=1 << 20, ge=1024, description="Unread bytes at which a slow reader's stream ends."
+        default=1 << 20, ge=1024, description="Unread bytes beyond which a slow reader's stream is ended."
     )
     stream_spacing_s: float = Field(
         default=0.0005,
         ge=0,
         le=0.05,
-        description="Seconds that a stream's next tokens wait for each stream that gets some with them, 0.05 at most; "
-        "an answer's first and last ones wait for nothing. 0: tokens leave with their step.",
+        description="Minimum seconds between two sends to a gateway, per stream in the first, at most 0.05 in total; "
+        "an answer's first and last tokens do not wait. 0: tokens are sent after each step.",
     )
 
 
 class TokenizerSettings(SettingsNode):
-    """Where text becomes token ids."""
+    """Where text is tokenized."""
 
     placement: Literal["deployment", "inline"] = Field(
         default="deployment",
@@ -151,144 +149,149 @@ class TokenizerSettings(SettingsNode):
 
 
 SourcePrefix = Annotated[str, StringConstraints(pattern=r"^(?:hf://|(?:s3|gs|https?)://[^/@\s]+/)(?:[^/\s]+/)*$")]
-"""The beginning of URLs; with the slash at its end, `s3://bucket/` is no beginning of `s3://bucket2/`."""
+"""A URL prefix; because of the trailing slash, `s3://bucket/` does not match `s3://bucket2/`."""
 
 
 class RegistrySettings(SettingsNode):
-    """Adapters that come and go while the server runs; their routes need the admin key."""
+    """Adapters loaded and unloaded while the server runs; their routes need the admin key."""
 
     folder: FolderPath = Field(
-        default=".antiphon", description="Folder that keeps their names and files; it outlives the server."
+        default=".antiphon", description="Folder for adapter names and files; it outlives the server."
     )
     allowed_folders: tuple[FolderPath, ...] = Field(
-        default=(), description="Folders that adapters may be loaded from, besides each model's `adapter_folder`."
+        default=(), description="Folders from which adapters may be loaded, besides each model's `adapter_folder`."
     )
     sources: tuple[SourcePrefix, ...] = Field(
         default=(),
-        description="Beginnings of URLs that adapters may be fetched from, each with a slash at its end: "
+        description="URL prefixes from which adapters may be fetched, each with a trailing slash: "
         "hf://org/, s3://bucket/folder/, gs://bucket/, https://host/folder/.",
     )
     max_versions: int = Field(
-        default=64, ge=2, description="Versions of one name; the oldest without traffic make room for a new one."
+        default=64, ge=2, description="Maximum versions per name; the oldest without traffic are removed for a new one."
     )
-    max_source_bytes: int = Field(default=2 << 30, ge=1, description="Bytes of one adapter that is fetched.")
-    source_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that fetching an adapter may take.")
+    max_source_bytes: int = Field(default=2 << 30, ge=1, description="Maximum size of a fetched adapter in bytes.")
+    source_timeout_s: float = Field(default=300.0, gt=0, description="Timeout for fetching an adapter in seconds.")
     cache_folder: FolderPath = Field(
         default="~/.cache/antiphon/adapters",
-        description="Folder on each node for adapters whose files it does not have: it does not share `folder`.",
+        description="Folder for adapter files on each node that does not share `folder`.",
     )
     max_cache_bytes: int = Field(
-        default=16 << 30, ge=1, description="Bytes of `cache_folder`, or of what the last minute needed of it."
+        default=16 << 30,
+        ge=1,
+        description="Maximum bytes in `cache_folder`; files used in the last minute stay regardless.",
     )
     watch_period_s: float = Field(
-        default=2.0, gt=0, description="Seconds between two looks at each model's `adapter_folder`."
+        default=2.0, gt=0, description="Seconds between scans of each model's `adapter_folder`."
     )
 
 
 class BatchSettings(SettingsNode):
-    """Files and batches; the actor `Batches` has them and runs them behind all other requests."""
+    """Files and batches; the actor `Batches` stores them and runs batches at lower priority than other requests."""
 
     folder: FolderPath = Field(
-        default=".antiphon/batches", description="Folder that keeps them; it outlives the server, and is for one alone."
+        default=".antiphon/batches",
+        description="Folder for them; it outlives the server and belongs to one server only.",
     )
-    max_file_bytes: int = Field(default=200_000_000, ge=1, description="Bytes of one uploaded file.")
-    max_tenant_bytes: int = Field(default=10_000_000_000, ge=1, description="Bytes of all files of a tenant together.")
-    max_lines: int = Field(default=50_000, ge=1, description="Requests in one batch.")
-    max_unfinished: int = Field(default=8, ge=1, description="Batches of a tenant at once.")
+    max_file_bytes: int = Field(default=200_000_000, ge=1, description="Maximum size of an uploaded file in bytes.")
+    max_tenant_bytes: int = Field(default=10_000_000_000, ge=1, description="Maximum bytes of all files of a tenant.")
+    max_lines: int = Field(default=50_000, ge=1, description="Maximum requests per batch.")
+    max_unfinished: int = Field(default=8, ge=1, description="Maximum unfinished batches per tenant.")
     max_concurrent_requests: int = Field(
-        default=8, ge=1, description="Requests of all batches together that are under way at once."
+        default=8, ge=1, description="Maximum concurrent requests, all batches together."
     )
 
 
 class TracingSettings(SettingsNode):
-    """Traces for OpenTelemetry; needs `pip install opentelemetry-exporter-otlp-proto-http`."""
+    """OpenTelemetry traces; requires `pip install opentelemetry-exporter-otlp-proto-http`."""
 
     endpoint: Annotated[str, StringConstraints(pattern=r"^https?://")] = Field(
-        description="Of a collector, OTLP over HTTP: http://host:4318/v1/traces."
+        description="OTLP/HTTP endpoint of a collector: http://host:4318/v1/traces."
     )
     sample_ratio: float = Field(
-        default=1.0, ge=0, le=1, description="Share of answers that are traced, where the client has not decided."
+        default=1.0, ge=0, le=1, description="Fraction of answers to trace if the client has not decided."
     )
-    service: str = Field(default="antiphon", min_length=1, description="Name under which traces are found.")
+    service: str = Field(default="antiphon", min_length=1, description="Service name in the traces.")
 
 
 class SloSettings(SettingsNode):
-    """What a user should see at worst, from arrival; answers inside all of it are the goodput that is measured."""
+    """Latency objectives, measured from arrival; answers that meet all of them count as goodput."""
 
-    ttft_s: float | None = Field(default=None, gt=0, description="Seconds to the first token.")
-    tpot_s: float | None = Field(default=None, gt=0, description="Mean seconds between tokens after the first.")
+    ttft_s: float | None = Field(default=None, gt=0, description="Seconds to the first token (TTFT).")
+    tpot_s: float | None = Field(default=None, gt=0, description="Mean seconds per token after the first (TPOT).")
     e2e_s: float | None = Field(default=None, gt=0, description="Seconds to the end of the answer.")
 
 
 class LimitSettings(SettingsNode):
-    """Bounds on one HTTP request; over any of them it is refused with a 4xx that names the field."""
+    """Limits on one HTTP request; exceeding one returns a 4xx that names the field."""
 
-    max_body_bytes: int = Field(default=4_000_000, ge=1024, description="Bytes of a request body.")
-    max_messages: int = Field(default=2048, ge=1, description="Messages in one chat.")
-    max_prompt_chars: int = Field(default=2_000_000, ge=1, description="Characters of all messages or prompts.")
+    max_body_bytes: int = Field(default=4_000_000, ge=1024, description="Maximum bytes of a request body.")
+    max_messages: int = Field(default=2048, ge=1, description="Maximum messages per chat.")
+    max_prompt_chars: int = Field(default=2_000_000, ge=1, description="Maximum characters of all messages or prompts.")
     max_prompts: int = Field(
-        default=64, ge=1, description="Prompts in one completions request, texts in one moderation."
+        default=64, ge=1, description="Maximum prompts per completions request, texts per moderation request."
     )
-    max_embedding_inputs: int = Field(default=2048, ge=1, description="Inputs of one request for vectors.")
-    max_documents: int = Field(default=1000, ge=1, description="Pairs of one request for scores.")
-    max_choices: int = Field(default=128, ge=1, description="Answers that one request makes, all prompts together.")
-    max_schema_chars: int = Field(default=65536, ge=1, description="Characters of a schema, regex or grammar.")
-    max_schema_depth: int = Field(default=64, ge=1, description="Objects and arrays in one another, in a schema.")
-    max_tools: int = Field(default=128, ge=0, description="Tools of one chat.")
-    max_tools_chars: int = Field(default=262_144, ge=1, description="Characters of all tools' schemas together.")
-    max_logit_bias: int = Field(default=1024, ge=0, description="Entries of `logit_bias`.")
-    max_stop_strings: int = Field(default=16, ge=0, description="Stop strings of one request.")
-    max_stop_chars: int = Field(default=256, ge=1, description="Characters in one stop string.")
+    max_embedding_inputs: int = Field(default=2048, ge=1, description="Maximum inputs per embeddings request.")
+    max_documents: int = Field(default=1000, ge=1, description="Maximum pairs per scoring request.")
+    max_choices: int = Field(default=128, ge=1, description="Maximum answers per request, all prompts together.")
+    max_schema_chars: int = Field(default=65536, ge=1, description="Maximum characters of a schema, regex or grammar.")
+    max_schema_depth: int = Field(default=64, ge=1, description="Maximum nesting of objects and arrays in a schema.")
+    max_tools: int = Field(default=128, ge=0, description="Maximum tools per chat.")
+    max_tools_chars: int = Field(default=262_144, ge=1, description="Maximum characters of all tool schemas together.")
+    max_logit_bias: int = Field(default=1024, ge=0, description="Maximum entries of `logit_bias`.")
+    max_stop_strings: int = Field(default=16, ge=0, description="Maximum stop strings per request.")
+    max_stop_chars: int = Field(default=256, ge=1, description="Maximum characters per stop string.")
 
 
 class Settings(SettingsNode):
-    """Everything that a person sets under `applications[*].args`."""
+    """All settings under `applications[*].args`."""
 
     models: tuple[ModelSettings, ...] = Field(description="Base models, each with its adapters.")
-    safety: SafetySettings | None = Field(default=None, description="The safety classifier; null: nothing is screened.")
+    safety: SafetySettings | None = Field(default=None, description="The safety classifier; null: no screening.")
     rerankers: tuple[RerankerSettings, ...] = Field(default=(), description="Cross-encoders that score documents.")
     channel: ChannelSettings = Field(default_factory=ChannelSettings, description="The token channel.")
     tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="The tokenizer.")
     registry: RegistrySettings | None = Field(
-        default_factory=RegistrySettings, description="Adapters that come and go; null: those of the start only."
+        default_factory=RegistrySettings,
+        description="Loading of adapters at run time; null: only adapters known at startup.",
     )
     tenants: tuple[TenantSettings, ...] = Field(
-        default=(), description="Whose API keys are known; with any, a request needs one. None: everybody may ask."
+        default=(),
+        description="Tenants and their API keys; if there are any, requests need a key. Empty: no key is needed.",
     )
     accounts: AccountSettings | None = Field(
-        default_factory=AccountSettings, description="Usage records and limits; null: nothing is counted."
+        default_factory=AccountSettings, description="Usage records and limits; null: no accounting."
     )
     batches: BatchSettings | None = Field(
-        default_factory=BatchSettings, description="Files and batches of requests; null: their routes answer 404."
+        default_factory=BatchSettings, description="Files and batches; null: their routes return 404."
     )
-    slo: SloSettings | None = Field(default=None, description="What answers are held against; null: nothing.")
-    tracing: TracingSettings | None = Field(default=None, description="Where traces go; null: nowhere.")
+    slo: SloSettings | None = Field(default=None, description="Latency objectives; null: none.")
+    tracing: TracingSettings | None = Field(default=None, description="Tracing; null: off.")
     log_prompts: bool = Field(
-        default=False, description="Whether the text of every prompt is written to the log of its gateway."
+        default=False, description="Whether gateways write the text of every prompt to their logs."
     )
     allow_anonymous: bool = Field(
-        default=False, description="Whether `antiphon serve` listens beyond this machine though no tenant is known."
+        default=False, description="Whether `antiphon serve` may listen beyond this machine without `tenants`."
     )
     allowed_hosts: tuple[HostName, ...] | None = Field(
         default=None,
-        description="Names in `Host` that are answered to, besides addresses and localhost; `*.name` for all under it. "
-        "null: any, but none without `tenants` and `allow_anonymous`.",
+        description="Accepted names in `Host`, besides addresses and localhost; `*.name` for all subdomains. null: any "
+        "name with `tenants` or `allow_anonymous`, else none.",
     )
     allowed_origins: tuple[Origin, ...] = Field(
         default=(),
-        description="Origins whose pages may ask from browsers (CORS), each `https://host[:port]`; `*` for all, which "
-        "needs `tenants` or `allow_anonymous`.",
+        description="Origins allowed to send requests from browsers (CORS), each `https://host[:port]`; `*` for all, "
+        "which requires `tenants` or `allow_anonymous`.",
     )
     admin_key_sha256: KeyDigest | None = Field(
         default=None,
-        description="SHA-256 of the key that admin routes need; null: of ANTIPHON_ADMIN_KEY, where that is set.",
+        description="SHA-256 of the admin key, which admin routes need; null: that of ANTIPHON_ADMIN_KEY, if set.",
     )
-    limits: LimitSettings = Field(default_factory=LimitSettings, description="Bounds on one HTTP request.")
+    limits: LimitSettings = Field(default_factory=LimitSettings, description="Limits on one HTTP request.")
     default_timeout_s: float | None = Field(
-        default=None, gt=0, description="Seconds after which an unfinished request is given up; null: never."
+        default=None, gt=0, description="Timeout in seconds of requests that set none; null: no timeout."
     )
     max_resumes: int = Field(
-        default=3, ge=0, description="How often a generation moves to another replica after its own has died."
+        default=3, ge=0, description="How often a generation may resume on another replica after its own died."
     )
 
     @model_validator(mode="after")
@@ -303,13 +306,13 @@ class Settings(SettingsNode):
         keys = [key for tenant in self.tenants for key in tenant.keys_sha256]
         tenants = [tenant.name for tenant in self.tenants]
         if len(set(keys)) < len(keys) or len(set(tenants)) < len(tenants):
-            raise ValueError("tenants must have names and keys of their own")
+            raise ValueError("tenants must have unique names and keys")
         limited = [tenant.name for tenant in self.tenants if tenant.limits != TenantLimitSettings()]
         if limited and self.accounts is None:
-            raise ValueError(f"tenants[{limited[0]}].limits need `accounts`, which is null")
+            raise ValueError(f"tenants[{limited[0]}].limits require `accounts`, which is null")
         if "*" in self.allowed_origins and not self.tenants and not self.allow_anonymous:
             raise ValueError(
-                "allowed_origins: with '*' every page that somebody visits could ask: name the origins, give `tenants` "
-                "with API keys, or set `allow_anonymous: true`"
+                "allowed_origins: '*' lets any web page send requests: list the origins, add `tenants` with API keys, "
+                "or set `allow_anonymous: true`"
             )
         return self

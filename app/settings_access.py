@@ -1,4 +1,4 @@
-"""Settings of who may ask, from where, and how much."""
+"""Settings for tenants: keys, origins, and limits."""
 
 from __future__ import annotations
 
@@ -15,51 +15,53 @@ Origin = Annotated[
     str,
     StringConstraints(max_length=300, pattern=r"^(?:\*|https?://(?:[a-z0-9._-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?)$"),
 ]
-"""`https://host[:port]` without a path, in lower case, or `*`. Browsers leave out the port that the scheme implies."""
+"""`https://host[:port]` without a path, in lower case, or `*`. Browsers omit the default port of the scheme."""
 
 KeyDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 of a key, in lower-case hex: `printf %s KEY | sha256sum`."""
 
 
 class TenantLimitSettings(SettingsNode):
-    """What one tenant may use, all gateways together; null: as much as there is."""
+    """Limits of one tenant, across all gateways; null: no limit."""
 
-    requests_per_minute: int | None = Field(default=None, ge=1, description="Answers begun; each choice is one.")
-    input_tokens_per_minute: int | None = Field(default=None, ge=1, description="Tokens of prompts.")
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="Answers started; each choice counts as one."
+    )
+    input_tokens_per_minute: int | None = Field(default=None, ge=1, description="Prompt tokens.")
     output_tokens_per_minute: int | None = Field(
-        default=None, ge=1, description="Tokens of answers; who has one left may begin, and what is over counts."
+        default=None,
+        ge=1,
+        description="Generated tokens; a request may start if one is left, and any excess is counted.",
     )
     concurrent_requests: int | None = Field(
-        default=None, ge=1, description="Answers under way at once; each choice is one."
+        default=None, ge=1, description="Answers in progress; each choice counts as one."
     )
 
 
 class TenantSettings(SettingsNode):
-    """One tenant: its keys, and what it may do with them."""
+    """One tenant: its API keys, models, priority and limits."""
 
     name: PublicName = Field(description="Name of the tenant.")
     keys_sha256: tuple[KeyDigest, ...] = Field(
-        default=(), description="SHA-256 of each of its API keys, in hex; more can be made while the server runs."
+        default=(), description="SHA-256 of each API key, in hex; more keys can be created while the server runs."
     )
     models: tuple[PublicName, ...] | None = Field(
-        default=None, description="Base models and adapters that it may use; null: all."
+        default=None, description="Base models and adapters it may use; null: all."
     )
     priority: int = Field(
-        default=0, ge=-(2**20), le=2**20, description="Added to that of its requests; lower is served first."
+        default=0, ge=-(2**20), le=2**20, description="Added to the priority of its requests; lower is served first."
     )
-    limits: TenantLimitSettings = Field(default_factory=TenantLimitSettings, description="What it may use.")
+    limits: TenantLimitSettings = Field(default_factory=TenantLimitSettings, description="Rate limits and concurrency.")
 
 
 class AccountSettings(SettingsNode):
-    """Where it is kept what tenants use; the actor `Accounts` holds it."""
+    """Where usage and limits are stored; managed by the actor `Accounts`."""
 
     database_url: str | None = Field(
         default=None,
-        description="Database of usage records and keys, as SQLAlchemy names it; null: SQLite beside the registry.",
+        description="SQLAlchemy URL of the database for usage records and keys; null: SQLite beside `spool_folder`.",
     )
-    limits_url: str = Field(
-        default="memory://", description="Where limits are counted, as the `limits` library names it."
-    )
+    limits_url: str = Field(default="memory://", description="Storage URL of the `limits` library for limit counters.")
     spool_folder: FolderPath = Field(
-        default=".antiphon/usage", description="Folder on each node for records that are on their way."
+        default=".antiphon/usage", description="Folder on each node for records not yet in the database."
     )

@@ -1,4 +1,4 @@
-"""What every part of the settings is made of: a frozen node that refuses unknown keys, with a hint."""
+"""The base class of all settings: a frozen node that refuses unknown keys and suggests a known one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pydantic_core import PydanticCustomError
 FolderPath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
-"""What a client writes into `model`: 1 to 128 letters, digits, dots, underscores and hyphens."""
+"""A name that clients send as `model`: 1 to 128 letters, digits, dots, underscores and hyphens."""
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is nearest to one that is not, or all of them."""
+    """Return a hint for an unknown name: the closest known one, or all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(names)}"
 
 
 class SettingsNode(BaseModel):
-    """One frozen node of the tree; unknown keys are an error."""
+    """One frozen node of the settings tree; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 

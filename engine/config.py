@@ -1,7 +1,7 @@
-"""Engine configuration: what a person may set (`EngineConfig`), and what follows from it (`ResolvedConfig`).
+"""Engine configuration: what a user may set (`EngineConfig`), and what follows from it (`ResolvedConfig`).
 
-"auto" is spelled None. `resolve` is pure: it turns None into numbers from the model's geometry and the machine, and
-refuses options that exclude each other, naming both.
+None means "auto". `resolve` is pure: it replaces None by values derived from the model's geometry and the machine, and
+refuses mutually exclusive options, naming both.
 """
 
 from __future__ import annotations
@@ -14,50 +14,49 @@ from engine.cache.reach import Reach
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What a person sets for one base model. Every field has a unit in its name or counts something.
+    """User settings for one base model. Every field has a unit in its name or is a count.
 
     Attributes:
         model_path: folder in Hugging Face layout (config.json, safetensors, tokenizer).
-        tokenizer_path: folder with the tokenizer.json by which grammars are followed; None for the model's own.
-        device: "cpu", "cuda", or None for the CPU.
-        dtype: "float32", "bfloat16", "float16" or None: bfloat16 where the device multiplies it fast, else float32.
-        quantization: "int8" (our own CPU kernels) or "fp8" (e4m3, GPUs of compute capability 9.0 and above) for linear
-            layers of one byte a weight, inputs rounded as they come; "int4" for weights of 4 bits, up to 128 inputs to
-            a scale, inputs as they are; None for `dtype`, and for a checkpoint that has weights of 4 bits, or on a GPU
-            of 8, for what keeps them; a GPU keeps experts in MXFP4 always. Embedding, output matrix and adapters stay
-            in `dtype`.
-        kv_cache_dtype: "int8" or "fp8" (e4m3) for a KV cache of one byte a number, on a GPU; None for `dtype`.
-        num_threads: CPU threads of tensor operators; None takes all the cores this process may use.
-        max_model_len: context length in tokens; None takes the checkpoint's.
-        max_num_seqs: requests that run at once.
+        tokenizer_path: folder with the tokenizer.json used for constrained decoding; None: the model's folder.
+        device: "cpu" or "cuda"; None: "cpu".
+        dtype: "float32", "bfloat16" or "float16"; None: bfloat16 if the device multiplies it fast, else float32.
+        quantization: "int8" (our own CPU kernels) or "fp8" (e4m3, GPUs of compute capability 9.0 and above): weights
+            and activations of linear layers are quantized to one byte. "int4": weights are quantized to 4 bits, with up
+            to 128 inputs per scale; activations are not. None: `dtype`, or the format of the checkpoint, if its weights
+            have 4 bits, or 8 bits on a GPU, and can stay as stored. On a GPU, MXFP4 experts always stay in MXFP4.
+            Embedding, output matrix and adapters stay in `dtype`.
+        kv_cache_dtype: "int8" or "fp8" (e4m3) for a KV cache of one byte per element, on a GPU only; None: `dtype`.
+        num_threads: CPU threads for tensor operators; None: all cores available to this process.
+        max_model_len: context length in tokens; None: that of the checkpoint.
+        max_num_seqs: maximum running requests.
         max_batched_tokens: token budget of a step (prefill chunks and decodes together).
-        block_tokens: tokens in a block of the KV cache.
-        kv_cache_bytes: size of the KV cache; None: on a CPU a share of free memory, on a GPU what
-            `gpu_memory_fraction` leaves.
-        state_cache_bytes: room for what layers that keep states had at the ends of prefixes; None: half as much as the
-            KV cache, 0: none is kept, and none found.
-        kv_host_bytes: memory of a GPU's host for blocks that its cache has no room for; 0 for none.
-        kv_disk_bytes: room on disk for those; what lies there is found again after a restart. 0 for none.
-        kv_disk_folder: where; None for a folder of the user's cache (XDG_CACHE_HOME).
-        gpu_memory_fraction: share of the device's memory this engine may use.
-        max_prefill_tokens_with_decodes: bound on the prefill tokens of a step that also decodes, so that a long prompt
-            does not stall running streams; None for the whole budget.
-        max_decode_gap_s: how long a step may take that computes a prompt beside running streams; how many tokens that
-            makes is measured. None: 0.2 on a CPU, no bound on a GPU.
-        enable_prefix_cache: share full blocks between requests with equal prefixes.
-        num_speculative_tokens: tokens of a draft at most, of what an answer is guessed to go on with; 0 for no drafts.
-            None: 16 on a CPU, 0 on a GPU, where each step then waits for the one before.
-        max_queued_requests: waiting requests beyond which new ones are refused with `OverloadError`.
-        max_queue_s: longest wait for its turn that a new request may be foretold; beyond it is refused with
-            `OverloadError`.
-        max_adapter_rank: adapters of a higher rank are refused at load.
-        max_device_adapters: adapters resident on the device at once; None for as many as its bytes hold.
-        max_device_adapter_bytes: memory of those together, each with its own rank and modules. None: on a GPU a share
-            of what this engine may use, on a CPU, where it is the host's, as much as the host keeps.
-        max_lent_cache_share: share of a GPU's KV cache that adapters may borrow beyond that while no request needs
+        block_tokens: tokens per KV cache block.
+        kv_cache_bytes: size of the KV cache; None: a share of free memory on a CPU, what `gpu_memory_fraction` leaves
+            on a GPU.
+        state_cache_bytes: memory for recurrent states at the ends of cached prefixes; None: up to half that of the KV
+            cache. 0: none are kept, and models with such states find no prefix.
+        kv_host_bytes: host memory for blocks evicted from a GPU's KV cache; 0: none.
+        kv_disk_bytes: disk space for evicted blocks, which can be reused after a restart; 0: none.
+        kv_disk_folder: folder of those blocks; None: one in the user's cache (XDG_CACHE_HOME).
+        gpu_memory_fraction: fraction of the device's memory that this engine may use.
+        max_prefill_tokens_with_decodes: maximum prefill tokens of a step that also decodes, so that a long prompt does
+            not stall running streams; None: the whole budget.
+        max_decode_gap_s: maximum duration of a step that prefills beside running streams; the number of tokens that
+            fit is measured. None: 0.2 on a CPU, no bound on a GPU.
+        enable_prefix_cache: requests with equal prefixes share full blocks.
+        num_speculative_tokens: maximum length of a draft in tokens; 0: no speculative decoding. None: 16 on a CPU, 0 on
+            a GPU, where drafts make each step wait for the previous one, and for models with recurrent states.
+        max_queued_requests: maximum waiting requests; beyond it, new ones are refused with `OverloadError`.
+        max_queue_s: maximum estimated wait of a new request; beyond it, the request is refused with `OverloadError`.
+        max_adapter_rank: adapters of higher rank are refused at load.
+        max_device_adapters: maximum adapters on the device; None: limited by bytes only.
+        max_device_adapter_bytes: total memory of adapters on the device, each with its own rank and modules. None: a
+            share of the engine's memory on a GPU, `max_host_adapter_bytes` on a CPU, where both are the same memory.
+        max_lent_cache_share: fraction of a GPU's KV cache that adapters may borrow beyond that while no request needs
             it.
-        max_host_adapter_bytes: memory of the adapters kept on the host, least recently used out first. None: a share of
-            what is free.
+        max_host_adapter_bytes: memory for adapters on the host, evicted least recently used first. None: a share of
+            free memory.
     """
 
     model_path: str
@@ -92,18 +91,18 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """`EngineConfig` with every None answered; printed at start and never changed afterwards.
+    """`EngineConfig` with every None resolved; printed at startup and constant from then on.
 
     Attributes:
-        num_blocks: blocks in the KV cache; together they hold at least one request of `max_model_len`.
-        windows: of each block table, see `engine.cache.layout.CacheLayout`.
+        num_blocks: blocks in the KV cache; they hold at least one request of `max_model_len`.
+        windows: attention window of each block table, see `engine.cache.layout.CacheLayout`.
         max_blocks_per_request: length of a full block table.
-        num_snapshots: states that are kept at the ends of prefixes; 0 where none is to be found, or layers have none.
-        num_guest_rows: so many requests more than `max_num_seqs` run where newcomers find every row taken.
-        lent_run_blocks: neighbouring blocks that are lent to adapters at once; 0 where none are.
-        max_lent_blocks: blocks that may be lent together; what is left holds a request of `max_model_len`.
-        vocab_size: token ids that the model knows, 0 to vocab_size - 1; None where nobody checks them.
-        generates: the model has an output matrix; else it makes vectors only.
+        num_snapshots: recurrent states kept at the ends of prefixes; 0 if disabled or the model has none.
+        num_guest_rows: requests that may run beyond `max_num_seqs` if new ones find every row taken.
+        lent_run_blocks: adjacent blocks lent to adapters at a time; 0 if none are lent.
+        max_lent_blocks: maximum blocks lent at once; the rest hold a request of `max_model_len`.
+        vocab_size: number of valid token ids, 0 to vocab_size - 1; None: token ids are not checked.
+        generates: the model has an output matrix; otherwise it only computes embeddings.
     """
 
     model_path: str
@@ -141,7 +140,7 @@ class ResolvedConfig:
 
     @property
     def reach(self) -> Reach:
-        """Return how far back requests hold blocks."""
+        """Return how far back requests keep blocks."""
         return Reach(self.windows, self.block_tokens, self.max_batched_tokens)
 
     @property
@@ -151,10 +150,10 @@ class ResolvedConfig:
 
     @property
     def num_logits(self) -> int:
-        """Positions of a step whose logits are computed, at most."""
+        """Maximum positions per step whose logits are computed."""
         return self.num_rows + self.num_speculative_tokens
 
     def prefill_cap(self, bound: int | None) -> int:
-        """Return how many prompt tokens a step may compute that also decodes; `bound` holds besides."""
+        """Return the maximum prompt tokens of a step that also decodes; `bound` applies in addition."""
         bounds = (bound, self.max_prefill_tokens_with_decodes, self.max_batched_tokens)
         return min(bound for bound in bounds if bound is not None)

@@ -1,4 +1,4 @@
-"""Limits of tenants on the wire: OpenAI's `x-ratelimit-*` headers, and the 429 of who is over one."""
+"""Tenant limits in HTTP: OpenAI's `x-ratelimit-*` headers, and the 429 for exceeding a limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deployments.accounts.values import Admission, Quota, TenantLimits
 from engine.errors import RequestError
 
 CHARS_PER_TOKEN = 4
-"""A guess, until the tokenizer has counted."""
+"""An estimate, used until the tokenizer has counted."""
 
 _WORDS_BY_LIMIT = {
     "requests_per_minute": "requests a minute",
@@ -20,7 +20,7 @@ _WORDS_BY_LIMIT = {
 
 
 def quota_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
-    """Return the headers that tell how limits stand; `tokens` is the one of input and output with the least left."""
+    """Return the rate limit headers; `tokens` is whichever of input and output has less remaining."""
     headers: dict[str, str] = {}
     for name, quota in quotas.items():
         headers |= _headers(name.removesuffix("_per_minute").replace("_", "-"), quota)
@@ -31,10 +31,10 @@ def quota_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
 
 
 def check_fits(count: int, limits: TenantLimits, *, field: str) -> None:
-    """Refuse a request whose answers are more than a limit ever lets through, each of them counting as one.
+    """Refuse a request with more answers than a limit can ever admit; each answer counts as one request.
 
     Raises:
-        RequestError: they are.
+        RequestError: the request has more answers than a limit.
     """
     for name in ("concurrent_requests", "requests_per_minute"):
         most = getattr(limits, name)
@@ -45,7 +45,7 @@ def check_fits(count: int, limits: TenantLimits, *, field: str) -> None:
 
 
 def over_limit(admission: Admission, limit: int) -> ApiError:
-    """Return the answer to who is over a limit."""
+    """Return the 429 for a tenant that is over a limit."""
     assert admission.refused_by is not None
     wait_s = retry_after(admission.retry_after_s)
     return ApiError(

@@ -1,7 +1,7 @@
-"""API keys and whose they are. Only digests of keys are kept; each belongs to a tenant, one to whoever runs the server.
+"""API keys and their tenants. Only digests of keys are stored; each belongs to a tenant, and one to the administrator.
 
-A tenant's requests reach the gateway through `TenantGateway`: models that it may not use do not exist for it, its
-prefix cache is its own, and the engine gives it one share however its requests are salted.
+A tenant's requests reach the gateway through `TenantGateway`: models that the tenant may not use do not exist for it,
+its prefix cache is separate, and the engine gives it one fair share regardless of cache salts.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
 
 Computed = TypeVar("Computed", GenerationRequest, EmbeddingRequest)
-"""What an engine is asked for."""
+"""A request to an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who asks.
+    """A tenant, which owns API keys.
 
     Attributes:
-        models: names of base models and adapters that it may use, versions of them included; None for all.
-        priority: added to that of each of its requests; lower is served first.
+        models: names of the base models and adapters that it may use, including their versions; None for all.
+        priority: added to the priority of each of its requests; lower is served first.
     """
 
     name: str
@@ -61,17 +61,17 @@ class Tenant:
     limits: TenantLimits = field(default_factory=TenantLimits)
 
     def may_use(self, model: str) -> bool:
-        """Whether a name, or a version of one, is for this tenant."""
+        """Return whether this tenant may use a model, given by name or `name@version`."""
         return self.models is None or model in self.models or model.partition("@")[0] in self.models
 
 
 def key_digest(key: str) -> str:
-    """Return what is kept of a key: its SHA-256, in lower-case hex."""
+    """Return the stored form of a key: its SHA-256 in lower-case hex."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def given_key(headers: Headers) -> str | None:
-    """Return the key that a request brings: OpenAI's way (`Authorization: Bearer`) or Anthropic's (`x-api-key`)."""
+    """Return the API key of a request, from `Authorization: Bearer` (OpenAI) or `x-api-key` (Anthropic)."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
@@ -80,19 +80,19 @@ def given_key(headers: Headers) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRing:
-    """Whose each key is, by its SHA-256; without a tenant no key is needed."""
+    """Maps keys to tenants by their SHA-256; if there are no tenants, no key is required."""
 
     tenant_by_name: Mapping[str, Tenant] = field(default_factory=dict)
     name_by_digest: Mapping[str, str] = field(default_factory=dict)
 
     def identify(self, headers: Headers, made_later: Mapping[str, str]) -> Tenant:
-        """Return whose key a request brings; `made_later` are names by the digests of further keys.
+        """Return the tenant of a request's key; `made_later` maps digests of further keys to tenant names.
 
         Raises:
-            ApiError: 401 where it brings none, or one that nobody has.
+            ApiError: 401 if the key is missing or unknown.
         """
         key = given_key(headers)
-        # A look-up by digest: how long it takes tells nothing of the keys.
+        # Looking up a digest has no timing that reveals keys.
         digest = "" if key is None else key_digest(key)
         name = self.name_by_digest.get(digest) or made_later.get(digest, "")
         tenant = self.tenant_by_name.get(name)
@@ -102,10 +102,10 @@ class KeyRing:
         return tenant
 
     def named(self, name: str) -> Tenant:
-        """Return the tenant for whom the server itself asks.
+        """Return the tenant on whose behalf the server itself sends a request.
 
         Raises:
-            ApiError: 401 where the configuration has it no more.
+            ApiError: 401 if it is no longer configured.
         """
         if name not in self.tenant_by_name:
             raise wrong_key("The tenant that this was asked for is not known any more.")
@@ -113,7 +113,7 @@ class KeyRing:
 
 
 def wrong_key(message: str) -> ApiError:
-    """Return the 401 of a request that does not bring the key that it needs."""
+    """Return the 401 for a missing or wrong key."""
     return ApiError(
         401,
         message,
@@ -124,7 +124,7 @@ def wrong_key(message: str) -> ApiError:
 
 
 def is_admin(headers: Headers, admin_key_sha256: str | None) -> bool:
-    """Whether a request brings the admin key."""
+    """Return whether a request has the admin key."""
     key = given_key(headers)
     if key is None or admin_key_sha256 is None:
         return False
@@ -132,10 +132,10 @@ def is_admin(headers: Headers, admin_key_sha256: str | None) -> bool:
 
 
 def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
-    """Do nothing where a request brings the admin key, as `Authorization: Bearer ...`.
+    """Require the admin key.
 
     Raises:
-        ApiError: 403 where this server has none, 401 where the request brings none, or another one.
+        ApiError: 403 if the server has no admin key; 401 if the request's key is missing or wrong.
     """
     if admin_key_sha256 is None:
         raise ApiError(
@@ -150,17 +150,17 @@ def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
 
 @dataclass(slots=True)
 class _Used:
-    """Tokens that one request has used so far, as its tenant's limits count them."""
+    """Tokens that one request has used so far, counted against its tenant's limits."""
 
     num_input: int
     num_output: int = 0
 
 
 class TenantGateway:
-    """A gateway as one tenant sees it, in one HTTP request.
+    """The gateway as one tenant sees it, for one HTTP request.
 
     Args:
-        headers: takes what the response tells of the tenant's limits.
+        headers: receives the response's rate limit headers.
     """
 
     def __init__(self, gateway: GatewayPort, tenant: Tenant, headers: dict[str, str] | None = None) -> None:
@@ -170,17 +170,17 @@ class TenantGateway:
 
     @property
     def meter(self) -> Meter | None:
-        """What counts what tenants use."""
+        """Counts the usage of tenants."""
         return self._gateway.meter
 
     @property
     def batches(self) -> BatchClient | None:
-        """Files and batches; their methods are told the tenant."""
+        """Files and batches; callers pass the tenant to their methods."""
         return self._gateway.batches
 
     @property
     def adapters(self) -> AdapterDirectory:
-        """The names of adapters; its routes ask for another key."""
+        """Adapter names; its routes require the admin key."""
         return self._gateway.adapters
 
     def models(self) -> Sequence[ModelCard]:
@@ -196,7 +196,7 @@ class TenantGateway:
 
         Raises:
             RequestError: the model does not exist for the tenant.
-            ApiError: 429 where the tenant is over one of its limits; as the iterator is first asked.
+            ApiError: 429 if the tenant is over one of its limits; raised when the iterator is first advanced.
         """
         self._check(request.model)
         own = self._own(request)
@@ -204,7 +204,7 @@ class TenantGateway:
         return self._gateway.generate(own) if meter is None else self._metered(own, meter)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """Return a vector of each input; errors as `generate`. A request is one answer, whatever it has of inputs."""
+        """Return a vector for each input; errors as `generate`. Counts as one request, however many inputs it has."""
         self._check(request.model)
         own = self._own(request)
         async with self._admitted(self._gateway.meter, request.num_chars) as used:
@@ -213,7 +213,7 @@ class TenantGateway:
             return found
 
     async def rerank(self, request: RerankRequest) -> Reranking:
-        """Return how well documents answer queries; errors as `generate`. A request is one answer."""
+        """Return how well documents answer queries; errors as `generate`. Counts as one request."""
         self._check(request.model)
         async with self._admitted(self._gateway.meter, request.num_chars) as used:
             found = await self._gateway.rerank(replace(request, tenant=self._tenant.name))
@@ -221,7 +221,7 @@ class TenantGateway:
             return found
 
     async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
-        """Return what token ids a prompt to a model becomes."""
+        """Return the token ids of a prompt to a model."""
         self._check(model)
         return await self._gateway.tokenize(model, prompt, with_texts=with_texts)
 
@@ -235,12 +235,12 @@ class TenantGateway:
         return await self._gateway.moderate(texts)
 
     async def timelines(self, client_id: str) -> list[Timeline]:
-        """Return what happened to the answers of a request of the tenant's own."""
+        """Return the timelines of one of the tenant's own requests."""
         found = await self._gateway.timelines(client_id)
         return [timeline for timeline in found if timeline.tenant == self._tenant.name]
 
     async def health(self) -> HealthReport:
-        """Say whether every base model has a replica that makes progress."""
+        """Return whether every base model has a replica that makes progress."""
         return await self._gateway.health()
 
     async def metrics(self) -> bytes:
@@ -263,10 +263,10 @@ class TenantGateway:
 
     @asynccontextmanager
     async def _admitted(self, meter: Meter | None, num_chars: int) -> AsyncIterator[_Used]:
-        """Count a request of so many characters against the tenant's limits, and what the block says that it used.
+        """Count a request of `num_chars` characters against the tenant's limits, then what the block records as used.
 
         Raises:
-            ApiError: 429 where the tenant is over one of its limits.
+            ApiError: 429 if the tenant is over one of its limits.
         """
         name, limits = self._tenant.name, self._tenant.limits
         guess = num_chars // CHARS_PER_TOKEN + 1
@@ -284,7 +284,7 @@ class TenantGateway:
             meter.release(Charge(name, limits, max(0, used.num_input - guess), used.num_output))
 
     def _own(self, request: Computed) -> Computed:
-        """Return a request as the tenant's: its name, a cache of its own, its priority."""
+        """Return a request with the tenant's name, priority and separate prefix cache."""
         return replace(
             request,
             tenant=self._tenant.name,

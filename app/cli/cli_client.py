@@ -1,4 +1,4 @@
-"""Commands that ask a running server: `antiphon models`, `antiphon adapters`, `antiphon chat`."""
+"""Commands that talk to a running server: `antiphon models`, `antiphon adapters`, `antiphon chat`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.table import Table
 
 TIMEOUT_S = 600.0
 
-Url = Annotated[str, typer.Option(help="Of the server.", envvar="ANTIPHON_URL")]
+Url = Annotated[str, typer.Option(help="URL of the server.", envvar="ANTIPHON_URL")]
 Key = Annotated[str, typer.Option(help="API key.", envvar="ANTIPHON_API_KEY")]
 AdminKey = Annotated[str, typer.Option(help="Admin key.", envvar="ANTIPHON_ADMIN_KEY")]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-adapters = typer.Typer(help="List, load, unload and route adapters; with the admin key.", no_args_is_help=True)
+adapters = typer.Typer(help="List, load, unload and route adapters; requires the admin key.", no_args_is_help=True)
 console = Console()
 
 
 class AskError(Exception):
-    """The server does not answer, or says no; the text is for a person."""
+    """The server is unreachable or returned an error; the text is shown to the user."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def connected(url: str, key: str) -> Iterator[httpx.Client]:
         with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
             yield client
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise AskError(f"{url} does not answer ({type(error).__name__})") from error
+        raise AskError(f"{url} did not respond ({type(error).__name__})") from error
 
 
 def answered(response: httpx.Response) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def answered(response: httpx.Response) -> dict[str, Any]:
     try:
         body: dict[str, Any] = response.json()
     except ValueError:
-        raise AskError(f"status {response.status_code}, and no JSON: is this a server of ours?") from None
+        raise AskError(f"status {response.status_code} without JSON: is this an Antiphon server?") from None
     if response.status_code >= 400:
-        hint = " Give it by --key." if response.status_code == httpx.codes.UNAUTHORIZED else ""
+        hint = " Set it with --key." if response.status_code == httpx.codes.UNAUTHORIZED else ""
         raise AskError(str(body.get("error", {}).get("message", f"status {response.status_code}")) + hint)
     return body
 
@@ -70,7 +70,7 @@ def models(url: Url = DEFAULT_URL, key: Key = "") -> None:
 
 @adapters.command("list")
 def list_adapters(url: Url = DEFAULT_URL, key: AdminKey = "") -> None:
-    """Show names, versions, shares of the traffic, and where each lies."""
+    """List adapters with their versions, traffic shares and location on each replica."""
     with connected(url, key) as client:
         found = answered(client.get("/v1/adapters"))["data"]
     table = Table("adapter", "of", "version", "share", "digest", "replicas")
@@ -86,17 +86,17 @@ def list_adapters(url: Url = DEFAULT_URL, key: AdminKey = "") -> None:
 @adapters.command("load")
 def load_adapter(
     name: str,
-    folder: Annotated[str, typer.Argument(help="Folder in PEFT layout, as the server sees it.")],
-    base: Annotated[str | None, typer.Option(help="Base model, where there are several.")] = None,
-    replace: Annotated[bool, typer.Option(help="Make it a new version of a name that is there.")] = False,
-    canary: Annotated[str | None, typer.Option(help="A question that it has to answer before it is served.")] = None,
-    expect: Annotated[str | None, typer.Option(help="Text that this answer has to contain.")] = None,
+    folder: Annotated[str, typer.Argument(help="Folder in PEFT layout, as seen by the server.")],
+    base: Annotated[str | None, typer.Option(help="Base model; required if there are several.")] = None,
+    replace: Annotated[bool, typer.Option(help="Load a new version of an existing name.")] = False,
+    canary: Annotated[str | None, typer.Option(help="Prompt that the adapter must answer before it is served.")] = None,
+    expect: Annotated[str | None, typer.Option(help="Text that this answer must contain.")] = None,
     url: Url = DEFAULT_URL,
     key: AdminKey = "",
 ) -> None:
-    """Serve an adapter under a name, on every replica."""
+    """Load an adapter under a name on every replica."""
     if expect is not None and canary is None:
-        raise AskError("--expect is of the answer to --canary, which is not there")
+        raise AskError("--expect requires --canary")
     body: dict[str, Any] = {"lora_name": name, "lora_path": folder, "load_inplace": replace}
     if base is not None:
         body["base_model_name"] = base
@@ -104,30 +104,30 @@ def load_adapter(
         body["canary"] = {"prompt": canary, "expect": expect}
     with connected(url, key) as client, console.status(f"loading {name}"):
         entry = answered(client.post("/v1/load_lora_adapter", json=body))
-    console.print(f"{entry['id']} is served, version {entry['versions'][-1]['version']}.")
+    console.print(f"{entry['id']} is loaded, version {entry['versions'][-1]['version']}.")
 
 
 @adapters.command("unload")
 def unload_adapter(
     name: str,
-    version: Annotated[int | None, typer.Option(help="Only this one.")] = None,
+    version: Annotated[int | None, typer.Option(help="Unload only this version.")] = None,
     url: Url = DEFAULT_URL,
     key: AdminKey = "",
 ) -> None:
-    """Forget an adapter, wait for the requests that use it, and free it."""
+    """Unload an adapter: remove it, wait for requests that use it, and free its memory."""
     with connected(url, key) as client, console.status(f"waiting for the requests of {name}"):
         freed = answered(client.post("/v1/unload_lora_adapter", json={"lora_name": name, "version": version}))
-    console.print(f"{name} is gone; {sum(freed['freed_bytes']):,} bytes were freed.")
+    console.print(f"{name} was unloaded; {sum(freed['freed_bytes']):,} bytes were freed.")
 
 
 @adapters.command("route")
 def route_adapter(
     name: str,
-    split: Annotated[list[str], typer.Argument(help="VERSION=PERCENT, such as 3=90 4=10.")],
+    split: Annotated[list[str], typer.Argument(help="VERSION=PERCENT pairs, such as 3=90 4=10.")],
     url: Url = DEFAULT_URL,
     key: AdminKey = "",
 ) -> None:
-    """Promote a version, roll back to one, or split a name's traffic."""
+    """Promote a version, roll back to one, or split a name's traffic among versions."""
     shares = {}
     for part in split:
         number, _, percent = part.partition("=")
@@ -140,14 +140,16 @@ def route_adapter(
 
 
 def chat(
-    model: Annotated[str | None, typer.Argument(help="Model or adapter; the server's first without one.")] = None,
-    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    model: Annotated[
+        str | None, typer.Argument(help="Model or adapter; default: the first that the server lists.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.7,
     max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     url: Url = DEFAULT_URL,
     key: Key = "",
 ) -> None:
-    """Talk to a model in the terminal; an empty line or Ctrl-D ends it, Ctrl-C cancels an answer."""
+    """Chat with a model in the terminal; an empty line or Ctrl-D quits, Ctrl-C cancels an answer."""
     with connected(url, key) as client:
         name = model or answered(client.get("/v1/models"))["data"][0]["id"]
         turns: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []

@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                problem = f"the key '{key.value}' stands twice in one mapping"
+                problem = f"duplicate key '{key.value}'"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(str(key.value))
         return node

@@ -101,7 +101,7 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_all: boo
             continue
         name, here = deployment.get("name"), f"{place}.deployments[{index}]"
         if name in seen:
-            lines.append(f"{here}.name: '{name}' stands twice, and Serve takes the last")
+            lines.append(f"{here}.name: '{name}' is declared twice; Serve would use only the last")
         seen.add(name)
         if isinstance(scaling := deployment.get("autoscaling_config"), dict):
             lines += _validation_lines(AutoscalingConfig, scaling, f"{here}.autoscaling_config")
@@ -109,12 +109,10 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_all: boo
             lines.append(f"{here}.name: no deployment '{name}'; {hint(name, known)}")
         scales = deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config") is not None
         if name in singles and scales:
-            lines.append(f"{here}.num_replicas: of '{name}' there is one replica")
+            lines.append(f"{here}.num_replicas: '{name}' must have exactly one replica")
         options = deployment.get("ray_actor_options")
         if name in on_gpus and isinstance(options, dict) and not options.get("num_gpus"):
-            lines.append(
-                f"{here}.ray_actor_options: num_gpus is missing; a replica sees no GPU that it does not ask for"
-            )
+            lines.append(f"{here}.ray_actor_options: num_gpus is missing; a replica only sees GPUs that it requests")
     lines += _missing_folders(settings, f"{place}.args")
     lines += _unwritable_folders(settings, f"{place}.args")
     return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_all=reads_all)]
@@ -126,25 +124,25 @@ def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
     if not 1 <= port <= MAX_PORT:
         yield f"http_options.port: {port} is not between 1 and {MAX_PORT}"
     if not tree["applications"]:
-        yield "applications: there is none, and nothing to serve"
+        yield "applications: must contain at least one application"
     for index, application in enumerate(tree["applications"]):
         prefix, place = application.get("route_prefix", "/"), f"applications[{index}].route_prefix"
         if prefix is None and application["import_path"] == BUILDER:
-            yield f"{place}: without one it is not served over HTTP"
+            yield f"{place}: must be set; without it the application is not served over HTTP"
         if prefix is not None and not ROUTE_PREFIX.fullmatch(prefix):
-            yield f"{place}: '{prefix}' is not '/' alone, or a path that begins with a slash and ends without one"
+            yield f"{place}: '{prefix}' must be '/', or a path with a leading and no trailing slash"
 
 
 def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]:
     """Yield that an application is not there: of our house there is one, and others' are looked for here."""
     module, _, name = str(application.get("import_path")).partition(":")
     if module.partition(".")[0] == BUILDER.partition(".")[0]:
-        yield f"{place}: there is no '{module}:{name}'; did you mean '{BUILDER}'?"
+        yield f"{place}: '{module}:{name}' does not exist; did you mean '{BUILDER}'?"
     elif (
         not application.get("runtime_env")
         and importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [str(Path.cwd()), *sys.path]) is None
     ):
-        yield f"{place}: there is no module '{module}' here"
+        yield f"{place}: module '{module}' not found"
 
 
 def _open_to_strangers(tree: Mapping[str, Any]) -> Iterator[str]:
@@ -153,8 +151,8 @@ def _open_to_strangers(tree: Mapping[str, Any]) -> Iterator[str]:
     ours = [application["args"] for application in our_applications(tree)]
     if not is_loopback(host) and any(not args.get("tenants") and not args.get("allow_anonymous") for args in ours):
         yield (
-            f"http_options.host: everybody who reaches {host} could ask: give `tenants` with API keys in args, listen "
-            "on 127.0.0.1, or set `allow_anonymous: true`"
+            f"http_options.host: anyone who can reach {host} could send requests: add `tenants` with API keys to args, "
+            "listen on 127.0.0.1, or set `allow_anonymous: true`"
         )
 
 
@@ -167,7 +165,7 @@ def _shared_folders(tree: Mapping[str, Any]) -> Iterator[str]:
         for key, folder in _state_folders(Settings.model_validate(application["args"])).items():
             owner = owners.setdefault((key, Path(folder).absolute()), index)
             if owner != index and key != "accounts.spool_folder":
-                yield f"applications[{index}].args.{key}: '{folder}' is that of applications[{owner}]"
+                yield f"applications[{index}].args.{key}: '{folder}' is already used by applications[{owner}]"
 
 
 def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
@@ -197,11 +195,11 @@ def _unwritable_folders(settings: Settings, place: str) -> Iterator[str]:
         # Of what lies in a folder that may not be entered it cannot be told that it is there.
         nearest = next(there for there in (path, *path.parents) if os.path.exists(there))
         if not nearest.is_dir() or not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-            yield f"{place}.{key}: '{nearest}' is not a folder that can be written"
+            yield f"{place}.{key}: '{nearest}' is not a writable folder"
         elif nearest == path:
             # Another user's, whose server had this folder before.
             others = (str(entry) for entry in sorted(path.iterdir()) if not os.access(entry, os.W_OK))
-            yield from (f"{place}.{key}: '{entry}' cannot be written" for entry in islice(others, 1))
+            yield from (f"{place}.{key}: '{entry}' is not writable" for entry in islice(others, 1))
 
 
 def _state_folders(settings: Settings) -> dict[str, str]:

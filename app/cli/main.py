@@ -1,7 +1,7 @@
-"""The command line: `antiphon serve`, `check`, `env`, `plan`, and those of `app.cli.cli_client`.
+"""The command line: `antiphon serve`, `check`, `env`, `plan`, `bench` and the commands of `app.cli.cli_client`.
 
-`serve` checks everything that can be checked beforehand, sets the environment that Serve wants, starts `serve run`,
-says when the server answers, and ends all that it has started.
+`serve` checks everything that can be checked in advance, sets the environment that Serve needs, starts `serve run`,
+reports when the server is ready, and stops everything it has started.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Config = Annotated[str, typer.Argument(help="Serve config file.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 1 where the server failed, 2 where the input is wrong."""
+    """Run one command and return its exit status: 0, 1 if the server failed, 2 if the input is invalid."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name="antiphon")
     except SystemExit as ended:
@@ -61,18 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve_command(
     config: Config = DEFAULT_CONFIG,
     address: Annotated[
-        str, typer.Option(help="Ray cluster: 'local' starts one of its own, 'auto' joins the one here.")
+        str, typer.Option(help="Ray cluster: 'local' starts a new one, 'auto' joins the one on this machine.")
     ] = "local",
-    ready_timeout_s: Annotated[float, typer.Option(help="Seconds to wait until it answers.")] = 900.0,
+    ready_timeout_s: Annotated[float, typer.Option(help="Seconds to wait until the server is ready.")] = 900.0,
     drain_s: Annotated[
-        float, typer.Option(min=0, help="Seconds that answers under way have once it is stopped.")
+        float, typer.Option(min=0, help="Seconds that running answers have to finish on shutdown.")
     ] = 20.0,
     dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Start Ray's dashboard too, which `serve deploy` goes by; 0.3 GB.")
+        bool, typer.Option("--dashboard", help="Also start Ray's dashboard, which `serve deploy` needs; uses 0.3 GB.")
     ] = False,
 ) -> None:
-    """Check a configuration, start the server, say when it is ready."""
-    # Adapters are read as the server starts, and thousands take their time.
+    """Check a configuration, start the server and report when it is ready."""
+    # The server reads adapters when it starts, and reading thousands twice would take long.
     _check(config, reads_all=False)
     raise typer.Exit(
         _serve(Path(config), address=address, timeout_s=ready_timeout_s, drain_s=drain_s, has_dashboard=dashboard)
@@ -82,39 +82,43 @@ def serve_command(
 @app.command("check")
 @app.command("validate", hidden=True)
 def check(config: Config = DEFAULT_CONFIG) -> None:
-    """Check a configuration and start nothing."""
+    """Check a configuration without starting anything."""
     _check(config, reads_all=True)
-    print(f"{config} is good.")
+    print(f"{config} is valid.")
 
 
 @app.command("env")
-def env(drain_s: Annotated[int, typer.Option(min=0, help="Seconds a stopping gateway takes requests.")] = 30) -> None:
-    """Print the variables for `ray start` on the nodes of a cluster."""
+def env(
+    drain_s: Annotated[int, typer.Option(min=0, help="Seconds that a stopping gateway still accepts requests.")] = 30,
+) -> None:
+    """Print the environment variables for `ray start` on the nodes of a cluster."""
     for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=drain_s):
         print(f"export {variable.name}={shlex.quote(variable.value)}  # {variable.purpose}")
 
 
 @app.command("plan")
 def plan_command(
-    model: Annotated[str, typer.Argument(help="Folder with a config.json; weights need not be there.")],
-    device: Annotated[str, typer.Option(help="l4, l40s, a100-80, h100, h200, b200, mi300x.")] = "h200",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8.")] = "bfloat16",
+    model: Annotated[str, typer.Argument(help="Folder with a config.json; weights are not needed.")],
+    device: Annotated[str, typer.Option(help="GPU: l4, l40s, a100-80, h100, h200, b200 or mi300x.")] = "h200",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "bfloat16",
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 1024,
     answer_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    concurrency: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 64,
-    adapters: Annotated[int, typer.Option(min=0, help="Adapters that they use.")] = 0,
-    rank: Annotated[int, typer.Option(min=1, help="Of those adapters, on all linear layers.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent answers.")] = 64,
+    adapters: Annotated[int, typer.Option(min=0, help="Adapters that those answers use.")] = 0,
+    rank: Annotated[int, typer.Option(min=1, help="LoRA rank of those adapters, on all linear layers.")] = 16,
     memory_fraction: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.9,
-    price_per_hour: Annotated[float, typer.Option(min=0.0, help="Of one device.")] = 0.0,
+    price_per_hour: Annotated[
+        float, typer.Option(min=0.0, help="Price of one device per hour, in any currency.")
+    ] = 0.0,
 ) -> None:
-    """Say what a model takes of a device, and the floor of its times: what no engine can be faster than."""
+    """Estimate a model's memory on a device and its roofline: latencies that no engine can beat."""
     # They bring torch, which takes longer to import than any other command runs.
     from app.cli import capacity
     from engine.loading.spec import read_model_spec
 
     known = f"{', '.join(capacity.DEVICES)}, and {', '.join(capacity.BYTES_BY_DTYPE)}"
     if device not in capacity.DEVICES or dtype not in capacity.BYTES_BY_DTYPE:
-        raise typer.Exit(_refuse(f"there is no device {device!r} or no dtype {dtype!r}; there are {known}"))
+        raise typer.Exit(_refuse(f"unknown device {device!r} or dtype {dtype!r}; known are {known}"))
     try:
         spec = capacity.as_kept(read_model_spec(model), dtype, capacity.DEVICES[device])
     except CheckpointError as error:
@@ -133,20 +137,20 @@ def plan_command(
     rows = {
         "weights": f"{found.weight_bytes / 1e9:.2f} GB",
         "adapters": f"{found.adapter_bytes / 1e9:.2f} GB",
-        "cache of one token": f"{found.kv_bytes_per_token:,} bytes",
-        "tokens in the cache": f"{found.cache_tokens:,}",
-        "answers of full length at once": f"{found.max_concurrency:,}",
+        "KV cache per token": f"{found.kv_bytes_per_token:,} bytes",
+        "tokens in the KV cache": f"{found.cache_tokens:,}",
+        "concurrent full-length answers": f"{found.max_concurrency:,}",
         "TTFT, at least": f"{found.ttft_s * 1000:.1f} ms",
         "TPOT, at least": f"{found.tpot_s * 1000:.2f} ms",
         "answer tokens/s, at most": f"{found.tokens_per_s:,.0f}",
     }
     if price_per_hour:
-        rows["a million answer tokens, at least"] = f"{found.cost_per_million:.2f}"
+        rows["price of a million answer tokens, at least"] = f"{found.cost_per_million:.2f}"
     for name, value in rows.items():
         table.add_row(name, value)
     cli_client.console.print(table)
     if found.max_concurrency < concurrency:
-        print(f"note: of {concurrency} answers at once only {found.max_concurrency} fit")
+        print(f"note: only {found.max_concurrency} of {concurrency} concurrent answers fit")
 
 
 @app.command(
@@ -155,7 +159,7 @@ def plan_command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def bench(context: typer.Context) -> None:
-    """Time the engine alone on this machine; what follows goes to `loadtest.bench_engine`."""
+    """Benchmark the engine alone on this machine; all arguments are passed to `loadtest.bench_engine`."""
     raise typer.Exit(subprocess.call([sys.executable, "-m", "loadtest.bench_engine", *context.args]))
 
 
@@ -164,7 +168,7 @@ def _check(config: str, *, reads_all: bool) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as checking:
         mistakes = checking.submit(_mistakes, config, reads_all).result()
     if mistakes:
-        print(f"{config} has {len(mistakes)} mistake{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
+        print(f"{config} has {len(mistakes)} error{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
         print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
         raise typer.Exit(EXIT_WRONG_INPUT)
 
@@ -181,14 +185,14 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
     own = serve_environment.of_this_process()
     if (error := preflight.listen_error(host, port)) is not None:
         if error.errno != errno.EADDRINUSE:
-            return _refuse(f"nothing can listen on {host}, port {port}: {error.strerror}; see http_options in {config}")
+            return _refuse(f"cannot listen on {host}, port {port}: {error.strerror}; see http_options in {config}")
         return _refuse(
-            f"port {port} on {host} is in use: stop what listens there, or set http_options.port in {config}"
+            f"port {port} on {host} is in use: stop the process that uses it, or set http_options.port in {config}"
         )
     cluster = preflight.find_cluster_file(own)
     if cluster is not None and not cluster.is_alive:
         if address == "auto":
-            return _refuse(f"no Ray cluster answers at {cluster.address}; {cluster.path} is stale: remove it")
+            return _refuse(f"no Ray cluster responds at {cluster.address}; {cluster.path} is stale: remove it")
         print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
     # Nobody else may enter it.
     place = preflight.folder_for_sockets(tempfile.gettempdir())
@@ -197,8 +201,8 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
         if ":" in host and environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":
             # At "::1" it finds no gateway, at "::" it listens by IPv4 only: the server would never be ready.
             return _refuse(
-                f"HAProxy cannot serve on {host}: give http_options.host in {config} an IPv4 address, or set "
-                "RAY_SERVE_ENABLE_HA_PROXY=0 for Serve's Python proxy, which is slower"
+                f"HAProxy cannot listen on {host}: set http_options.host in {config} to an IPv4 address, or set "
+                "RAY_SERVE_ENABLE_HA_PROXY=0 to use Serve's slower Python proxy"
             )
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGTERM, _interrupt)
@@ -208,7 +212,7 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
         try:
             failure = _watch(server, tree, f"http://{_reachable(host)}:{port}", timeout_s)
         except KeyboardInterrupt:
-            tell(f"\nStopping; answers have {drain_s:g} s. Once more to stop at once.\n")
+            tell(f"\nStopping; answers have {drain_s:g} s to finish. Press Ctrl-C again to stop at once.\n")
         finally:
             server.stop()
     if failure is None:
@@ -218,7 +222,7 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
 
 def _child_environment(own: Mapping[str, str], host: str, folder: Path, *, is_local: bool) -> dict[str, str]:
     if not is_local:
-        print("note: the nodes of a running cluster have their own environment; see `antiphon env`")
+        print("note: nodes of a running cluster have their own environment; see `antiphon env`")
     variables = {
         variable.name: variable.value
         for variable in serve_environment.recommended(
@@ -233,15 +237,15 @@ def _child_environment(own: Mapping[str, str], host: str, folder: Path, *, is_lo
         variables |= preflight.haproxy_places(folder, own) | _connections()
         if not haproxy.PROGRAM.exists():
             del variables["RAY_SERVE_HAPROXY_BINARY_PATH"]
-            print(f"note: {haproxy.PROGRAM} is missing, and HAProxy overlooks clients that leave: `make install`")
+            print(f"note: {haproxy.PROGRAM} is missing, so HAProxy may not notice disconnects: run `make install`")
     else:
         variables["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
-        print("note: HAProxy is not available on this platform; Serve's Python proxy stands in")
+        print("note: HAProxy is not available on this platform; using Serve's Python proxy")
     # What a person has set already stays.
     environment = {**variables, **own}
     for name, value in variables.items():
         if environment[name] != value:
-            print(f"note: {name}={environment[name]} is kept; by itself it would be {value}", flush=True)
+            print(f"note: {name}={environment[name]} is kept; `antiphon serve` would set {value}", flush=True)
     return environment
 
 
@@ -250,7 +254,7 @@ def _connections() -> dict[str, str]:
     num_connections = preflight.connections_within(max_files)
     if num_connections == preflight.HAPROXY_CONNECTIONS:
         return {}
-    print(f"note: with {max_files} open files (ulimit -Hn) HAProxy takes {num_connections} connections at once")
+    print(f"note: the limit of {max_files} open files (ulimit -Hn) limits HAProxy to {num_connections} connections")
     return {"RAY_SERVE_HAPROXY_MAXCONN": str(num_connections)}
 
 
@@ -262,7 +266,7 @@ def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: 
         if (failure := server.failure()) is not None:
             return failure
         if time.monotonic() - started_s > timeout_s:
-            return f"not ready after {timeout_s:g} s: {waiting[0]} does not answer"
+            return f"not ready after {timeout_s:g} s: {waiting[0]} did not return 200"
         if _is_ready(waiting[0]):
             waiting.pop(0)
             continue
@@ -290,7 +294,7 @@ def _ready_text(tree: Mapping[str, Any], url: str, elapsed_s: float) -> str:
             f"  curl -N {base}/v1/chat/completions -H 'content-type: application/json'{key} \\",
             f"    -d {shlex.quote(json.dumps(body))}",
         ]
-    return "\n".join([*lines, "\nCtrl-C ends it.\n"])
+    return "\n".join([*lines, "\nPress Ctrl-C to stop.\n"])
 
 
 def _prefixes(tree: Mapping[str, Any]) -> list[str]:

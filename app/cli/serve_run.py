@@ -37,7 +37,7 @@ DRAIN_MARGIN_S = 5.0
 """Beyond the seconds of the answers, for the word to reach the gateways and their last ones to reach the clients."""
 POLL_S = 0.1
 STATUS_PERIOD_S = 1.0
-LACKS_MEMORY = "of the processes here: the memory limit of this container or service is too low for the configuration."
+LACKS_MEMORY = "of our processes: the memory limit of this container or service is too low for the configuration."
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
@@ -63,7 +63,7 @@ async def drain(limit_s: float) -> None:
             ]
             await asyncio.gather(*map(drain_application, names))
     except (RayError, RayServeException, TimeoutError) as error:
-        _logger.warning("the server ends without waiting for its answers: %s", error)
+        _logger.warning("shutting down without waiting for running answers: %s", error)
 
 
 async def _shut_down(drain_s: float) -> None:
@@ -120,7 +120,7 @@ def _applications() -> Mapping[str, ApplicationStatusOverview]:
 
 def _reason(application: ApplicationStatusOverview) -> str:
     messages = [application.message, *(part.message for part in application.deployments.values())]
-    text = "\n".join(message.strip() for message in messages if message) or "Serve gives no reason"
+    text = "\n".join(message.strip() for message in messages if message) or "Serve gave no reason"
     return COLOUR.sub("", text)
 
 
@@ -150,7 +150,7 @@ def _lacking_gpus(config: str) -> str | None:
     there = ray.cluster_resources().get("GPU", 0.0) if wanted else 0.0
     if wanted <= there:
         return None
-    return f"of GPUs models ask for {wanted:g}, and Ray finds {there:g} on this machine; see engine.device and num_gpus"
+    return f"models request {wanted:g} GPU(s), but Ray found {there:g} on this machine; see engine.device and num_gpus"
 
 
 def main() -> None:
@@ -158,8 +158,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("config")
     parser.add_argument("--address", required=True, help="Ray cluster; 'local' starts one")
-    parser.add_argument("--drain-s", type=float, required=True, help="seconds that answers have once this is stopped")
-    parser.add_argument("--dashboard", action="store_true", help="start Ray's dashboard with a cluster")
+    parser.add_argument(
+        "--drain-s", type=float, required=True, help="seconds that running answers have to finish on shutdown"
+    )
+    parser.add_argument("--dashboard", action="store_true", help="start Ray's dashboard with a new cluster")
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, partial(_end, asked.drain_s))
     end_without(os.getppid())

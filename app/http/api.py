@@ -1,4 +1,4 @@
-"""The composition of the HTTP side: routes, layers and error handlers around a gateway."""
+"""Compose the HTTP side: routes, middleware and error handlers around a gateway."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def create_app(
     """Build the application that answers for `gateway`.
 
     Args:
-        gateway: what generates, moderates and reports.
-        limits: bounds on one request; None takes the defaults.
-        moderation_model: public name of the classifier (`settings.safety.name`); None where there is none.
-        admin_key_sha256: of the key that admin routes need; None where nobody may use them.
-        key_ring: whose each API key is; None where no key is needed.
-        host_rule: which names the server answers to; None: to any.
-        allowed_origins: whose pages may ask from a browser; "*" for all.
-        batch_settings: bounds on files; None takes the defaults.
+        gateway: generates, moderates and reports.
+        limits: bounds on one request; None selects the defaults.
+        moderation_model: public name of the classifier (`settings.safety.name`); None if there is none.
+        admin_key_sha256: digest of the key that admin routes require; None disables them.
+        key_ring: maps API keys to tenants; None if no key is required.
+        host_rule: host names that the server accepts; None accepts any.
+        allowed_origins: origins whose pages may send requests from a browser (CORS); "*" for all.
+        batch_settings: bounds on files; None selects the defaults.
     """
 
     @asynccontextmanager
@@ -102,18 +102,18 @@ def create_app(
     app.add_middleware(Border)
     if allowed_origins:
         _let_pages_ask(app, allowed_origins)
-    app.add_middleware(HeadAsGet)  # the last one added is the outermost
+    app.add_middleware(HeadAsGet)  # added last, so outermost
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
 
 
 def _let_pages_ask(app: FastAPI, origins: Sequence[str]) -> None:
-    """Tell browsers which pages may ask; outside of the border, for they show a page no error that does not say it."""
+    """Add CORS headers outside `Border`: browsers hide an error response that lacks them from the page."""
     app.add_middleware(
         CORSMiddleware,
         allow_origins=origins,
         allow_methods=("GET", "HEAD", "POST", "DELETE"),
-        # Clients bring headers of their own, and nothing that a browser adds by itself (cookies) says who asks.
+        # Clients send headers of their own; credentials that a browser adds (cookies) do not authenticate anybody.
         allow_headers=("*",),
         expose_headers=("*",),
         allow_private_network=True,
@@ -140,7 +140,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(scope: Scope) -> list[str]:
-    """Return the methods of all routes of a path; the routing itself knows only of the first."""
+    """Return the methods of all routes that match a path; the router reports only those of the first."""
     routes = (route for resource in _RESOURCES for route in resource.router.routes)
     methods = {name for route in routes if route.matches(scope)[0] is not Match.NONE for name in route.methods}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))

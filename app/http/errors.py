@@ -1,6 +1,6 @@
-"""Every answer with a status of 400 or above: one exception of our own, and the one table from other errors to it.
+"""Error responses (status 400 and above): our exception `ApiError`, and the one mapping of other errors to it.
 
-No exception's text reaches a client unless it was written for one, and then without addresses and absolute paths.
+The text of an exception reaches a client only if it was written for clients, and without addresses and absolute paths.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from engine.errors import FailedAloneError, OverloadError, RequestError
 
 MAX_RETRY_AFTER_S = 120
-"""The OpenAI SDK gives up where it is asked to wait longer."""
+"""The OpenAI SDK gives up if it is told to wait longer."""
 MAX_SPREAD_S = 5
-"""Seconds at most by which those who are refused together are told different times."""
+"""Maximum jitter in seconds, so that clients refused together do not all retry together."""
 
 _MAX_MESSAGE_CHARS = 1000
 _STATUS_BY_CODE = {
@@ -27,11 +27,11 @@ _STATUS_BY_CODE = {
 }
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _FILE_PATH = re.compile(r"(?<![\w.:/])/(?!v1/)(?:[\w.~+-]+/)+[\w.~+-]*")
-"""Absolute, but for our own routes, which clients are sent to."""
+"""Matches absolute paths except our own routes, which messages may point clients to."""
 
 
 class ApiError(Exception):
-    """An answer in OpenAI's error shape.
+    """An error response in OpenAI's format.
 
     Attributes:
         param: the offending field as `messages[0].content`, or None.
@@ -58,13 +58,13 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """Return the JSON body; always encodable, whatever the client sent."""
+        """Return the JSON body; it can always be encoded, whatever the client sent."""
         detail = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
         return {"error": {key: _encodable(value) for key, value in detail.items()}}
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """Return what a client may know of `error`; total."""
+    """Return the error response that a client may see for `error`, whatever its type."""
     match error:
         case ApiError():
             return error
@@ -89,13 +89,13 @@ def to_api_error(error: BaseException) -> ApiError:
 
 
 def retry_after(wait_s: float, draw: Callable[[int, int], int] = random.randint) -> int:
-    """Return whole seconds for `Retry-After`: never sooner than it is worth it, and not for all at the same moment."""
+    """Return whole seconds for `Retry-After`: `wait_s` plus random jitter, at most `MAX_RETRY_AFTER_S`."""
     soonest = min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
     return min(MAX_RETRY_AFTER_S, soonest + draw(0, min(MAX_SPREAD_S, 1 + soonest // 4)))
 
 
 def is_our_fault(error: BaseException) -> bool:
-    """Tell whether `error` is a failure that somebody must look at, other than overload and deadlines."""
+    """Return whether `error` is an internal failure to investigate, unlike overload or a missed deadline."""
     return to_api_error(error).status == 500
 
 

@@ -1,8 +1,8 @@
-"""Pydantic's validation failures -> one `ApiError` that names the field as the client wrote it, and the bound.
+"""Convert pydantic's validation errors to one `ApiError` that names the field as the client wrote it, and the bound.
 
-Pydantic places an error by a path that mixes keys of the body with tags of union branches; walking the body itself
-tells them apart. Of the failures of one field the deepest is the most telling. What pydantic says is never passed on:
-its words are for programmers.
+Pydantic locates an error by a path that mixes keys of the body with tags of union branches; walking the body tells them
+apart. Of several failures of one field, the deepest is the most specific. Pydantic's own messages are never passed on,
+because they are written for programmers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TEXT_BY_TYPE = {
 }
 _KINDS_OF_PYDANTIC = frozenset(get_args(ErrorType))
 _IS_KEY = "[key]"
-"""How pydantic ends the place of a key, which it places like its value."""
+"""Pydantic adds this to the location of a key, which is otherwise that of its value."""
 _NOT_JSON = {
     "depth limit exceeded": "it is nested more than 1,024 deep",
     "invalid high surrogate in string": "a string has a lone surrogate",
@@ -51,7 +51,7 @@ _NOT_JSON = {
     "number is infinity when parsed as double": "a number is beyond what a double holds, 1.8e308",
     "str is not valid UTF-8: surrogates not allowed": "it is not UTF-8",
 }
-"""Those of orjson's reasons of which a client may ask what they mean."""
+"""Replacements for orjson messages that clients might not understand."""
 _NO_NUMBER = re.compile(r"-?(?:NaN|Infinity)")
 _OWN_CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter", "invalid_type")
 
@@ -68,7 +68,7 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     """Return the 400 for the first offending field of `body`.
 
     Args:
-        errors: as `ValidationError.errors()` gives them; the leading "body" of FastAPI's is left out.
+        errors: from `ValidationError.errors()`; FastAPI's leading "body" in locations is skipped.
         body: the parsed JSON.
     """
     if errors and errors[0]["type"] == "json_invalid":
@@ -86,7 +86,7 @@ def _why_not_json(error: Mapping[str, Any], body: object) -> str:
     told = error["ctx"]["error"]
     if told in _NOT_JSON:
         return _NOT_JSON[told]
-    # orjson tells of the character behind the sign.
+    # orjson reports the character after the sign.
     start = max(0, error["loc"][-1] - 1)
     if isinstance(body, str) and (found := _NO_NUMBER.search(body, start, start + 10)):
         return f"{found[0]} is no JSON number"
@@ -116,7 +116,7 @@ def _failure(error: Mapping[str, Any], body: object) -> _Failure:
     kind, context = str(error["type"]), error.get("ctx", {})
     place, *keys = error["loc"] or ("body",)
     if place in ("query", "path"):
-        # One value of the URL: the rest of its place is which part of its type it is not.
+        # A single value in the URL: the rest of the location names the branch of its type.
         body, keys = {keys[0]: None}, keys[:1]
     elif place != "body":
         keys = [place, *keys]
@@ -130,7 +130,7 @@ def _failure(error: Mapping[str, Any], body: object) -> _Failure:
         elif isinstance(key, str) and isinstance(here, dict) and is_missing and number == len(keys):
             param = f"{param}.{key}" if param else key
         else:
-            continue  # the tag of a union's branch
+            continue  # tag of a union branch
         depth += 1
     if "field" in context:
         param, depth = f"{param}.{context['field']}" if param else str(context["field"]), depth + 1

@@ -1,4 +1,4 @@
-"""Errors that name a chat's fields, told to a client that wrote other ones."""
+"""Rename a chat's fields in errors to those of the API that the client used."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from engine.errors import RequestError
 
 FieldName = str | Callable[[re.Match[str]], str]
-"""As `re.sub` takes a replacement."""
+"""A replacement for `re.sub`."""
 
 
 @contextmanager
 def renamed_fields(names: Mapping[str, FieldName]) -> Iterator[None]:
-    """Let errors of the block name what the client wrote.
+    """Make errors raised in the block name the client's fields.
 
     Args:
-        names: regular expression of a chat's field -> what the client calls it.
+        names: maps a regular expression for a chat's field to the client's name for it.
     """
     try:
         yield

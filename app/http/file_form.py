@@ -1,4 +1,4 @@
-"""An uploaded file as it comes: a multipart form, written to the disk while it is read, and bounded."""
+"""Read an uploaded file: a multipart form of bounded size, written to disk while it is read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES
 
 MAX_NAME_CHARS = 255
 _OTHER_BYTES = 64 << 10
-"""What a form may hold besides the file."""
+"""Maximum bytes of a form besides the file."""
 _MAX_FIELDS = 8
 _EXPIRY = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileForm:
-    """An upload; `lasts_s` seconds, None for as long as nobody deletes it."""
+    """An upload, kept for `lasts_s` seconds; None keeps it until it is deleted."""
 
     name: str
     lasts_s: int | None
@@ -41,10 +41,10 @@ class FileForm:
 
 @asynccontextmanager
 async def file_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[FileForm]:
-    """Read the form of an upload; what it takes on the disk is given back at the end of the block.
+    """Read the form of an upload; its disk space is freed at the end of the block.
 
     Raises:
-        ApiError: it is none, a field is wrong or not known, or it is too large.
+        ApiError: the body is not a form, was interrupted or is too large, or a field is invalid or unknown.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise ApiError(

@@ -1,7 +1,7 @@
-"""Which names in a request's `Host` this server answers to.
+"""Decide which names in a request's `Host` header this server accepts.
 
-A browser that visits a page of a stranger can be made to take the stranger's name for this machine (DNS rebinding), and
-then sends the page's requests here as if they were its own. The name in `Host` gives them away.
+With DNS rebinding, a malicious page makes its own name resolve to this machine, so that the browser sends the page's
+requests here as same-origin requests. The name in `Host` reveals them.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class HostRule:
-    """Names that are answered to.
+    """Host names that are accepted.
 
     Attributes:
-        names: in lower case; "*.name" stands for every name under it; None for whatever comes. Addresses and
-            `localhost` are always answered to: no stranger's page can bear them.
+        names: in lower case; "*.name" matches every name below it; None accepts anything. Addresses and `localhost`
+            are always accepted, because no foreign page can have them as its origin.
     """
 
     names: frozenset[str] | None = None
 
     @classmethod
     def of(cls, names: Sequence[str] | None, *, is_open: bool) -> HostRule:
-        """Return the rule of a configuration; without names a server answers to all, unless it is open to everybody."""
+        """Return the rule of a configuration; without names, any is accepted unless the server is open to everybody."""
         if names is None and not is_open:
             return cls()
         return cls(frozenset(name.lower() for name in names or ()))
 
     def allows(self, header: str) -> bool:
-        """Tell whether a request with this `Host` is answered."""
+        """Return whether a request with this `Host` is accepted."""
         if self.names is None:
             return True
         matched = _HOST.fullmatch(header)

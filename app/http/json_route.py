@@ -1,4 +1,4 @@
-"""JSON in and out: a route that reads nothing but JSON, strictly, and a response that writes it."""
+"""JSON in and out: a route that reads only strict JSON, and a response that writes JSON."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from app.messages_api.answered import error_body
 
 
 class JsonResponse(Response):
-    """A JSON answer from a schema of ours or from plain values."""
+    """A JSON response from one of our schemas or from plain values."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Return the bytes of a schema or of plain values."""
+        """Return a schema or plain values as bytes."""
         return orjson.dumps(content.model_dump(mode="json") if isinstance(content, BaseModel) else content)
 
 
 def error_response(error: ApiError, scope: Scope) -> JsonResponse:
-    """Return the answer for an error, in the shape of the API that was asked."""
+    """Return the response for an error, in the format of the API that the client used."""
     body: dict[str, Any] = error.body()
     if wants_anthropic_shape(scope):
         body = error_body(error, scope["state"]["request_id"])
@@ -37,7 +37,7 @@ def error_response(error: ApiError, scope: Scope) -> JsonResponse:
 
 
 def wants_anthropic_shape(scope: Scope) -> bool:
-    """Tell whether one of Anthropic's clients asks; where both kinds do, theirs say so in a header."""
+    """Return whether the client is Anthropic's; on routes that both APIs have, a header identifies it."""
     path = f"{scope['path']}/"
     return path.startswith("/v1/messages/") or (
         path.startswith("/v1/models/") and "anthropic-version" in Headers(scope=scope)
@@ -45,7 +45,7 @@ def wants_anthropic_shape(scope: Scope) -> bool:
 
 
 class JsonRequest(Request):
-    """Parses by orjson: refuses NaN, lone surrogates, wrong UTF-8, numbers beyond a double and depth beyond 1024."""
+    """Parses with orjson: refuses NaN, lone surrogates, invalid UTF-8, numbers beyond a double, and depth over 1024."""
 
     async def json(self) -> Any:
         """Return the parsed body."""
@@ -53,7 +53,7 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, where it has one, must be JSON."""
+    """A route whose body, if it has one, must be JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap FastAPI's handler."""
@@ -71,8 +71,8 @@ class JsonRoute(APIRoute):
 
 
 def _check_keys(body: bytes) -> None:
-    """Refuse a key that stands twice in one object: two readers of such a body may take different values."""
-    # What is no JSON, or too deep, is refused by who reads it.
+    """Refuse a key that occurs twice in one object, because two parsers may pick different values."""
+    # Invalid or too deep JSON is refused later, when the body is parsed.
     with contextlib.suppress(ValueError, RecursionError):
         json.loads(body, object_pairs_hook=_without_doubles)
 

@@ -1,8 +1,8 @@
-"""Pure ASGI layers around every route: the border, and the request's method, body and end.
+"""Pure ASGI middleware around every route.
 
-`HeadAsGet` lets every route that is read be asked for its headers alone. `Border` names the request, measures it, and
-turns whatever was raised into OpenAI's error shape. `HostCheck` refuses what was not meant for this server.
-`RequestBody` bounds the body while it is read, and cancels the work for a client that has gone.
+`HeadAsGet` answers HEAD on every GET route. `Border` assigns the request id, measures the time, and converts exceptions
+to OpenAI's error format. `HostCheck` refuses requests with a foreign `Host`. `RequestBody` limits the body while it is
+read, and cancels the work when the client disconnects.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 class Border:
-    """The border: request id, processing time, and the one place where an unforeseen error becomes a 500.
+    """Sets the request id and processing time; the only place where an unexpected error becomes a 500.
 
-    Ray Serve adds `x-request-id` to every response itself: a second one would reach clients as "id, id".
+    Ray Serve itself adds `x-request-id` to every response; a second one would reach clients as "id, id".
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -47,7 +47,7 @@ class Border:
         request_id = f"req_{uuid.uuid4().hex}" if given is None or is_refused else given
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        # Routes and what they call put further ones in here.
+        # Routes and the functions that they call add headers here.
         response_headers: dict[str, str] = {}
         state["response_headers"] = response_headers
         has_answered = False
@@ -57,7 +57,7 @@ class Border:
             if message["type"] == "http.response.start":
                 has_answered = True
                 headers = MutableHeaders(scope=message)
-                headers["request-id"] = request_id  # where Anthropic's clients look for it
+                headers["request-id"] = request_id  # read by Anthropic's clients
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - started_s) * 1000))
                 headers.setdefault("cache-control", "no-store")
                 headers.update(response_headers)
@@ -65,7 +65,7 @@ class Border:
 
         try:
             if is_refused:
-                # Another one in its place would not be the one that Serve answers with, and nobody would find it.
+                # A generated id would differ from the one in Serve's response header, and nobody could look it up.
                 raise ApiError(
                     400,
                     f"'{_ID_HEADER}' must be 1 to 128 visible ASCII characters.",
@@ -81,7 +81,7 @@ class Border:
 
 
 class HeadAsGet:
-    """Answers `HEAD` as `GET`, without the body: wherever the one is a route, so is the other."""
+    """Answers `HEAD` like `GET`, without the body, so that every GET route supports it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -99,7 +99,7 @@ class HeadAsGet:
 
 
 class HostCheck:
-    """Refuses a request whose `Host` is none of ours."""
+    """Refuses a request whose `Host` is not accepted."""
 
     def __init__(self, app: ASGIApp, *, rule: HostRule) -> None:
         self._app = app
@@ -117,12 +117,12 @@ class HostCheck:
 
 
 class RequestBody:
-    """Reads the whole body within a bound, then watches for the client to go away and cancels its work.
+    """Reads the whole body up to a limit, then cancels the work if the client disconnects.
 
-    Servers differ in whether they cancel a handler at a disconnect; here it is always done, streaming or not.
+    Servers differ in whether they cancel a handler on disconnect; this always does, streaming or not.
 
     Args:
-        streamed: method and path of routes that read and bound their bodies themselves.
+        streamed: method and path of routes that read and limit their bodies themselves.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, streamed: Collection[tuple[str, str]] = ()) -> None:
@@ -157,7 +157,7 @@ class RequestBody:
             await asyncio.gather(work, watch, return_exceptions=True)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the body, or None where the client has gone before its end."""
+        """Return the body, or None if the client disconnected before its end."""
         length = Headers(scope=scope).get("content-length", "0")
         if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self._max_bytes):
             raise self._too_large()
@@ -183,7 +183,7 @@ def _replay(body: bytes) -> Receive:
     async def receive() -> Message:
         if messages:
             return messages.pop()
-        # A client that leaves cancels the whole call, so that nobody has to be told of it here.
+        # A disconnect cancels the whole call, so it need not be reported here.
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     return receive

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with the chunks of streams, which no route returns as a value."""
+"""FastAPI's OpenAPI document, plus the chunks of streams, which no route returns as a value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVENTS_BY_PATH = {
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Return the document of `app`; made once, at the first call."""
+    """Return the document of `app`; built at the first call and cached."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, chunks = models_json_schema(

@@ -1,6 +1,6 @@
-"""Events -> the bytes of a server-sent stream; nothing else knows `data:`.
+"""Write events as a server-sent event stream; only this module knows `data:`.
 
-One frame of a chat stream, with the usage asked for (one line, then an empty one):
+One frame of a chat stream with `include_usage` (one line, then an empty one):
 
     data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,
            "delta":{"content":"Hi"},"logprobs":null,"finish_reason":null}],"usage":null}
@@ -36,7 +36,7 @@ from deployments.generation import EndReason, Finished, Started, TextDelta, Toke
 
 DONE = b"data: [DONE]\n\n"
 OBFUSCATION_STEP = 32
-"""Padded chunks differ in size by multiples of this many characters."""
+"""Chunk sizes are padded to multiples of this many characters."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,16 +49,16 @@ class StreamFrames(Protocol):
         ...
 
     def closing(self) -> bytes:
-        """Return what follows the last event."""
+        """Return the frames after the last event."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
-        """Return what ends a stream that has failed."""
+        """Return the frames that end a failed stream."""
         ...
 
 
 class _Frames:
-    """What the two kinds of streams share: the head of a chunk, and the chunk of counts."""
+    """Shared by chat and text streams: the fields of every chunk, and the usage chunk."""
 
     def __init__(
         self, head: ResponseHead, *, kind: str, options: StreamOptions | None, answers_per_prompt: int
@@ -74,17 +74,17 @@ class _Frames:
         self._counted: dict[int, Finished] = {}
 
     def closing(self) -> bytes:
-        """Return the chunk of counts, where it is asked for, and the end mark."""
+        """Return the usage chunk, if requested, and the end mark."""
         if not self._options.include_usage:
             return DONE
         return _frame(self._head | {"choices": [], "usage": self._counts().model_dump(mode="json")}) + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the one event of a failure."""
+        """Return the error event."""
         return _frame(error.body())
 
     def _count(self, item: ChoiceEvent) -> None:
-        """Take note of the tokens that an event tells of."""
+        """Record the token counts of an event."""
         match item.event:
             case Started(num_prompt_tokens=num_prompt, num_cached_tokens=num_cached, fingerprint=fingerprint):
                 if fingerprint:
@@ -115,7 +115,7 @@ class _Frames:
 
 
 class ChatFrames(_Frames):
-    """Chunks of a chat: the role, pieces of content, an empty delta with the finish reason, what a classifier found."""
+    """Writes the chunks of a chat: role, content deltas, an empty delta with the finish reason, moderation results."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class ChatFrames(_Frames):
         self._opened: set[int] = set()
 
     def event(self, item: ChoiceEvent) -> bytes:
-        """Return the frames of one event; the first of a choice brings its role."""
+        """Return the frames of one event; the first event of a choice also writes its role."""
         self._count(item)
         frames = b""
         if item.index not in self._opened:
@@ -152,7 +152,7 @@ class ChatFrames(_Frames):
         return frames
 
     def closing(self) -> bytes:
-        """Return the chunk of what the classifier found, where it is asked for, and what else follows."""
+        """Return the moderation chunk, if requested, and the frames that end any stream."""
         if self._shape.classifier is None:
             return super().closing()
         finished = [self._counted[index] for index in sorted(self._counted)]
@@ -160,7 +160,7 @@ class ChatFrames(_Frames):
         return self._chunk(moderation=found) + super().closing()
 
     def _opening(self, item: ChoiceEvent) -> bytes:
-        """Return the chunk with the role, and the prompt's scores where the event has those that are asked for."""
+        """Return the chunk with the role, and with the prompt's log-probabilities if requested and available."""
         more: dict[str, Any] = {}
         if isinstance(item.event, Started):
             found = prompt_logprobs(item.event, self._shape.num_prompt_logprobs)
@@ -179,7 +179,7 @@ class ChatFrames(_Frames):
 
 
 def _deltas(event: TextDelta) -> Iterator[dict[str, Any]]:
-    """Yield what an event adds to the message: its thoughts, its content, then its calls one by one."""
+    """Yield the deltas of an event: its reasoning, its content, then its calls one by one."""
     if event.reasoning:
         yield {"reasoning_content": event.reasoning}
     if event.text or not (event.reasoning or event.calls):
@@ -193,7 +193,7 @@ def _deltas(event: TextDelta) -> Iterator[dict[str, Any]]:
 
 
 class CompletionFrames(_Frames):
-    """Chunks of text completions: the echo, pieces of text, then an empty one with the finish reason."""
+    """Writes the chunks of text completions: the echo, pieces of text, then an empty text with the finish reason."""
 
     def __init__(self, head: ResponseHead, *, options: StreamOptions | None, shape: CompletionShape) -> None:
         super().__init__(head, kind="text_completion", options=options, answers_per_prompt=shape.num_choices)
@@ -217,7 +217,7 @@ class CompletionFrames(_Frames):
         return b""
 
     def _opening(self, index: int, started: Started) -> bytes:
-        """Return the chunk of the echo and of the prompt's scores, nothing where neither is asked for."""
+        """Return the chunk with the echo and the prompt's log-probabilities; empty if neither was requested."""
         found = prompt_logprobs(started, self._shape.num_prompt_logprobs)
         if found is None and started.prompt_text is None:
             return b""
@@ -238,9 +238,9 @@ class CompletionFrames(_Frames):
 
 
 class EventStream(Response):
-    """Streams opened `EventBatches`, one write for each batch, and closes them however it ends.
+    """Streams opened `EventBatches`, one write per batch, and always closes them at the end.
 
-    An error in mid-stream becomes the event that the format has for it, and the stream ends without its end mark.
+    An error in mid-stream is written as the format's error event, and the stream ends without an end mark.
     """
 
     def __init__(self, events: EventBatches, frames: StreamFrames, *, request_id: str) -> None:
@@ -273,7 +273,7 @@ class EventStream(Response):
                 if data:
                     yield data
             yield self._frames.closing()
-        except Exception as error:  # noqa: BLE001 - the status is sent: the stream is the only place to say it
+        except Exception as error:  # noqa: BLE001 - the status is already sent: only the stream can report it
             if is_our_fault(error):
                 _log.exception("stream of request %s failed", self._request_id)
             yield self._frames.failure(to_api_error(error))
@@ -284,7 +284,7 @@ def _dumped(scores: PromptLogprobs) -> list[Any]:
 
 
 def typed_frame(kind: str, /, **fields: Any) -> bytes:
-    """Return an event that bears its type in a line of its own as well, as other APIs than chats have them."""
+    """Return an event with a separate `event:` line for its type, as in the Responses and Messages APIs."""
     return b"event: " + kind.encode() + b"\n" + _frame({"type": kind} | fields)
 
 

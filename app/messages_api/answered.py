@@ -1,4 +1,4 @@
-"""The answer to a chat -> a message of Anthropic's shape, at once or as the events of a stream; and errors in it."""
+"""Translate the answer to a chat into an Anthropic message, whole or as stream events; and errors likewise."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _ERROR_TYPES = {
     504: "timeout_error",
 }
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-"""By this Anthropic's clients, which ask for threads by themselves, go on without: with the whole conversation."""
+"""Makes Anthropic's clients, which request threads on their own, fall back to sending the whole conversation."""
 
 
 def message(head: ResponseHead, answer: Answer, *, max_tokens: int) -> MessageObject:
-    """Return a whole answer; a call that was cut is left out, since its input is no object."""
+    """Return a whole answer, without a truncated call, whose input is not valid JSON."""
     blocks = [block for block in blocks_of(answer) if block.kind is not BlockKind.CALL or _input(block) is not None]
     return MessageObject(
         id=head.response_id,
@@ -53,7 +53,7 @@ def message(head: ResponseHead, answer: Answer, *, max_tokens: int) -> MessageOb
 
 
 def stop_reason(finished: Finished, max_tokens: int) -> StopReason:
-    """Return why an answer ended, in Anthropic's words."""
+    """Return Anthropic's stop reason of an answer."""
     match finished.reason:
         case EndReason.LENGTH:
             return "max_tokens" if finished.num_completion_tokens >= max_tokens else "model_context_window_exceeded"
@@ -65,7 +65,7 @@ def stop_reason(finished: Finished, max_tokens: int) -> StopReason:
 
 
 def model_info(model: Model) -> ModelInfo:
-    """Return a servable name in Anthropic's shape."""
+    """Return a servable name in Anthropic's format."""
     return ModelInfo(
         id=model.id,
         display_name=model.id,
@@ -76,13 +76,13 @@ def model_info(model: Model) -> ModelInfo:
 
 
 def model_page(models: Sequence[Model]) -> ModelPage:
-    """Return all servable names in Anthropic's shape."""
+    """Return all servable names in Anthropic's format."""
     infos = [model_info(model) for model in models]
     return ModelPage(data=infos, first_id=infos[0].id if infos else None, last_id=infos[-1].id if infos else None)
 
 
 def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
-    """Return an error in Anthropic's shape; the field is named in its sentence."""
+    """Return an error in Anthropic's format, which names the offending field only in the message."""
     detail = error.body()["error"]
     kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     details = _NO_THREADS if error.param == "thread" else None
@@ -91,7 +91,7 @@ def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]
 
 
 class MessageFrames:
-    """The events of a streamed message."""
+    """Writes the events of a streamed message."""
 
     def __init__(self, head: ResponseHead, *, max_tokens: int) -> None:
         self._head = head
@@ -116,7 +116,7 @@ class MessageFrames:
                 )
 
     def closing(self) -> bytes:
-        """Return the end mark."""
+        """Return the event that ends the stream."""
         return typed_frame("message_stop")
 
     def failure(self, error: ApiError) -> bytes:

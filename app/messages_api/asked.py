@@ -1,4 +1,4 @@
-"""A request of the Messages API -> the chat that it asks for. Pure."""
+"""Translate a Messages API request into a chat request. Pure functions."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ FIELD_NAMES = {
     "max_completion_tokens": "max_tokens",
     "continue_final_message": "messages",
 }
-"""What a chat's fields are called here."""
+"""Maps the fields of a chat request to their names in this API, for error messages."""
 
 MAX_INPUT_DEPTH = 512
-"""Of an earlier call's input: what writes JSON goes less deep than what reads it, 1,024."""
+"""Maximum nesting of an earlier call's input: the JSON writer supports less depth than the reader, 1,024."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class ChatWithHints(ChatCompletionRequest):
-    """A chat whose effort is that of any model, not only of one that thinks, as Anthropic's clients always name one."""
+    """A chat whose effort is also accepted by models without thinking, because Anthropic's clients always send one."""
 
     EFFORT_IS_HINT: ClassVar[bool] = True
 
 
 def chat_of(body: CountRequest) -> ChatCompletionRequest:
-    """Return the chat.
+    """Return the chat request.
 
     Raises:
-        RequestError: a block stands where it has no meaning.
+        RequestError: a turn contains a block of a type that its role does not allow; an earlier turn has too many
+            calls, or a call's input is nested too deep.
     """
     messages = list(_system(body))
     for index, turn in enumerate(body.messages):
@@ -87,7 +88,7 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
 
 
 def _effort(body: CountRequest) -> Any:
-    # Without a word about it the model does not think, where it has the choice.
+    # As in Anthropic's API, thinking is off by default, if the model offers a choice.
     if body.thinking is None or body.thinking.type == "disabled":
         return "none"
     return None if body.output_config is None else body.output_config.effort
@@ -109,7 +110,7 @@ def _system(body: CountRequest) -> Iterator[Message]:
 
 
 def _of_user(blocks: Sequence[ContentBlock], field: str) -> Iterator[Message]:
-    """Yield the results of calls as turns of their own, and then what the user says."""
+    """Yield one turn for each tool result, then the user's text."""
     _check(blocks, ("text", "tool_result"), field)
     for index, block in enumerate(blocks):
         if block.type == "tool_result":
@@ -158,7 +159,7 @@ def _check(blocks: Sequence[ContentBlock], allowed: Sequence[str], field: str) -
     for index, block in enumerate(blocks):
         if block.type not in allowed:
             place = f"{field}[{index}].type"
-            raise RequestError(f"'{place}': a block of type '{block.type}' has no meaning here.", field=place)
+            raise RequestError(f"'{place}': a block of type '{block.type}' is not allowed here.", field=place)
 
 
 def _choice(choice: MessagesToolChoice) -> Any:

@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: Anthropic's Messages; and models as its clients read them."""
+"""Schemas of `POST /v1/messages`, Anthropic's Messages API, and of models in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CACHE_HINT: tuple[object, ...] = (
     {"type": "ephemeral"},
     *({"type": "ephemeral", "ttl": t} for t in ("5m", "1h")),
 )
-"""Prefixes are cached without a hint."""
+"""Cache hints have no effect: every prefix is cached."""
 _KEEPS_ALL: tuple[object, ...] = (
     None,
     {"edits": []},
     {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "all"}}]},
 )
-"""Nothing is taken out of a conversation here; coding agents ask for just that."""
+"""Values that keep the conversation unchanged, as coding agents send them; this server never edits one."""
 _FOREIGN_BLOCKS = (
     "image",
     "document",
@@ -41,7 +41,7 @@ _NEEDED = {
 
 
 class ContentBlock(WireRequest):
-    """A piece of a turn: text, a call, its result, or thoughts."""
+    """Part of a turn: text, a tool call, its result, or thinking."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "cache_control": _CACHE_HINT,
@@ -65,7 +65,7 @@ class ContentBlock(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _has_what_its_type_needs(cls, data: Any) -> Any:
-        refuse_types(data, _FOREIGN_BLOCKS.__contains__, "blocks of type '{kind}' are not supported by this server")
+        refuse_types(data, _FOREIGN_BLOCKS.__contains__, "this server does not support blocks of type '{kind}'")
         kind = data.get("type") if isinstance(data, dict) else None
         for field in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
             if data.get(field) is None:
@@ -81,7 +81,7 @@ class Turn(WireRequest):
 
 
 class SystemBlock(WireRequest):
-    """A piece of the system prompt."""
+    """Part of the system prompt."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"cache_control": _CACHE_HINT, "citations": (None, [])}
 
@@ -109,7 +109,7 @@ class MessagesTool(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _only_the_client_s(cls, data: Any) -> Any:
-        words = "tools of type '{kind}' are not supported by this server; those of the client are"
+        words = "this server does not support tools of type '{kind}', only client tools"
         refuse_types(data, lambda kind: kind != "custom", words)
         return data
 
@@ -129,36 +129,36 @@ class MessagesToolChoice(WireRequest):
 
 
 class Thinking(WireRequest):
-    """Whether the model thinks first. A budget is not held to."""
+    """Whether the model thinks before it answers; a budget is not enforced."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"display": (None, "summarized")}
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(default=None, ge=1024, description="A hint, without effect.")
+    budget_tokens: int | None = Field(default=None, ge=1024, description="Accepted, no effect.")
 
 
 class OutputFormat(WireRequest):
-    """What the text of the answer looks like."""
+    """JSON schema that the text of the answer must match."""
 
     type: Literal["json_schema"]
     schema_: JsonSchema = Field(alias="schema")
 
 
 class OutputConfig(WireRequest):
-    """Of the answer."""
+    """Effort and format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class MessagesMetadata(WireRequest):
-    """Of the request."""
+    """Metadata of the request."""
 
-    user_id: str | None = Field(default=None, max_length=256, description="Accepted, and without effect.")
+    user_id: str | None = Field(default=None, max_length=256, description="Accepted, no effect.")
 
 
 class CountRequest(WireRequest):
-    """Ask how many tokens a prompt has."""
+    """Count the tokens of a prompt."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "cache_control": _CACHE_HINT,
@@ -170,7 +170,7 @@ class CountRequest(WireRequest):
     }
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
-    messages: list[Turn] = Field(min_length=1, description="A last turn of the assistant's is gone on with.")
+    messages: list[Turn] = Field(min_length=1, description="A last assistant turn without tool calls is continued.")
     system: str | list[SystemBlock] | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: MessagesToolChoice | None = None
@@ -186,9 +186,9 @@ class MessagesRequest(CountRequest):
         "inference_geo": ASKS_NOTHING,
     }
 
-    max_tokens: int = Field(ge=1, le=2**31 - 1, description="Or what the context has room for.")
+    max_tokens: int = Field(ge=1, le=2**31 - 1, description="Clipped to what fits in the context.")
     metadata: MessagesMetadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = Field(default=None, description="Without effect.")
+    service_tier: Literal["auto", "standard_only"] | None = Field(default=None, description="Accepted, no effect.")
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -197,13 +197,13 @@ class MessagesRequest(CountRequest):
 
 
 class MessagesTokensDetails(WireResponse):
-    """Where the tokens of the output went."""
+    """Breakdown of the output tokens."""
 
     thinking_tokens: int
 
 
 class MessagesUsage(WireResponse):
-    """Token counts; `input_tokens` are those that did not come from the prefix cache."""
+    """Token counts; `input_tokens` excludes tokens that came from the prefix cache."""
 
     input_tokens: int
     output_tokens: int
@@ -216,7 +216,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "ref
 
 
 class MessageObject(WireResponse):
-    """The answer. Its blocks are of the types `thinking`, `text` and `tool_use`."""
+    """The answer; its blocks have the types `thinking`, `text` and `tool_use`."""
 
     id: str
     type: Literal["message"] = "message"
@@ -229,21 +229,21 @@ class MessageObject(WireResponse):
 
 
 class TokenCount(WireResponse):
-    """How many tokens a prompt has."""
+    """Number of tokens in a prompt."""
 
     input_tokens: int
 
 
 class ModelInfo(WireResponse):
-    """A servable name, as Anthropic's clients read it."""
+    """A servable name in Anthropic's format."""
 
     type: Literal["model"] = "model"
     id: str
     display_name: str
-    created_at: str = Field(description="RFC 3339, at which the name was declared.")
+    created_at: str = Field(description="When the name was declared, in RFC 3339.")
     lifecycle: Literal["active"] = "active"
-    max_input_tokens: int = Field(description="Context length in tokens, of the prompt and the answer together.")
-    max_tokens: int = Field(description="Likewise.")
+    max_input_tokens: int = Field(description="Context length in tokens, prompt and answer together.")
+    max_tokens: int = Field(description="Same as `max_input_tokens`.")
     capabilities: None = None
     deprecated_at: None = None
     line: None = None
@@ -251,7 +251,7 @@ class ModelInfo(WireResponse):
 
 
 class ModelPage(WireResponse):
-    """Every servable name: there is one page."""
+    """All servable names, always on one page."""
 
     data: list[ModelInfo]
     first_id: str | None
@@ -260,17 +260,17 @@ class ModelPage(WireResponse):
 
 
 class MessagesErrorDetail(WithoutUnused):
-    """What is wrong."""
+    """What went wrong."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("details",)
 
     type: str
     message: str
-    details: dict[str, Any] | None = Field(default=None, description="What a client can act on, where there is any.")
+    details: dict[str, Any] | None = Field(default=None, description="Machine-readable details, if there are any.")
 
 
 class MessagesError(WireResponse):
-    """An error in Anthropic's shape."""
+    """An error in Anthropic's format."""
 
     type: Literal["error"] = "error"
     error: MessagesErrorDetail

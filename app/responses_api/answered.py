@@ -1,4 +1,4 @@
-"""The answer to a chat -> a response, at once or as the events of a stream."""
+"""Translate the answer to a chat into a response, whole or as stream events."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ResponseWriter:
     """Writes the response to one request.
 
     Args:
-        head: its id, time and model.
-        tells_scores: whether log-probabilities are told.
-        unix_s: tells the time at which a response is complete.
+        head: its id, creation time and model.
+        tells_scores: whether to return log-probabilities.
+        unix_s: returns the current Unix time in seconds, for `completed_at`.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class ResponseWriter:
         }
 
     def whole(self, answer: Answer) -> ResponseObject:
-        """Return the response that a whole answer makes."""
+        """Return the response for a complete answer."""
         return self.response(blocks_of(answer), answer.finished)
 
     def response(
         self, blocks: Sequence[Block], finished: Finished | None, error: dict[str, Any] | None = None
     ) -> ResponseObject:
-        """Return the response as it stands: with `finished` and `error` None it is in progress."""
+        """Return the response so far; it is in progress if `finished` and `error` are None."""
         body = self._body
         why = None if finished is None else _WHY_INCOMPLETE.get(finished.reason)
         is_whole = finished is not None and why is None
-        # What cuts an answer cuts the last of its items.
+        # A truncated answer is truncated in its last item.
         items = [self.item(block, is_whole=is_whole or block is not blocks[-1]) for block in blocks]
         if finished is not None and finished.refusal is not None:
             items.append(self.refusal(finished.refusal))
@@ -100,7 +100,7 @@ class ResponseWriter:
         )
 
     def item(self, block: Block, *, is_whole: bool = True, is_open: bool = False) -> dict[str, Any]:
-        """Return a block as an item of the output; one that is open is empty as yet."""
+        """Return a block as an output item; an open one is still empty."""
         status = "in_progress" if is_open else "completed" if is_whole else "incomplete"
         item: dict[str, Any] = {"id": self.item_id(block), "status": status}
         match block.kind:
@@ -118,15 +118,15 @@ class ResponseWriter:
         }
 
     def name(self, block: Block) -> dict[str, Any]:
-        """Return what a call's function is called by the client, and in which namespace where it is in one."""
+        """Return the client's name for the called function, with its namespace if it has one."""
         return self._name_by_called.get(block.name, {"name": block.name})
 
     def part(self, text: str, scores: Iterable[TokenScore]) -> dict[str, Any]:
-        """Return the one part of a message."""
+        """Return the only part of a message."""
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs(scores)}
 
     def refusal(self, text: str, *, is_open: bool = False) -> dict[str, Any]:
-        """Return the message that says that the input was refused."""
+        """Return the message that refuses the input."""
         return {
             "id": f"msg_{self._head.response_id.partition('_')[2]}r",
             "type": "message",
@@ -140,7 +140,7 @@ class ResponseWriter:
         return f"{_ID_PREFIXES[block.kind]}_{self._head.response_id.partition('_')[2]}{block.index}"
 
     def logprobs(self, scores: Iterable[TokenScore]) -> list[Any]:
-        """Return scores as they are told, none where nobody asked."""
+        """Return the log-probabilities in the response's format; empty unless requested."""
         if not self._tells_scores:
             return []
         content: list[Any] = chat_logprobs(scores).model_dump(mode="json")["content"]
@@ -148,7 +148,7 @@ class ResponseWriter:
 
 
 class ResponseFrames:
-    """The events of a streamed response, numbered from 0."""
+    """Writes the events of a streamed response, numbered from 0."""
 
     def __init__(self, writer: ResponseWriter) -> None:
         self._writer = writer
@@ -178,7 +178,7 @@ class ResponseFrames:
         return self._frame(f"response.{kind}", response=self._response(self._finished))
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the events of a response that has failed."""
+        """Return the events of a failed response."""
         detail = error.body()["error"]
         code, message = detail["code"] or "server_error", detail["message"]
         failed = self._writer.response(self._reader.blocks, None, {"code": code, "message": message})
@@ -262,7 +262,7 @@ def _usage(finished: Finished) -> ResponseUsage:
 
 
 def _plain(value: Any) -> Any:
-    """Return what a client has written, as it wrote it."""
+    """Return a parsed value as the client wrote it."""
     return value.model_dump(mode="json", by_alias=True, exclude_none=True) if hasattr(value, "model_dump") else value
 
 

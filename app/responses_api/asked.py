@@ -1,4 +1,4 @@
-"""A request of the Responses API -> the chat that it asks for. Pure."""
+"""Translate a Responses API request into a chat request. Pure functions."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ FIELD_NAMES: dict[str, FieldName] = {
     r"tool_choice\.allowed_tools\.(tools\[\d+\])\.function": r"tool_choice.\1",
     r"tool_choice\.function": "tool_choice",
 }
-"""What a chat's fields are called here, but for those of its tools."""
+"""Maps the fields of a chat request, except those of its tools, to their names in this API."""
 _AS_IN_A_CHAT = (*SamplingOptions.model_fields, *ServingOptions.model_fields)
 
 
 def field_names(body: InputTokensRequest) -> dict[str, FieldName]:
-    """Return what a chat's fields are called in this request."""
+    """Return the names in this request of a chat's fields, for error messages."""
 
     def place(found: re.Match[str]) -> str:
         return next(islice(offered_functions(body.tools or ()), int(found[1]), None)).place
@@ -54,14 +54,15 @@ def field_names(body: InputTokensRequest) -> dict[str, FieldName]:
 
 
 def chat_of(body: InputTokensRequest) -> ChatCompletionRequest:
-    """Return the chat.
+    """Return the chat request.
 
     Raises:
-        RequestError: the input is empty, or stands on an earlier response.
+        RequestError: the input is empty, or refers to an earlier response; `top_logprobs` is given without the
+            `include` that it requires; a turn has too many calls, or a name is too long.
     """
     if body.previous_response_id is not None:
         raise RequestError(
-            "'previous_response_id' cannot be used: this server keeps no responses. Send the conversation as 'input'.",
+            "'previous_response_id' is not supported: this server stores no responses. Send all turns in 'input'.",
             field="previous_response_id",
             code="unsupported_parameter",
         )
@@ -87,7 +88,7 @@ def chat_of(body: InputTokensRequest) -> ChatCompletionRequest:
 def _sampling(body: ResponsesRequest) -> dict[str, Any]:
     tells_scores = "message.output_text.logprobs" in (body.include or ())
     if body.top_logprobs and not tells_scores:
-        raise RequestError("'top_logprobs' needs 'message.output_text.logprobs' in 'include'.", field="top_logprobs")
+        raise RequestError("'top_logprobs' requires 'message.output_text.logprobs' in 'include'.", field="top_logprobs")
     return {name: getattr(body, name) for name in _AS_IN_A_CHAT} | {
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": tells_scores or None,
@@ -96,7 +97,7 @@ def _sampling(body: ResponsesRequest) -> dict[str, Any]:
 
 
 def _messages(items: Sequence[InputItem]) -> list[Message]:
-    """Join the thoughts, text and calls of one answer into one turn of the assistant."""
+    """Join the reasoning, text and calls of one answer into one assistant turn."""
     turns: list[Message] = []
     thoughts = ""
     for index, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""`POST /v1/responses` and `POST /v1/responses/input_tokens`: OpenAI's Responses, without a memory of earlier ones."""
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`: OpenAI's Responses API, without stored responses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from app.schemas.tools import FunctionName
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, missing, refuse_types
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
-_NO_REFERENCES = (
-    "no item is kept to be referred to; send the item itself, as clients do where they are told 'store: false'"
-)
+_NO_REFERENCES = "this server stores no items to refer to; send the item itself, as clients do with 'store: false'"
 
 
 class InputPart(WireRequest):
-    """A piece of a message; only text is."""
+    """A part of a message; only text is supported."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "annotations": (None, []),
@@ -30,7 +28,7 @@ class InputPart(WireRequest):
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str | None = None
     refusal: str | None = None
-    logprobs: list[dict[str, Any]] | None = Field(default=None, description="Of an earlier answer; without effect.")
+    logprobs: list[dict[str, Any]] | None = Field(default=None, description="From an earlier answer; no effect.")
 
     @model_validator(mode="before")
     @classmethod
@@ -43,19 +41,19 @@ class InputPart(WireRequest):
         return data
 
     def to_text(self) -> str:
-        """Return what the part says."""
+        """Return the text of the part."""
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
 class ThoughtsPart(WireRequest):
-    """A piece of the thoughts of an earlier answer."""
+    """A part of the reasoning of an earlier answer."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class InputItem(WireRequest):
-    """A message, a call of an earlier answer, its result, or the thoughts before it."""
+    """A message, a call in an earlier answer, its result, or the reasoning before it."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "id": (None,),
@@ -71,7 +69,9 @@ class InputItem(WireRequest):
     content: str | list[InputPart | ThoughtsPart] | None = None
     call_id: str | None = Field(default=None, min_length=1, max_length=128)
     name: str | None = Field(default=None, min_length=1, max_length=64)
-    namespace: str | None = Field(default=None, min_length=1, max_length=64, description="Of the function of a call.")
+    namespace: str | None = Field(
+        default=None, min_length=1, max_length=64, description="Namespace of the called function."
+    )
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[ThoughtsPart] | None = None
@@ -91,19 +91,19 @@ class InputItem(WireRequest):
         for field in needed.get(kind, ()) if isinstance(kind, str) else ():
             if data.get(field) is None:
                 raise missing(field)
-        # Items come back as they were sent: with ids that mean nothing here.
+        # Clients send items back with our ids, which have no meaning here.
         return {name: value for name, value in data.items() if name != "id"} | {"type": kind}
 
 
 class NamedFunction(WireRequest):
-    """A function by its name."""
+    """A function, by name."""
 
     type: Literal["function"]
     name: FunctionName
 
 
 class ResponseToolChoice(WireRequest):
-    """One function that has to be called, or those that may be."""
+    """One function that must be called, or the functions that are allowed."""
 
     type: Literal["function", "allowed_tools"]
     name: FunctionName | None = None
@@ -119,7 +119,7 @@ class ResponseToolChoice(WireRequest):
 
 
 class TextFormat(WireRequest):
-    """What the text of the answer looks like."""
+    """Format of the text of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
@@ -135,7 +135,7 @@ class TextFormat(WireRequest):
 
 
 class TextOptions(WireRequest):
-    """Of the text of the answer."""
+    """Options for the text of the answer."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"verbosity": (None, "medium")}
 
@@ -156,13 +156,13 @@ class ReasoningOptions(WireRequest):
 
 
 class ResponseStreamOptions(WireRequest):
-    """Of a stream."""
+    """Options of a stream."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"include_obfuscation": (None, False)}
 
 
 class InputTokensRequest(WireRequest):
-    """Ask how many tokens an input has."""
+    """Count the tokens of an input."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "conversation": ASKS_NOTHING,
@@ -171,10 +171,10 @@ class InputTokensRequest(WireRequest):
     }
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
-    input: str | list[InputItem] = Field(description="A text, or the conversation as items.")
-    instructions: str | None = Field(default=None, description="A system message before the input.")
+    input: str | list[InputItem] = Field(description="Text, or the conversation as items.")
+    instructions: str | None = Field(default=None, description="System message before the input.")
     parallel_tool_calls: bool | None = None
-    previous_response_id: str | None = Field(default=None, description="Refused: no response is kept.")
+    previous_response_id: str | None = Field(default=None, description="Refused: responses are not stored.")
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
@@ -182,9 +182,9 @@ class InputTokensRequest(WireRequest):
 
 
 class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):
-    """Ask for one response. Nothing of it is kept: the whole conversation comes with every request.
+    """Ask for one response. Nothing is stored: every request contains the whole conversation.
 
-    `stop`, `seed`, `logit_bias` and the penalties are extensions, as of a chat.
+    `stop`, `seed`, `logit_bias` and the penalties are extensions, with their meaning in chats.
     """
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -202,34 +202,33 @@ class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):
     }
 
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        default=None, description="`message.output_text.logprobs` tells scores; thoughts are told anyway, in the open."
+        default=None,
+        description="`message.output_text.logprobs` adds log-probabilities; reasoning is always plain text.",
     )
-    client_metadata: dict[str, str] | None = Field(
-        default=None, description="What Codex notes on a request; without effect."
-    )
+    client_metadata: dict[str, str] | None = Field(default=None, description="Sent by Codex; accepted, no effect.")
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    metadata: Metadata | None = Field(default=None, description="Repeated in the response.")
+    metadata: Metadata | None = Field(default=None, description="Returned in the response.")
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
 
 class InputTokenCount(WireResponse):
-    """How many tokens an input has."""
+    """Number of tokens in an input."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
 class InputTokensDetails(WireResponse):
-    """Where the tokens of the input came from."""
+    """Breakdown of the input tokens."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(WireResponse):
-    """Where the tokens of the output went."""
+    """Breakdown of the output tokens."""
 
     reasoning_tokens: int
 
@@ -245,16 +244,18 @@ class ResponseUsage(WireResponse):
 
 
 class ResponseObject(WireResponse):
-    """The response. Its items are of OpenAI's types `reasoning`, `message` and `function_call`."""
+    """The response; its items have OpenAI's types `reasoning`, `message` and `function_call`."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: int = Field(description="Unix time in seconds.")
-    completed_at: int | None = Field(default=None, description="Likewise; null unless the status is `completed`.")
+    completed_at: int | None = Field(
+        default=None, description="Unix time in seconds; null unless the status is `completed`."
+    )
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     background: bool = False
     error: dict[str, Any] | None = None
-    incomplete_details: dict[str, str] | None = Field(default=None, description="Why an incomplete response ended.")
+    incomplete_details: dict[str, str] | None = Field(default=None, description="Why the response is incomplete.")
     instructions: str | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None

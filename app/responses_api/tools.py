@@ -1,4 +1,4 @@
-"""Tools of the Responses API: functions, alone and in namespaces, each under the one name that the model calls."""
+"""Tools of the Responses API: functions, alone or in namespaces, each with the name by which the model calls it."""
 
 from __future__ import annotations
 
@@ -35,31 +35,33 @@ class FunctionTool(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _only_functions(cls, data: Any) -> Any:
-        words = "tools of type '{kind}' are not supported by this server; functions are"
+        words = "this server does not support tools of type '{kind}', only functions"
         refuse_types(data, lambda kind: kind != "function", words)
         return data
 
 
 class NamespaceTool(WireRequest):
-    """Functions that belong together; calls of them tell the namespace beside the name."""
+    """A group of functions; calls to them give the namespace next to the name."""
 
     type: Literal["namespace"]
     name: FunctionName
-    description: str | None = Field(default=None, description="Told before that of its first function.")
+    description: str | None = Field(
+        default=None, description="Shown to the model before the description of the first function."
+    )
     tools: list[FunctionTool]
 
 
 class CachedSearch(WireRequest):
-    """A search that may not go out to the web, as coding agents offer one unasked. There is nothing to search in: the
-    model is not told of it. One that may go out is refused.
+    """A web search without external access, which coding agents offer by default. It is accepted but not shown to the
+    model, because there is nothing to search. A search with external access is refused.
     """
 
     type: Literal["web_search"]
     external_web_access: Literal[False]
-    filters: dict[str, Any] | None = Field(default=None, description="Without effect.")
-    search_content_types: list[str] | None = Field(default=None, description="Without effect.")
-    search_context_size: str | None = Field(default=None, description="Without effect.")
-    user_location: dict[str, Any] | None = Field(default=None, description="Without effect.")
+    filters: dict[str, Any] | None = Field(default=None, description="Accepted, no effect.")
+    search_content_types: list[str] | None = Field(default=None, description="Accepted, no effect.")
+    search_context_size: str | None = Field(default=None, description="Accepted, no effect.")
+    user_location: dict[str, Any] | None = Field(default=None, description="Accepted, no effect.")
 
 
 def _kind(tool: Any) -> str:
@@ -81,11 +83,11 @@ ResponseTool = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class OfferedFunction:
-    """A function that the model is told of.
+    """A function that is shown to the model.
 
     Attributes:
-        place: where it stands in the request.
-        namespace: None for one that is in none.
+        place: its path in the request, such as `tools[0]`.
+        namespace: None if it belongs to none.
     """
 
     place: str
@@ -95,10 +97,10 @@ class OfferedFunction:
 
 
 def offered_functions(tools: Sequence[ResponseTool]) -> Iterator[OfferedFunction]:
-    """Yield the functions in their order.
+    """Yield the functions in order.
 
     Raises:
-        RequestError: a name is too long with its namespace.
+        RequestError: a name is too long, including its namespace.
     """
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
@@ -113,7 +115,7 @@ def offered_functions(tools: Sequence[ResponseTool]) -> Iterator[OfferedFunction
 
 
 def called_name(name: str, namespace: str | None, place: str) -> str:
-    """Return what the model calls a function by.
+    """Return the name by which the model calls a function.
 
     Raises:
         RequestError: it is too long.
@@ -121,7 +123,7 @@ def called_name(name: str, namespace: str | None, place: str) -> str:
     called = name if namespace is None else f"{namespace}__{name}"
     if len(called) > MAX_NAME_CHARS:
         raise RequestError(
-            f"'{place}.name' must have at most {MAX_NAME_CHARS} characters together with its namespace and '__'.",
+            f"'{place}.name' must have at most {MAX_NAME_CHARS} characters, including its namespace and '__'.",
             field=f"{place}.name",
         )
     return called

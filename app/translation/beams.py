@@ -1,4 +1,4 @@
-"""Which requests can be answered by a beam search, and the share of it that each answer is."""
+"""Check which requests a beam search can answer, and assign each answer its share of the search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.request import SamplingParams
 
 MAX_BEAMS = 16
 _FREE = ("max_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "num_logprobs")
-"""Those parameters that a search heeds, and those that draw nothing from it whatever they are."""
+"""Parameters allowed with a search: it either applies them, or is deterministic whatever their value."""
 _WIRE_NAMES = {
     "dry": "dry_multiplier",
     "lz": "lz_penalty",
@@ -24,10 +24,10 @@ _PLAIN = SamplingParams(max_tokens=1)
 def with_beams(
     body: SamplingFields, generations: Sequence[GenerationRequest], num_answers: int
 ) -> tuple[GenerationRequest, ...]:
-    """Return the requests, those to one prompt (`num_answers`, side by side) sharing a search where that is asked for.
+    """Return the requests; with `use_beam_search`, the `num_answers` adjacent requests of one prompt share a search.
 
     Raises:
-        RequestError: the search cannot be combined with something else that is asked for.
+        RequestError: another field cannot be combined with beam search, or there are too many beams.
     """
     if not body.use_beam_search:
         if body.length_penalty not in (None, 1):

@@ -1,6 +1,6 @@
-"""The events of one answer -> its blocks, one after the other: thoughts, text, calls.
+"""Convert the events of one answer to consecutive blocks: reasoning, text, calls.
 
-Two wire formats are made of blocks that open, grow and close: OpenAI's Responses and Anthropic's Messages.
+Two wire formats consist of blocks that open, grow and close: OpenAI's Responses and Anthropic's Messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deployments.generation import TextDelta, TokenScore
 
 
 class BlockKind(Enum):
-    """What a block holds."""
+    """Kind of content of a block."""
 
     THOUGHTS = auto()
     TEXT = auto()
@@ -27,10 +27,10 @@ class Block:
     """A part of an answer.
 
     Attributes:
-        index: its place among the blocks of the answer.
-        text: what it holds so far; of a call the arguments.
-        call_id, name: of a call.
-        scores: of the tokens of a text, where they are told.
+        index: position among the blocks of the answer.
+        text: content so far; for a call, its arguments.
+        call_id, name: set for calls.
+        scores: log-probabilities of a text's tokens, if they are returned.
     """
 
     kind: BlockKind
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What happens to a block: it opens, it grows by a piece, or it closes."""
+    """A change of a block: it opens, grows by a piece, or closes."""
 
     block: Block
     opens: bool = False
@@ -53,7 +53,7 @@ class Step:
 
 
 class BlockReader:
-    """Reads the blocks of one answer. At most one is open."""
+    """Collects the blocks of one answer. At most one is open."""
 
     def __init__(self) -> None:
         self._open: Block | None = None
@@ -61,12 +61,12 @@ class BlockReader:
         self.blocks: list[Block] = []
 
     def feed(self, delta: TextDelta) -> Iterator[Step]:
-        """Yield what a piece of the answer does to its blocks."""
+        """Yield the changes of blocks that a piece of the answer causes."""
         if delta.reasoning:
             yield from self._grow(BlockKind.THOUGHTS, delta.reasoning)
-            # So far they were those of thoughts.
+            # The scores so far belong to reasoning.
             self._waiting_scores = ()
-        # Those of text that might have become a call come before it does.
+        # Scores of text that is held back as a possible call arrive before the text.
         self._waiting_scores += delta.scores
         if delta.text:
             waiting, place = self._waiting_scores, _place_of(delta.text, self._waiting_scores)
@@ -80,7 +80,7 @@ class BlockReader:
                 yield from self._grow(BlockKind.CALL, call.arguments)
 
     def close(self) -> Iterator[Step]:
-        """Yield the end of the block that is open, if there is one."""
+        """Yield the end of the open block, if there is one."""
         if self._open is not None:
             block, self._open = self._open, None
             yield Step(block=block, closes=True)
@@ -101,7 +101,7 @@ class BlockReader:
 
 
 def blocks_of(answer: Answer) -> list[Block]:
-    """Return the blocks of a whole answer: those of its stream."""
+    """Return the blocks of a whole answer, the same as in its stream."""
     reader = BlockReader()
     for delta in answer.deltas:
         deque(reader.feed(delta), maxlen=0)
@@ -109,7 +109,7 @@ def blocks_of(answer: Answer) -> list[Block]:
 
 
 def _place_of(text: str, scores: Sequence[TokenScore]) -> slice:
-    """Return where the tokens of a text stand: before them are marks and white space, behind them what is held back."""
+    """Return the slice of the text's tokens: before them are markers and white space, after them held-back tokens."""
     raw, start, end = text.encode(), 0, len(scores)
     while end - start > 1 and raw in _bytes_of(scores[start + 1 : end]):
         start += 1

@@ -1,4 +1,4 @@
-"""How many of something a request may have: one check, and one sentence that names the field and the bound."""
+"""Limits on a request: checks whose error messages name the field and the bound."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from engine.errors import RequestError
 
 
 def check_count(count: int, bound: int, what: str, *, field: str) -> None:
-    """Do nothing where `count` is within the bound; `what` is counted, in the plural.
+    """Check that `count` is at most `bound`; `what` names the counted things in the plural.
 
     Raises:
-        RequestError: it is not.
+        RequestError: the count exceeds the bound.
     """
     if count > bound:
         raise RequestError(f"'{field}' accepts at most {bound} {what}; {count} were given.", field=field)
 
 
 def check_depth(value: Any, bound: int, *, field: str) -> None:
-    """Do nothing where objects and arrays are nested no deeper than the bound.
+    """Check that objects and arrays are nested at most `bound` levels deep.
 
     Raises:
-        RequestError: they are.
+        RequestError: they are nested deeper.
     """
     depth, level = 0, [value]
     while level := [inner for outer in level for inner in _children(outer)]:

@@ -1,4 +1,4 @@
-"""A validated request for vectors -> `EmbeddingRequest`, and its vectors -> the wire. Pure."""
+"""Translate a validated embedding request to `EmbeddingRequest`, and vectors to the response. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Encoding = Literal["float", "base64"]
 
 
 def embedding_request(body: EmbeddingsRequest, limits: LimitSettings, *, request_id: str) -> EmbeddingRequest:
-    """Return what is asked of the gateway.
+    """Return the request to the gateway.
 
     Raises:
-        RequestError: the request is over one of the limits.
+        RequestError: the request exceeds a limit.
     """
     inputs = plain_prompts(body.input)
     check_count(len(inputs), limits.max_embedding_inputs, "inputs", field="input")
@@ -39,7 +39,7 @@ def embedding_request(body: EmbeddingsRequest, limits: LimitSettings, *, request
 
 
 def embeddings_response(model: str, found: Embeddings, encoding: Encoding) -> EmbeddingsResponse:
-    """Return the vectors as the client wants them written."""
+    """Return the vectors in the encoding that the client requested."""
     return EmbeddingsResponse(
         data=[EmbeddingVector(index=i, embedding=_written(v, encoding)) for i, v in enumerate(found.vectors)],
         model=model,

@@ -1,4 +1,4 @@
-"""MLCommons' hazards -> OpenAI's thirteen moderation categories.
+"""Map MLCommons' hazards to OpenAI's thirteen moderation categories.
 
 Source: AILuminate 1.0 and Llama Guard 3's card (S1 to S14) for the hazards, OpenAI's moderation reference for the
 categories. A hazard without a counterpart (elections, privacy, ...) appears under its own name only.
@@ -56,7 +56,7 @@ _SYNONYMS = {
 
 
 def openai_scores(score_by_hazard: Mapping[str, float]) -> dict[str, float]:
-    """Return the highest score for each of OpenAI's categories, then the classifier's own hazards as they are."""
+    """Return the highest score for each of OpenAI's categories, then the classifier's own hazards unchanged."""
     scores = dict.fromkeys(OPENAI_CATEGORIES, 0.0)
     for hazard, score in score_by_hazard.items():
         for category in categories_of(hazard):
@@ -65,7 +65,7 @@ def openai_scores(score_by_hazard: Mapping[str, float]) -> dict[str, float]:
 
 
 def categories_of(hazard: str) -> tuple[str, ...]:
-    """Return OpenAI's categories for a classifier's label, however it is spelt; empty where there is none."""
+    """Return OpenAI's categories for a classifier's label in any known spelling; empty if there are none."""
     if hazard in OPENAI_CATEGORIES:
         return (hazard,)
     name = re.sub(r"[^a-z0-9]+", "_", hazard.lower()).strip("_")

@@ -1,4 +1,4 @@
-"""The safety classifier on the wire: which one is meant, what a chat wants of it, and what it found."""
+"""The safety classifier in the API: resolve its name, read a chat's moderation options, and return its verdicts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from deployments.errors import unknown_model
 from deployments.generation import Finished, Moderation, Verdict
 
 OPENAI_MODELS = ("omni-moderation-", "text-moderation-")
-"""Clients have these names built in; they are answered by the classifier that there is."""
+"""Clients have these names built in; they select the server's classifier."""
 
 
 def classifier_name(asked: str | None, known: str | None, *, field: str = "model") -> str:
-    """Return the name of the classifier that a request means by a field; `known` is the server's.
+    """Return the classifier that a request selects by a field; `known` is the server's.
 
     Raises:
-        ApiError: 404; there is none.
-        RequestError: there is none of this name.
+        ApiError: 404: the server has no classifier.
+        RequestError: no classifier has this name.
     """
     if known is None:
         raise ApiError(404, "This server has no safety classifier.", param="model", code="model_not_found")
@@ -37,11 +37,11 @@ def classifier_name(asked: str | None, known: str | None, *, field: str = "model
 
 
 def chat_classifier(asked: ChatModerationRequest | None, known: str | None) -> str | None:
-    """Return the name of the classifier that a chat wants to hear of; None where it wants nothing.
+    """Return the name of the classifier whose results a chat requests; None if it requests none.
 
     Raises:
-        ApiError: 400; there is none.
-        RequestError: there is none of this name.
+        ApiError: 400: the server has no classifier.
+        RequestError: no classifier has this name.
     """
     if asked is None:
         return None
@@ -52,7 +52,7 @@ def chat_classifier(asked: ChatModerationRequest | None, known: str | None) -> s
 
 
 def moderation_asked(asked: ChatModerationRequest | None) -> Moderation | None:
-    """Return what a chat wants of the classifier; without a policy it is told, and blocks nothing more."""
+    """Return a chat's moderation options; without a policy, results are returned but block nothing more."""
     if asked is None:
         return None
     policy = asked.policy
@@ -63,12 +63,12 @@ def moderation_asked(asked: ChatModerationRequest | None) -> Moderation | None:
 
 
 def moderation(response_id: str, classifier: str, verdicts: Iterable[Verdict]) -> ModerationResponse:
-    """Return the classifier's verdicts under OpenAI's categories and its own hazards."""
+    """Return the classifier's verdicts by OpenAI's categories and by its own hazards."""
     return ModerationResponse(id=response_id, model=classifier, results=[_result(verdict) for verdict in verdicts])
 
 
 def chat_moderation(finished: Sequence[Finished], classifier: str) -> ChatModeration:
-    """Return what was found in a chat: one result for its input, and one for each choice that has text."""
+    """Return the verdicts on a chat: one for its input, and one for each choice that has text."""
     told = [end.moderation for end in finished if end.moderation is not None]
     return ChatModeration(
         input=_results([one.input for one in told[:1]], classifier),

@@ -1,4 +1,4 @@
-"""Answers of the gateway -> the wire's values. Pure; the bytes of streams are `app.http.sse`."""
+"""Translate answers of the gateway to response values. Pure functions; `app.http.sse` writes streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHead:
-    """What every chunk and answer of one request repeats; `created_s` is Unix time in seconds."""
+    """Fields common to all chunks and answers of one request; `created_s` is Unix time in seconds."""
 
     response_id: str
     created_s: int
@@ -39,7 +39,7 @@ class ResponseHead:
 
 
 def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
-    """Return the token counts of all choices together, in their order; a prompt counts once for all its answers."""
+    """Return the total token counts of all choices, given in order; a prompt counts once for all its answers."""
     ends = finished[::answers_per_prompt]
     num_prompt_tokens = sum(end.num_prompt_tokens for end in ends)
     num_completion_tokens = sum(end.num_completion_tokens for end in finished)
@@ -58,13 +58,13 @@ def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatShape:
-    """What a chat shows besides the answer.
+    """What a chat response contains besides the answer.
 
     Attributes:
-        tells_scores: log-probabilities are told.
-        num_prompt_logprobs: the same of the prompt, with so many likeliest tokens; None for none.
-        service_tier: the tier that served, where one was asked for.
-        classifier: its public name, where it is told what it found.
+        tells_scores: return log-probabilities.
+        num_prompt_logprobs: return those of the prompt, with this many top tokens; None for none.
+        service_tier: the tier that served the request, if one was requested.
+        classifier: public name of the classifier, if its verdicts are returned.
     """
 
     tells_scores: bool = False
@@ -74,7 +74,7 @@ class ChatShape:
 
 
 def chat_completion(head: ResponseHead, answers: Sequence[Answer], shape: ChatShape) -> ChatCompletion:
-    """Return whole answers to one chat; a refused input has a `refusal` and no content."""
+    """Return whole answers to one chat; for a refused input, the message has a `refusal` and no content."""
     choices = []
     for index, answer in enumerate(answers):
         refusal = answer.finished.refusal
@@ -108,13 +108,13 @@ def chat_completion(head: ResponseHead, answers: Sequence[Answer], shape: ChatSh
 
 
 def prompt_logprobs(started: Started, num_top: int | None) -> PromptLogprobs | None:
-    """Return a prompt's scores with `num_top` likeliest tokens each; None where nobody asked, or none were told."""
+    """Return a prompt's log-probabilities with `num_top` top tokens each; None if not requested or not available."""
     if num_top is None or not started.prompt_scores:
         return None
     return [
         None
         if score.logprob is None
-        # Where the token is among the likeliest its rank is its place there.
+        # If the token is among the top tokens, its rank is its position there.
         else {str(token.token_id): _prompt_logprob(token) for token in (score, *score.top[:num_top])}
         for score in started.prompt_scores
     ]
@@ -125,14 +125,14 @@ def _prompt_logprob(score: TokenScore) -> PromptLogprob:
 
 
 def echoed_scores(started: Started, num_top: int) -> tuple[TokenScore, ...]:
-    """Return the scores of a prompt that is repeated, with `num_top` likeliest tokens each."""
+    """Return the scores of an echoed prompt, with `num_top` top tokens each."""
     if started.prompt_text is None:
         return ()
     return tuple(score._replace(top=score.top[:num_top]) for score in started.prompt_scores)
 
 
 def chat_logprobs(scores: Iterable[TokenScore]) -> ChatLogprobs:
-    """Return the scores of an answer, or of a piece of one, as chats have them."""
+    """Return the scores of an answer, or of a piece of one, in the format of chats."""
     content = [
         ChosenLogprob(**_token_logprob(score), top_logprobs=[TokenLogprob(**_token_logprob(top)) for top in score.top])
         for score in scores
@@ -143,7 +143,7 @@ def chat_logprobs(scores: Iterable[TokenScore]) -> ChatLogprobs:
 def completion(
     head: ResponseHead, answers: Sequence[Answer], *, answers_per_prompt: int, shape: CompletionShape
 ) -> Completion:
-    """Return whole text answers: of each prompt's, which stand side by side, the `num_choices` likeliest per token."""
+    """Return whole text answers: of each prompt's adjacent answers, the `num_choices` with the best mean logprob."""
     choices: list[CompletionChoice] = []
     for start in range(0, len(answers), answers_per_prompt):
         computed = answers[start : start + answers_per_prompt]
@@ -165,13 +165,13 @@ def completion(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionShape:
-    """What a text completion shows.
+    """What a text completion contains.
 
     Attributes:
-        num_choices: answers to each prompt.
-        num_scores: log-probabilities are told, and those of so many likeliest tokens; None for none.
-        num_prompt_logprobs: the same of the prompt, apart from the text.
-        hides_answer: only the echo of the prompt was asked for.
+        num_choices: answers returned per prompt.
+        num_scores: return log-probabilities and this many top tokens; None for none.
+        num_prompt_logprobs: the same for the prompt, in a separate field.
+        hides_answer: only the echo of the prompt was requested.
     """
 
     num_choices: int = 1
@@ -202,7 +202,7 @@ def _tool_call(call: ToolCall) -> MessageToolCall:
 
 
 class TextScores:
-    """Scores as text completions have them; offsets go on from piece to piece of one choice."""
+    """Scores in the format of text completions; offsets continue across the pieces of one choice."""
 
     def __init__(self) -> None:
         self._offset = 0
@@ -227,7 +227,7 @@ class TextScores:
 def _top_by_text(score: TokenScore) -> dict[str, float] | None:
     if score.logprob is None:
         return None
-    # The likeliest first, and of tokens that look alike the likeliest; the one of the text is always among them.
+    # Most likely first; of tokens with equal text the most likely wins. The chosen token is always included.
     found: dict[str, float] = {}
     for token in (*score.top, score):
         found.setdefault(token.text, _finite(token.logprob))
@@ -239,7 +239,7 @@ def _token_logprob(score: TokenScore) -> dict[str, Any]:
 
 
 def _finite(logprob: float | None) -> float:
-    # JSON has no infinity; OpenAI writes this number for "never".
+    # JSON has no infinity; OpenAI uses this number for impossible tokens.
     return max(logprob if logprob is not None else LEAST_LOGPROB, LEAST_LOGPROB)
 
 

@@ -1,4 +1,4 @@
-"""Validated requests for scores -> `RerankRequest`, and scores -> the wire. Pure."""
+"""Translate validated score and rerank requests to `RerankRequest`, and scores to responses. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from engine.errors import RequestError
 
 
 def score_request(body: ScoreRequest, limits: LimitSettings, *, request_id: str) -> RerankRequest:
-    """Return what is asked of the gateway.
+    """Return the request to the gateway.
 
     Raises:
-        RequestError: the texts do not pair up, or are over one of the limits.
+        RequestError: the texts cannot be paired, or exceed a limit.
     """
     queries = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     documents = [body.text_2] if isinstance(body.text_2, str) else body.text_2
@@ -43,10 +43,10 @@ def score_request(body: ScoreRequest, limits: LimitSettings, *, request_id: str)
 
 
 def rerank_request(body: RerankBody, limits: LimitSettings, *, request_id: str) -> RerankRequest:
-    """Return what is asked of the gateway.
+    """Return the request to the gateway.
 
     Raises:
-        RequestError: there are no documents, or the request is over one of the limits.
+        RequestError: there are no documents, or the request exceeds a limit.
     """
     if not body.documents:
         raise RequestError("'documents' must not be empty.", field="documents")
@@ -96,7 +96,7 @@ def _request(
     if truncates_to == 0:
         raise RequestError("'truncate_prompt_tokens' must be -1 or at least 1.", field="truncate_prompt_tokens")
     request = RerankRequest(request_id=request_id, model=model, pairs=pairs, truncates_to=truncates_to)
-    # A query counts once for each document that it goes through the model with.
+    # A query counts once for each document, because the model reads it with each.
     check_count(request.num_chars, limits.max_prompt_chars, "characters, with the query of each pair", field=field)
     return request
 

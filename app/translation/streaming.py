@@ -1,7 +1,7 @@
-"""Several generations -> one sequence of batches of what is ready together.
+"""Merge several generations into one sequence of batches of events that are ready together.
 
-A batch becomes one write to the client: where the client or this process falls behind, writes get fewer and larger.
-What a slow client has not taken stays bounded here, and then holds up the gateway's iterator.
+A batch becomes one write to the client: if the client or this process falls behind, writes get fewer and larger. Events
+that a slow client has not read wait in a bounded queue; when it is full, back-pressure stops the gateway's iterator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Answer:
     """A whole answer.
 
     Attributes:
-        deltas: the pieces that it came in.
+        deltas: the pieces in which it arrived.
     """
 
     text: str
@@ -52,7 +52,7 @@ class Answer:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens; of none it is minus infinity."""
+        """Mean log-probability of its tokens; minus infinity if there are none."""
         scores = [score.logprob for score in self.scores if score.logprob is not None]
         return sum(scores) / len(scores) if scores else -inf
 
@@ -64,9 +64,9 @@ class _Ended:
 
 
 class EventBatches:
-    """Runs some generations side by side; closing it closes them all.
+    """Runs generations concurrently; closing it closes all of them.
 
-    The first failure of any of them ends the whole.
+    The first failure of any generation ends all.
     """
 
     def __init__(self, generations: Sequence[AsyncGenerator[GenerationEvent, None]]) -> None:
@@ -76,10 +76,10 @@ class EventBatches:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> Self:
-        """Start, and wait for the first event of every generation, so that errors before it have an HTTP status.
+        """Start and wait for the first event of every generation, so that earlier errors get an HTTP status.
 
         Raises:
-            Exception: what a generation raised before its first event; all are closed then.
+            Exception: raised by a generation before its first event; all are closed first.
         """
         self._tasks = [
             asyncio.create_task(self._run(index, generation)) for index, generation in enumerate(self._generations)
@@ -98,7 +98,7 @@ class EventBatches:
         return self
 
     async def batches(self) -> AsyncIterator[list[ChoiceEvent]]:
-        """Yield non-empty lists of events in order; raise what a generation raised, after the events before it."""
+        """Yield non-empty lists of events in order; re-raise a generation's error after the events before it."""
         num_running = len(self._generations)
         items, self._held = self._held, []
         while True:
@@ -117,7 +117,7 @@ class EventBatches:
             items = [await self._ready.get()]
 
     async def close(self) -> None:
-        """End all generations and wait until they have let go of their requests; idempotent."""
+        """Stop all generations and wait until they have released their requests. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -130,17 +130,17 @@ class EventBatches:
                     await self._ready.put(ChoiceEvent(index, event))
         except asyncio.CancelledError:
             raise
-        except BaseException as caught:  # noqa: BLE001 - carried to the reader, which raises it
-            # The panic of a library in Rust is no `Exception`, and without a word the reader waits for ever.
+        except BaseException as caught:  # noqa: BLE001 - passed to the reader, which raises it
+            # A panic of a Rust library is not an `Exception`; unless it is passed on, the reader waits forever.
             error = caught if isinstance(caught, Exception) else RuntimeError(repr(caught))
         await self._ready.put(_Ended(index, error))
 
 
 async def collect(generations: Sequence[AsyncGenerator[GenerationEvent, None]]) -> list[Answer]:
-    """Run all generations to their ends and return the answers in order.
+    """Run all generations to completion and return the answers in order.
 
     Raises:
-        Exception: what any of the generations raised; the others are closed then.
+        Exception: raised by a generation; the others are closed first.
     """
     pieces: list[list[TextDelta]] = [[] for _ in generations]
     started: dict[int, Started] = {}
@@ -173,7 +173,7 @@ async def collect(generations: Sequence[AsyncGenerator[GenerationEvent, None]]) 
 
 
 def joined_calls(deltas: Iterable[CallDelta]) -> tuple[ToolCall, ...]:
-    """Return the calls that these pieces make."""
+    """Join pieces of calls into whole calls."""
     calls: list[ToolCall] = []
     for delta in deltas:
         if delta.index == len(calls):

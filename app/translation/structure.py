@@ -1,4 +1,4 @@
-"""What an answer has to look like -> the grammar that the engine follows. Pure; bounds are those of the settings."""
+"""Translate the requested format of an answer to a grammar for the engine. Pure functions; settings give the bounds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from engine.errors import RequestError
 
 
 def chat_grammar(body: ChatCompletionRequest, limits: LimitSettings) -> Grammar | None:
-    """Return what the answer to a chat follows, None for free text.
+    """Return the grammar of the answer to a chat, None for free text.
 
     Raises:
-        RequestError: a schema is too large or too deep, or two fields contradict each other.
+        RequestError: a schema is too large or too deep, a grammar is invalid, or two fields conflict.
     """
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
@@ -37,14 +37,14 @@ def chat_grammar(body: ChatCompletionRequest, limits: LimitSettings) -> Grammar 
 
 
 def text_grammar(body: SamplingFields, limits: LimitSettings) -> Grammar | None:
-    """Return what an answer follows by the extension alone; errors as `chat_grammar`."""
+    """Return the grammar that `structured_outputs` requests, None for free text; errors as `chat_grammar`."""
     if body.structured_outputs is None:
         return None
     return _checked(body, _of_extension(body.structured_outputs, limits))
 
 
 def _checked(body: SamplingFields, grammar: Grammar) -> Grammar:
-    # With these the grammar may leave no token that can be drawn.
+    # Combined with these, the grammar may allow no token at all.
     for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
         if getattr(body, name):
             raise RequestError(f"'{name}' cannot be used with '{grammar.field}'.", field=name)

@@ -1,4 +1,4 @@
-"""The tools of a chat request -> what the model is told of, and which of it an answer may call. Pure."""
+"""Translate the tools of a chat to the functions shown to the model, and those it may call. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NEEDS_FREE_TEXT = ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"
 
 
 def tool_use(body: ChatCompletionRequest, tools: tuple[ToolSpec, ...]) -> ToolUse | None:
-    """Return how the answer may call the tools of a chat, None where there are none.
+    """Return how the answer may call the tools of a chat, None if there are none.
 
     Raises:
-        RequestError: the choice is of a tool that there is not, or something else that is asked for needs free text.
+        RequestError: the choice names an unknown tool, or another field requires free text.
     """
     choice = body.tool_choice or "auto"
     if not tools:
@@ -47,7 +47,7 @@ def tool_specs(tools: list[Tool], limits: LimitSettings) -> tuple[ToolSpec, ...]
     """Return the functions of a request.
 
     Raises:
-        RequestError: there are too many or too large ones.
+        RequestError: they are too many, too large or nested too deep, or two have the same name.
     """
     check_count(len(tools), limits.max_tools, "tools", field="tools")
     specs: list[ToolSpec] = []

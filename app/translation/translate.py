@@ -1,6 +1,6 @@
-"""A validated request -> `GenerationRequest`s; checks the bounds that the settings choose.
+"""Translate a validated request to `GenerationRequest`s, and check the limits of the settings.
 
-Pure and total: the same body, ids and seeds give the same requests, and every failure is a `RequestError`.
+Pure: equal bodies, ids and seeds give equal requests. Every failure is a `RequestError`.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from engine.request import DryPenalty, LzPenalty, SamplingParams
 SeedSource = Callable[[], int]
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
-"""Where sequences end in most texts: the default of those who have DRY."""
+"""Strings at which repeats usually end: the default of other DRY implementations."""
 _SEED_MASK = 2**64 - 1
 _PRIORITY_BY_TIER = {"priority": -8, "flex": 8}
-"""Half of the longest head start, in either direction (`engine.scheduling.live_request`)."""
+"""Half of the maximum head start or delay (`engine.scheduling.live_request`)."""
 _SEED_STEP = 0x9E3779B97F4A7C15
-"""Odd, and far from any seed that a person would choose: of the golden ratio, as splitmix64 steps."""
+"""The golden-ratio increment of splitmix64: odd, and far from any seed that people choose."""
 
 _AS_THEY_ARE = (
     *("min_tokens", "temperature", "top_p", "min_p", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff"),
     *("xtc_probability", "xtc_threshold", "repetition_penalty", "frequency_penalty", "presence_penalty"),
 )
-"""Fields that are parameters of one name and one meaning."""
+"""Fields that have the same name and meaning as sampling parameters."""
 
 
 def random_seed() -> int:
-    """Draw a seed of 64 bits for a request that names none."""
+    """Draw a 64-bit seed for a request that has none."""
     return secrets.randbits(64)
 
 
 def chat_generations(
     body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
 ) -> tuple[GenerationRequest, ...]:
-    """Return one request for each choice of a chat completion. `developer` turns go to the template as `system`."""
+    """Return one request per choice of a chat completion. The template gets `developer` messages as `system`."""
     prompt = whole_chat_prompt(body, limits)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise RequestError(
@@ -86,7 +86,7 @@ def chat_generations(
     )
     choices = _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
     first, *others = with_beams(body, choices, body.n or 1)
-    # One prompt, told once.
+    # The choices share one prompt, whose results are returned once.
     quiet = None if base.moderation is None else replace(base.moderation, tells_input=False)
     return first, *(
         replace(one, params=replace(one.params, num_prompt_logprobs=None), moderation=quiet) for one in others
@@ -96,7 +96,7 @@ def chat_generations(
 def text_generations(
     body: CompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
 ) -> tuple[GenerationRequest, ...]:
-    """Return the requests of a text completion: for each prompt, in order, one for each answer that is computed."""
+    """Return the requests of a text completion: for each prompt in order, one per computed answer."""
     prompts = plain_prompts(body.prompt)
     check_count(len(prompts), limits.max_prompts, "prompts", field="prompt")
     _check_chars(sum(len(p.text) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
@@ -115,22 +115,22 @@ def text_generations(
         base = _generation(body, prompt, limits, body.max_tokens)
         asked = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
         params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=max(asked, default=None))
-        # Of the default nobody has to be told that the context has no room for it.
+        # The default is clipped to the context instead of refused.
         clips = "max_tokens" not in body.model_fields_set
         bases.append(replace(base, params=params, echoes=bool(body.echo), grammar=grammar, clips_max_tokens=clips))
-    # Of `n` and `best_of` the one that says how many there are.
+    # Whichever of `n` and `best_of` determines the count.
     field = "n" if num_answers == num_wanted else "best_of"
     choices = _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed), field=field)
     return with_beams(body, choices, num_answers)
 
 
 def answers_per_prompt(body: CompletionRequest) -> int:
-    """Return how many answers are computed for each prompt: `best_of`, or as many as are returned."""
+    """Return how many answers are computed per prompt: `best_of`, or else `n`."""
     return body.best_of or body.n or 1
 
 
 def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[str, ...]:
-    """Return the texts to judge, in order."""
+    """Return the texts to classify, in order."""
     items = [body.input] if isinstance(body.input, str) else body.input
     texts = tuple(item if isinstance(item, str) else item.text for item in items)
     if not texts:
@@ -141,7 +141,7 @@ def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[st
 
 
 def tokenized_prompt(body: TokenizeRequest, limits: LimitSettings) -> ChatPrompt | TextPrompt:
-    """Return what is to be tokenised."""
+    """Return the prompt to tokenize."""
     if body.messages is not None:
         return whole_chat_prompt(body, limits)
     text = body.prompt or ""
@@ -150,13 +150,13 @@ def tokenized_prompt(body: TokenizeRequest, limits: LimitSettings) -> ChatPrompt
 
 
 def detokenized_ids(body: DetokenizeRequest, limits: LimitSettings) -> tuple[int, ...]:
-    """Return the token ids whose text is wanted."""
+    """Return the token ids to detokenize."""
     _check_chars(len(body.tokens), limits, field="tokens")
     return tuple(body.tokens)
 
 
 def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: LimitSettings) -> ChatPrompt:
-    """Return the prompt of a chat, with its tools and the options of its template."""
+    """Return the prompt of a chat, with its tools and chat template options."""
     prompt = _chat_prompt(body.messages or (), limits)
     if body.continue_final_message and (prompt.messages[-1].role != "assistant" or not prompt.messages[-1].content):
         raise RequestError(
@@ -206,7 +206,7 @@ def _turn(message: Message) -> ChatMessage:
 
 
 def served_tier(body: ChatCompletionRequest) -> str | None:
-    """Return the tier that a chat is served in, as the answer says it; None where nobody asked."""
+    """Return the service tier of a chat, as reported in the answer; None if none was requested."""
     return "default" if body.service_tier == "auto" else body.service_tier
 
 
@@ -218,7 +218,7 @@ def _prediction(body: ChatCompletionRequest, limits: LimitSettings) -> str:
 
 def _salt(body: ChatCompletionRequest) -> str:
     salt = body.cache_salt or ""
-    # No two pairs look alike, and without a key chats share with text completions.
+    # Distinct pairs give distinct salts; without a key, chats share prefixes with text completions.
     return salt if body.prompt_cache_key is None else json.dumps([salt, body.prompt_cache_key])
 
 
@@ -229,7 +229,7 @@ def _retention_s(body: ChatCompletionRequest) -> float:
 
 
 def plain_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the prompts that `WirePrompt` spells, in order."""
+    """Return the prompts of a `WirePrompt`, in order."""
     if isinstance(prompt, str):
         return (TextPrompt(text=prompt),)
     if _is_token_ids(prompt):
@@ -273,7 +273,7 @@ def _choices(
     *,
     field: str = "n",
 ) -> tuple[GenerationRequest, ...]:
-    """Return each request `count` times, with ids of their own; the answers to one prompt draw from unlike seeds."""
+    """Return each request `count` times, with unique ids; the answers to one prompt get different seeds."""
     if len(bases) * count > limits.max_choices:
         raise RequestError(
             f"'{field}' times the number of prompts must be at most {limits.max_choices}; it is {len(bases) * count}.",
@@ -295,12 +295,12 @@ def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int,
     for key in bias:
         if not key.isascii() or not key.isdecimal() or len(key) > 9:
             raise RequestError(f"'logit_bias' has the key {key[:32]!r}; keys must be token ids.", field="logit_bias")
-    # Two spellings of one id count together.
+    # Biases of one id in two spellings are added.
     return tuple((int(key), value) for key, value in bias.items())
 
 
 def _dry_penalty(body: SamplingFields) -> DryPenalty | None:
-    """Return the penalty that is asked for, its breakers still as text (`_dry_breakers`)."""
+    """Return the requested penalty; its breakers are passed separately, as text (`_dry_breakers`)."""
     if not body.dry_multiplier or body.dry_penalty_last_n == 0:
         return None
     return DryPenalty(
@@ -321,7 +321,7 @@ def _lz_penalty(body: SamplingFields) -> LzPenalty | None:
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """Return the values that a client has given; for others the parameters have defaults."""
+    """Return the values that the client gave; the parameters have defaults for the rest."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -352,13 +352,13 @@ def _generation(
         num_prompt_logprobs=body.prompt_logprobs,
     )
     return GenerationRequest(
-        request_id="",  # every choice gets its own
+        request_id="",  # set for each choice
         model=body.model,
         prompt=prompt,
         params=params,
-        # A search draws nothing.
+        # Beam search does not sample.
         open_params=frozenset(name for name in BOUNDS if getattr(body, name) is None and not body.use_beam_search),
-        # Nothing can be drawn from without a step: the one token of an echo alone is computed, and not shown.
+        # The engine computes at least one token; for an echo alone, it is not returned.
         max_tokens=max(1, max_tokens) if max_tokens is not None else None,
         bad_words=tuple(dict.fromkeys(body.bad_words or ())),
         dry_breakers=() if params.dry is None else _dry_breakers(body),

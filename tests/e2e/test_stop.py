@@ -53,7 +53,10 @@ def test_streams_end_whole_newcomers_are_told_to_come_back_and_nothing_is_left(t
         assert server.process.wait(60) == 0
         print(f"it ended {time.monotonic() - ended_at_s:.1f} s after its last answer")
         said = [line for line in server.whole_output()[num_lines:] if line.strip()]
-        assert said == [f"Stopping; answers have {LIMIT_S:g} s. Once more to stop at once.\n", "Stopped.\n"]
+        assert said == [
+            f"Stopping; answers have {LIMIT_S:g} s to finish. Press Ctrl-C again to stop at once.\n",
+            "Stopped.\n",
+        ]
         [gateway_log] = logs.rglob("replica_*_Gateway_*.log")
         assert gateway_log.read_text().count(f" output_tokens={NUM_TOKENS} ") == 4, "each answer's line, the last too"
         with pytest.raises(httpx.TransportError), server.http() as http:

@@ -66,9 +66,9 @@ def test_what_the_server_says_is_one_line(url: str, capsys: pytest.CaptureFixtur
     assert run(url, "adapters", "list") == 1
     told = capsys.readouterr().err
     assert "admin key" in told
-    assert told.endswith("Give it by --key.\n")
+    assert told.endswith("Set it with --key.\n")
     assert run("http://127.0.0.1:1", "models") == 1
-    assert "does not answer" in capsys.readouterr().err
+    assert "did not respond" in capsys.readouterr().err
     for split in ("all", "²=100", "1=-5"):
         assert run(url, "adapters", "route", "sql", split) == 1
         assert "VERSION=PERCENT" in capsys.readouterr().err

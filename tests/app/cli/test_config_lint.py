@@ -82,16 +82,16 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
         ("max_replicas", "max_replica", "applications[0].deployments[1].autoscaling_config.max_replica: unknown key"),
         ("name: Gateway", "name: Gatway", "applications[0].deployments[0].name: no deployment 'Gatway'; did you mean"),
         ("Model-base", "Model-bas", "applications[0].deployments[1].name: no deployment 'Model-bas'; did you mean"),
-        ("name: Gateway", "name: Accounts", "applications[0].deployments[0].num_replicas: of 'Accounts' there is one"),
+        ("name: Gateway", "name: Accounts", "applications[0].deployments[0].num_replicas: 'Accounts' must have"),
         ("max_replicas: 2", "max_replicas: 0", "applications[0].deployments[1].autoscaling_config.max_replicas: input"),
         ("min_replicas: 1", "min_replicas: 3", "applications[0].deployments[1].autoscaling_config: max_replicas (2)"),
-        ("name: Model-base", "name: Gateway", "applications[0].deployments[1].name: 'Gateway' stands twice, and Serve"),
+        ("name: Model-base", "name: Gateway", "applications[0].deployments[1].name: 'Gateway' is declared twice;"),
         ("port: 8000", "port: -1", "http_options.port: -1 is not between 1 and 65535"),
         ("port: 8000", "port: 0", "http_options.port: 0 is not between 1 and 65535"),
         ("port: 8000", "port: 70000", "http_options.port: 70000 is not between 1 and 65535"),
-        ("route_prefix: /", "route_prefix: api", "applications[0].route_prefix: 'api' is not '/' alone, or a path"),
-        ("route_prefix: /", "route_prefix: /api/", "applications[0].route_prefix: '/api/' is not '/' alone, or a path"),
-        ("route_prefix: /", "route_prefix: null", "applications[0].route_prefix: without one it is not served"),
+        ("route_prefix: /", "route_prefix: api", "applications[0].route_prefix: 'api' must be '/', or a path"),
+        ("route_prefix: /", "route_prefix: /api/", "applications[0].route_prefix: '/api/' must be '/', or a path"),
+        ("route_prefix: /", "route_prefix: null", "applications[0].route_prefix: must be set"),
         ("name: Gateway", "name: Safety", "applications[0].deployments[0].name: no deployment 'Safety'; known are:"),
     ],
 )  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_replica_on_a_gpu_asks_for_one(lint: Lint, options: str, is_good: bool
             "adapter_config.json",
         ),
         ("app.builder:build", "app.nope:build", "import_path", "did you mean 'app.builder:build'?"),
-        ("app.builder:build", "nowhere:app", "import_path", "there is no module 'nowhere' here"),
+        ("app.builder:build", "nowhere:app", "import_path", "module 'nowhere' not found"),
     ],
 )
 def test_what_cannot_start_is_a_mistake_beforehand(lint: Lint, old: str, new: str, place: str, words: str) -> None:
@@ -136,12 +136,12 @@ def test_what_cannot_start_is_a_mistake_beforehand(lint: Lint, old: str, new: st
 @pytest.mark.parametrize(("old", "new"), [("host: 127.0.0.1, ", ""), ("host: 127.0.0.1", "host: 10.0.0.5")])
 def test_a_server_that_anybody_could_ask_is_a_mistake(lint: Lint, old: str, new: str) -> None:
     (line,) = lint((old, new))
-    assert line.startswith("http_options.host: everybody who reaches ")
+    assert line.startswith("http_options.host: anyone who can reach ")
 
 
 def test_a_key_that_stands_twice_is_a_mistake(lint: Lint) -> None:
     (line,) = lint(("port: 8000", "port: 8000, port: 8001"))
-    assert line.endswith("line 2, column 45: not valid YAML: the key 'port' stands twice in one mapping")
+    assert line.endswith("line 2, column 45: not valid YAML: duplicate key 'port'")
 
 
 def test_a_folder_that_is_not_there_is_named(lint: Lint, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_folders_that_this_user_may_not_look_into_are_named(lint: Lint, monkeypa
     assert line == f"applications[0].args.models[0].path: the folder '{locked}/model' cannot be read: Permission denied"
     monkeypatch.setattr(os, "access", lambda path, mode: path != locked)
     (line,) = lint(("    deployments:", "      registry: {folder: FOLDER/locked/state}\n    deployments:"))
-    assert line == f"applications[0].args.registry.folder: '{locked}' is not a folder that can be written"
+    assert line == f"applications[0].args.registry.folder: '{locked}' is not a writable folder"
 
 
 def test_what_a_server_of_another_user_has_left_is_named(lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_what_a_server_of_another_user_has_left_is_named(lint: Lint, monkeypatch
     changes = ("    deployments:", "      batches: {folder: FOLDER/state}\n    deployments:")
     assert lint(changes) == []
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).parent != state)
-    assert lint(changes) == [f"applications[0].args.batches.folder: '{state}/lock' cannot be written"]
+    assert lint(changes) == [f"applications[0].args.batches.folder: '{state}/lock' is not writable"]
 
 
 def test_weights_that_this_user_may_not_read_are_named(lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_weights_that_this_user_may_not_read_are_named(lint: Lint, monkeypatch: 
 
 def test_a_file_that_serves_nothing_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("applications: []")
-    assert lint_config(tmp_path / "config.yaml") == ["applications: there is none, and nothing to serve"]
+    assert lint_config(tmp_path / "config.yaml") == ["applications: must contain at least one application"]
 
 
 def test_weights_that_are_missing_or_cut_off_are_named(lint: Lint) -> None:
@@ -204,7 +204,7 @@ def test_weights_that_are_missing_or_cut_off_are_named(lint: Lint) -> None:
     (lint.folder / "guard" / "model.safetensors").write_bytes(NO_TENSORS[:-1])
     safety = "      safety: {path: FOLDER/guard}\n"
     (cut,) = lint(("    deployments:", f"{safety}    deployments:"))
-    assert cut.startswith(f"applications[0].args.safety.path: {lint.folder}/guard/model.safetensors: not a whole")
+    assert cut.startswith(f"applications[0].args.safety.path: {lint.folder}/guard/model.safetensors: not a complete")
     index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
     shards = lint.folder / "shards"
     shards.mkdir()
@@ -235,7 +235,7 @@ def test_a_folder_that_cannot_be_written_is_named(lint: Lint) -> None:
         folder = f"      {node}: {{{key}: FOLDER/config.json/state}}\n    deployments:"
         (line,) = lint(("    deployments:", folder))
         place = f"applications[0].args.{node}.{key}"
-        assert line == f"{place}: '{lint.folder}/config.json' is not a folder that can be written"
+        assert line == f"{place}: '{lint.folder}/config.json' is not a writable folder"
 
 
 def test_two_applications_have_folders_of_their_own(lint: Lint) -> None:
@@ -246,8 +246,8 @@ def test_two_applications_have_folders_of_their_own(lint: Lint) -> None:
     tree["applications"].append(first | {"name": "second", "route_prefix": "/second"})
     path.write_text(yaml.safe_dump(tree))
     assert lint_config(path) == [
-        "applications[1].args.registry.folder: '.antiphon' is that of applications[0]",
-        "applications[1].args.batches.folder: '.antiphon/batches' is that of applications[0]",
+        "applications[1].args.registry.folder: '.antiphon' is already used by applications[0]",
+        "applications[1].args.batches.folder: '.antiphon/batches' is already used by applications[0]",
     ]
 
 
@@ -280,7 +280,7 @@ def test_a_key_may_stand_in_a_reference_and_beside_it(lint: Lint) -> None:
             "{<<: *first, name: Model-base, num_replicas: 1,",
         ),
     )
-    assert not any("twice" in line for line in lint(*changes))
+    assert not any("duplicate" in line for line in lint(*changes))
 
 
 def test_a_hub_id_is_no_missing_folder(lint: Lint, tmp_path: Path) -> None:

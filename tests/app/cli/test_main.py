@@ -61,7 +61,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
 
 def test_a_good_file_validates(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["validate", str(config)]) == 0
-    assert "is good" in capsys.readouterr().out
+    assert "is valid" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["validate", "serve"])
@@ -145,7 +145,9 @@ def test_where_few_files_may_be_open_haproxy_takes_fewer_connections_and_that_is
     monkeypatch.setattr(cli.resource, "getrlimit", lambda limit: (1024, 4096))
     assert cli.main(["serve", str(config)]) == 0
     assert server.started[0].environment["RAY_SERVE_HAPROXY_MAXCONN"] == "1598"
-    assert "note: with 4096 open files (ulimit -Hn) HAProxy takes 1598 connections at once" in capsys.readouterr().out
+    assert (
+        "note: the limit of 4096 open files (ulimit -Hn) limits HAProxy to 1598 connections" in capsys.readouterr().out
+    )
 
 
 def test_without_haproxy_pythons_proxy_stands_in(
@@ -172,7 +174,7 @@ def test_a_server_that_never_answers_is_given_up(
 ) -> None:
     monkeypatch.setattr(cli, "_is_ready", lambda url: False)
     assert cli.main(["serve", str(config), "--ready-timeout-s", "0"]) == 1
-    assert "http://127.0.0.1:8000/health does not answer" in capsys.readouterr().err
+    assert "http://127.0.0.1:8000/health did not return 200" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

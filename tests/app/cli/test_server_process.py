@@ -177,7 +177,7 @@ def test_a_gpu_that_this_machine_does_not_have_is_not_waited_for(start: Start) -
     until(server.has_ended)
     failure = server.failure()
     assert failure is not None
-    assert "status 1: of GPUs models ask for 1, and Ray finds 0 on this machine" in failure
+    assert "status 1: models request 1 GPU(s), but Ray found 0 on this machine" in failure
     server.stop()
     assert "up" not in start.printed.getvalue()
 
