@@ -1,9 +1,9 @@
-"""Residency of adapters: from disk through host memory to device slots, always in the background.
+"""Adapter residency: load adapters from disk through host memory into device slots, in the background.
 
     declared --(loader threads)--> host cache --(try_pin: a slot)--> device, pinned by running requests
 
-Any number of adapters may be declared; memory is bounded by the host cache and the slots. On a CPU the device's weights
-are the host's, and taking a slot costs nothing; on a GPU a thread copies from page-locked memory on its own stream.
+Any number of adapters may be declared; the host cache and the slots bound memory. On a CPU the device weights are the
+host's and taking a slot costs nothing; on a GPU a thread copies from page-locked memory on its own CUDA stream.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ LentMemory = Callable[[range], Sequence[torch.Tensor]]
 
 
 class AdapterPool:
-    """The adapters of one engine; `engine.ports.AdapterGate`, `AdapterStock` and `engine.lora.ResidentAdapters`.
+    """The adapters of one engine; an `engine.ports.AdapterGate`, `AdapterStock` and `engine.lora.ResidentAdapters`.
 
-    Thread-safe. No method blocks or touches a disk, save `close`.
+    Thread-safe. No method blocks or accesses a disk, except `close`.
 
     Args:
         loader: used on background threads.
-        lent_memory: returns the pages that a run of the cache's blocks consists of, as bytes, all of one size; what
-            is copied there waits for what the device has begun.
-        locate: returns a reference to files of this node, or raises AdapterError; called on a background thread.
-        on_change: called on a background thread when an adapter has become loadable, usable or failed: a waiting
-            request may now be able to run or must be ended.
+        lent_memory: returns the pages of a run of KV cache blocks as bytes, all of one size. A copy into them waits
+            for the work that the device has already been given.
+        locate: returns a reference to files on this node, or raises AdapterError; called on a background thread.
+        on_change: called on a background thread when an adapter is loaded, usable or failed: a waiting request may
+            now run, or must be ended.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class AdapterPool:
             self.declare(ref)
 
     def declare(self, ref: AdapterRef) -> None:
-        """Make an adapter known; nothing is loaded. Two names of one content share everything."""
+        """Declare an adapter without loading it. Two names for the same content share everything."""
         with self._lock:
             self._ref_by_digest[ref.digest] = ref
         self._host.forget_failure(ref.digest)
 
     def learn(self, ref: AdapterRef) -> None:
-        """Make an adapter known that is not yet; one whose files lie elsewhere by now is taken from there."""
+        """Declare an adapter unless it is known under the same path; if its files have moved, use the new path."""
         with self._lock:
             known = self._ref_by_digest.get(ref.digest)
-        # The same files would fail again.
+        # With the same files a remembered failure must stand: they would fail again.
         if known is None or known.path != ref.path:
             self.declare(ref)
 
     def release(self, digest: AdapterDigest) -> int | None:
-        """Forget an adapter; return the bytes that this freed, or None where running requests hold it still."""
+        """Forget an adapter; return the bytes freed, or None if it is still pinned or being copied to the device."""
         with self._lock:
             self._ref_by_digest.pop(digest, None)
             if not self._slots.try_free(digest):
@@ -105,18 +105,18 @@ class AdapterPool:
             return freed
 
     def places(self) -> dict[AdapterDigest, str]:
-        """Return where adapters lie: "device", "host" or "loading"; those that lie nowhere are left out."""
+        """Return the place of each adapter in memory or on its way there: "device", "host" or "loading"."""
         with self._lock:
             return self._host.places() | dict.fromkeys(self._weights_by_digest, "device")
 
     def prepare(self, digest: AdapterDigest) -> None:
-        """Start moving the adapter towards the device: into host memory."""
+        """Start loading the adapter into host memory."""
         with self._lock:
             if digest in self._ref_by_digest and digest not in self._slots:
                 self._host.request(digest)
 
     def try_pin(self, digest: AdapterDigest) -> bool:
-        """Pin the adapter on the device for one running request, or return False: still loading, or no slot free."""
+        """Pin the adapter on the device for one running request; return False if it is loading or no slot is free."""
         with self._lock:
             if digest not in self._slots and not self._try_place(digest):
                 return False
@@ -126,29 +126,29 @@ class AdapterPool:
             return True
 
     def swap_s(self, digest: AdapterDigest) -> float:
-        """Return the mean time of a read, 0 for an adapter that is on the device or in host memory."""
+        """Return the average load time, 0 for an adapter that is on the device or in host memory."""
         with self._lock:
             return 0.0 if digest in self._slots or digest in self._host else self._load_s
 
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
-        """Return whether the adapter lies in host memory and every slot of the device is taken."""
+        """Return whether the adapter is in host memory but has no device slot."""
         with self._lock:
             return digest not in self._slots and digest in self._host
 
     def lacked_room(self) -> bool:
-        """Tell whether, since this was last asked, an adapter would have been better off with more memory."""
+        """Return whether, since the last call, an adapter needed more device memory than was free."""
         with self._lock:
             lacked, self._slots.lacks_room = self._slots.lacks_room, False
             return lacked
 
     def lend(self, run: range) -> None:
-        """Let adapters lie in a run of the cache's blocks."""
+        """Let adapters use a run of KV cache blocks."""
         with self._lock:
             self._pages_by_run[run] = self._lent_memory(run)
             self._slots.lend(run, len(self._pages_by_run[run]))
 
     def give_back(self) -> range | None:
-        """Return a run that nobody lies in any more, None where each holds an adapter that is in use or on its way."""
+        """Evict the adapters from a lent run and return it; None if every run holds one that cannot be evicted."""
         with self._lock:
             ended = self._slots.give_back(self._clock())
             if ended is None:
@@ -164,21 +164,21 @@ class AdapterPool:
             self._slots.unpin(digest)
 
     def error(self, digest: AdapterDigest) -> str | None:
-        """Return why the adapter cannot become resident, or None; a failure is forgotten after a while."""
+        """Return why the adapter cannot become resident, or None; a failure is forgotten after some seconds."""
         with self._lock:
             if digest not in self._ref_by_digest:
                 return "The adapter is not declared on this replica."
         return self._host.error(digest)
 
     def passes(self, digest: AdapterDigest) -> bool:
-        """Return whether what `error` tells may soon be over: its files cannot be had now."""
+        """Return whether the failure that `error` reports is transient: its files are unavailable for now."""
         return self._host.passes(digest)
 
     def weights(self, digest: AdapterDigest) -> AdapterWeights:
-        """Return the device weights of a pinned adapter; valid until it is unpinned.
+        """Return the device weights of a pinned adapter; they are valid until it is unpinned.
 
         Raises:
-            EngineError: it is not on the device.
+            EngineError: the adapter is not on the device.
         """
         weights = self._weights_by_digest.get(digest)
         if weights is None:
@@ -190,11 +190,11 @@ class AdapterPool:
         return len(self._weights_by_digest)
 
     def load_s(self) -> float:
-        """Return about how long it takes to read an adapter; 0 where none has been read yet."""
+        """Return the average time to load an adapter; 0 before the first load."""
         return self._load_s
 
     def close(self) -> None:
-        """End the threads and let go of all weights; the engine must have stopped."""
+        """Stop the threads and release all weights; the engine must have stopped."""
         self._host.close()
         if self._uploads is not None:
             self._uploads.shutdown(wait=True, cancel_futures=True)
@@ -202,7 +202,7 @@ class AdapterPool:
             self._weights_by_digest.clear()
 
     def _load(self, digest: AdapterDigest) -> AdapterWeights:
-        """Read an adapter on a loader thread."""
+        """Load an adapter; called on a loader thread."""
         ref = self._declared(digest)
         started_s = self._clock()
         weights = self._loader.load(self._locate(ref))
@@ -218,7 +218,7 @@ class AdapterPool:
         return weights
 
     def _declared(self, digest: AdapterDigest) -> AdapterRef:
-        """Return where an adapter lies that somebody may still want."""
+        """Return the reference of an adapter, or raise AdapterError if it has been released."""
         with self._lock:
             ref = self._ref_by_digest.get(digest)
         if ref is None:
@@ -226,7 +226,7 @@ class AdapterPool:
         return ref
 
     def _try_place(self, digest: AdapterDigest) -> bool:
-        """Give a slot to an adapter that has none, evicting if need be; the lock is held."""
+        """Give a slot to an adapter that has none, evicting others if necessary; the caller holds the lock."""
         host = self._host.peek(digest)
         if host is None:
             self.prepare(digest)
@@ -234,7 +234,7 @@ class AdapterPool:
         evicted = self._slots.try_take(digest, host.num_bytes, self._clock(), host.num_pages)
         if evicted is None:
             return False
-        # Only now: it ends the adapter's reservation in the host cache, which is for those who can take it further.
+        # Only now: `get` ends the reservation in the host cache, which must last until the adapter has a slot.
         self._host.get(digest)
         self._forget(evicted)
         pages = [self._pages_by_run[page.run][page.number] for page in self._slots.pages(digest)]
@@ -254,18 +254,18 @@ class AdapterPool:
             self._slots.land(digest, self._clock())
 
     def _upload(self, digest: AdapterDigest, host: AdapterWeights, pages: Sequence[torch.Tensor]) -> None:
-        """Copy to the GPU on the upload thread; the forward pass neither waits for the copy nor shares its stream."""
+        """Copy to the GPU on the upload thread, on its own stream; the forward pass does not wait for it."""
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                 if pages:
-                    # Steps that have been launched may still read what lay there.
+                    # Steps already launched may still read the previous content.
                     self._stream.wait_stream(torch.cuda.default_stream(self._device))
                 weights = host.to(self._device, pages)
-                # The memory belongs to this stream, but the engine's reads it.
+                # Allocated on this stream, but read on the engine's.
                 weights.keep_for(torch.cuda.default_stream(self._device))
                 self._stream.synchronize()
         except Exception:
-            # The thread's border: unseen, it would leave the slot on its way and its requests waiting for ever.
+            # Last resort of the thread: otherwise the slot would stay in flight and its requests wait forever.
             _logger.exception("copying adapter %s to %s failed", digest, self._device)
             self._host.fail(digest, "The adapter could not be copied to the device.")
             with self._lock:

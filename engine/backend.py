@@ -1,4 +1,4 @@
-"""The operations of a decoder that differ between devices, behind one interface, and the CPU's choice of them."""
+"""The interface of the decoder operations that differ between devices, and an implementation in torch operators."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from kernels.rescale.reference import rescale
 from kernels.rope_kv_write.reference import rope_kv_write
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-"""Multiplies [tokens, in] by weights that it keeps, to [tokens, out]."""
+"""Multiplies [tokens, in] by weights that it owns and returns [tokens, out]."""
 
 
 class MixtureProduct(Protocol):
     """A layer's mixture of experts."""
 
     def __call__(self, h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
-        """Return what it adds [tokens, hidden], new, of what the norm leaves [tokens, hidden].
+        """Return the residual update [tokens, hidden], a new tensor, for normalized states `h` [tokens, hidden].
 
         Args:
-            lora: as `Backend.lora` returned it; what its adapters have for experts of the layer is added to products.
+            lora: as returned by `Backend.lora`; its adapters' matrices for experts of the layer are applied.
         """
         ...
 
 
 ExpertBiases = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of a mixture's router, [experts], of gate and up, [experts, 2 * inner], and of down, [experts, hidden]."""
+"""Biases of the router [experts], of gate and up [experts, 2 * inner], and of down [experts, hidden]."""
 
 
 class ExpertWeights(NamedTuple):
-    """What a checkpoint has of a layer's mixture.
+    """The weights of a layer's mixture of experts as the checkpoint stores them.
 
     Attributes:
-        router: [experts, hidden], as numbers whatever the others are.
-        gate_up: numbers [experts, 2 * inner, hidden]; what has few bits is [experts * 2 * inner, hidden], each expert's
-            rows below those of the one before. `engine.loading.weight.split` takes both apart.
-        down: the same of [experts, hidden, inner].
+        router: [experts, hidden], never quantized.
+        gate_up: [experts, 2 * inner, hidden], or if quantized [experts * 2 * inner, hidden] with the experts' rows
+            stacked. `engine.loading.weight.split` splits either by expert.
+        down: likewise [experts, hidden, inner].
         biases: None for none.
     """
 
@@ -63,23 +63,29 @@ class ExpertWeights(NamedTuple):
 
 
 class Backend(Protocol):
-    """One device's way to do what every decoder needs, all tensors being there. What has a body may be one kernel."""
+    """The operations that every decoder needs, on one device that holds all tensors.
+
+    A method with a default body may be overridden by a single kernel.
+    """
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
-        """Lay out a layer's weight [out, in], given away, and bias; no two of one layer have the same name."""
+        """Lay out a layer's weight [out, in] and bias in the device's format.
+
+        Takes ownership of the weight. Names are unique within a layer.
+        """
         ...
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
-        """Lay out the embedding [vocab, hidden] and the output matrix, None where they are one; both given away.
+        """Lay out the embedding [vocab, hidden] and the output matrix (None if tied). Takes ownership of both.
 
         Returns:
-            One from token ids [tokens] to rows [tokens, hidden] of the embedding, new ones that may be changed; one
-            from hidden states to logits in float32.
+            One from token ids [tokens] to rows [tokens, hidden] of the embedding, a new tensor that may be modified;
+            one from hidden states to logits in float32.
         """
         ...
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
-        """Return what adds the adapters' part to a step, by segments of tokens and of samples; None for none."""
+        """Return what applies a step's adapters, given the segments of its tokens and samples; None for none."""
         ...
 
     def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -89,11 +95,11 @@ class Backend(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        """Add `delta` to `x` in place and norm the sum, as `kernels.add_rms_norm.reference` defines."""
+        """Add `delta` to `x` in place and normalize the sum, as `kernels.add_rms_norm.reference` defines."""
         ...
 
     def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:
-        """Norm some columns of `x` [tokens, any] in place, as many from `start` on as `weight` has."""
+        """Normalize columns `start` to `start + len(weight)` of `x` [tokens, any] in place."""
         ...
 
     def attend(
@@ -109,11 +115,11 @@ class Backend(Protocol):
     ) -> torch.Tensor:
         """Write keys and values as `kernels.rope_kv_write.reference` defines, and attend as `kernels.paged_attention`.
 
-        Slots of a row's last block past its own position may be read, and must hold finite numbers: a weight of zero
-        times NaN is NaN. `KvCache.clear` sees to it. No other slot outside of a row's positions is read.
+        Slots of a row's last block past its own position may be read and must hold finite numbers, since zero times NaN
+        is NaN; `KvCache.clear` ensures this. No other slot outside a row's positions is read.
 
         Args:
-            sinks: float32 [heads], None where the layer has none.
+            sinks: attention sinks, float32 [heads]; None if the layer has none.
 
         Returns:
             [tokens, heads, head_dim].
@@ -125,11 +131,11 @@ class Backend(Protocol):
         ...
 
     def state_functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return what stands for functions of transformers in layers that keep states, as `rebound` takes it."""
+        """Return replacements for transformers functions in recurrent layers, as `rebound` takes them."""
         return {}
 
     def experts(self, weights: ExpertWeights, spec: ExpertSpec, activation: Activation) -> MixtureProduct:
-        """Lay out a layer's mixture of experts, given away, as `kernels.experts.reference` defines it."""
+        """Lay out a layer's mixture of experts, as `kernels.experts.reference` defines it. Takes ownership."""
         router, gate_up, down, biases = weights
         to_logits = Linear(router, None if biases is None else biases[0])
         ups, downs = (dense(weight).view(spec.count, -1, weight.shape[-1]) for weight in (gate_up, down))
@@ -144,11 +150,11 @@ class Backend(Protocol):
         return multiply
 
     def add_gated(self, y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, delta: torch.Tensor) -> None:
-        """Add `delta` to `y` in place by a gate of `x`, as `kernels.gated_sum.reference` defines."""
+        """Add `delta`, gated by `x`, to `y` in place, as `kernels.gated_sum.reference` defines."""
         add_gated(y, x, gate, delta)
 
     def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
-        """Multiply `x` and cap it, in place, as `kernels.rescale.reference` defines."""
+        """Scale and soft-cap `x` in place, as `kernels.rescale.reference` defines."""
         ...
 
     def normed(
@@ -160,43 +166,43 @@ class Backend(Protocol):
         eps: float,
         activation: Activation | None = None,
     ) -> torch.Tensor:
-        """Return a layer's product of `add_rms_norm`, joined by `activate_and_multiply` where it is a gate's."""
+        """Return `product` of the result of `add_rms_norm`, passed through a gated `activation` if one is given."""
         y = product(self.add_rms_norm(x, delta, weight, eps))
         return y if activation is None else self.activate_and_multiply(y, activation)
 
     def added(self, product: Product, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        """Return what a layer's product of `h` adds to `x`, or None where it has been added."""
+        """Return the residual update `product(h)`, or None if it was added to `x` in place."""
         return product(h)
 
 
 class TorchBackend(Backend):
-    """Torch operators. Attention gathers a row's blocks and leaves the arithmetic to torch's blockwise kernel."""
+    """Implement `Backend` with torch operators. Attention gathers each row's blocks and calls torch's fused kernel."""
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
-        """Pack for oneDNN where that is faster."""
+        """Pack for oneDNN if that is faster."""
         return Linear(dense(weight), bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
-        """Keep the embedding as it is."""
+        """Keep the embedding unchanged; lay out the output matrix as `linear` does."""
         multiply = Linear(embedding if head is None else head)
         return lambda token_ids: take_rows(embedding, token_ids), lambda h: multiply(h).float()
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
-        """Multiply segment by segment."""
+        """Apply adapters segment by segment."""
         return LoraBatch(segments, samples) if segments else None
 
     def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Index."""
+        """Index rows with torch."""
         return take_rows(x, indices)
 
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        """Add and norm, the definition as it stands."""
+        """Call the reference."""
         return add_rms_norm(x, delta, weight, eps)
 
     def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:
-        """Norm, the definition as it stands."""
+        """Call the reference on the columns."""
         part = x[:, start : start + len(weight)]
         part.copy_(add_rms_norm(part, None, weight, eps))
 
@@ -211,7 +217,7 @@ class TorchBackend(Backend):
         form: LayerForm,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write as the definition stands; attend, single-token rows together and every chunk alone."""
+        """Write with the reference; attend to single-token rows in groups and to every chunk separately."""
         q = rope_kv_write(
             qkv=qkv,
             cos_sin=cos_sin,
@@ -231,11 +237,11 @@ class TorchBackend(Backend):
         return out
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Gate the second half by the first, the definition as it stands."""
+        """Call the reference."""
         return activate_and_multiply(gate_up, activation)
 
     def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
-        """Multiply and cap, the definition as it stands."""
+        """Call the reference."""
         rescale(x, factor, softcap)
 
     def _attend_decodes(
@@ -254,7 +260,7 @@ class TorchBackend(Backend):
             part.index_select(0, group.tables.flatten()).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
             for part in (cache.k, cache.v)
         )
-        # The query heads that share a kv head stand as its query positions: no key is ever repeated.
+        # Query heads that share a kv head are passed as its query positions, so that no key is repeated.
         grouped = q.index_select(0, group.tokens).view(rows, kv_heads, heads // kv_heads, head_dim)
         by_position = None if sinks is None else sinks.view(kv_heads, 1, -1)
         attended = _attend(grouped, k, v, group.seen(form.window), form, by_position)
@@ -281,10 +287,10 @@ def _attend(
     form: LayerForm,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend with queries [rows, heads, queries, head_dim]; without a mask causality is plain.
+    """Attend with queries [rows, heads, queries, head_dim]; without a mask attention is causal.
 
     Args:
-        sinks: [kv_heads, heads of each or 1, queries or 1].
+        sinks: [kv_heads, query heads per kv head or 1, queries or 1].
     """
     if not form.softcap and sinks is None:
         is_shared = q.shape[1] > k.shape[1]

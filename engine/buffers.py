@@ -1,6 +1,6 @@
-"""The runner's persistent inputs: filled row by row with numpy, seen by torch without a copy.
+"""The runner's persistent input buffers: filled row by row with numpy, viewed by torch without a copy.
 
-They never move, so that a recorded step can be run again over what is in them now.
+Their addresses never change, so that a recorded step can be replayed over their current content.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _zeros(count: int) -> Integers:
 
 
 class InputBuffers:
-    """Token ids, positions, slots and block tables of one step, on the host.
+    """Token ids, positions, slot mapping and block tables of one step, on the host.
 
-    A request's tables are kept between steps and only grow, so that a decode step writes one number for each new block;
-    those that it has left behind stay named.
+    A request's block tables are kept between steps and only grow, so that a decode step writes one number per new
+    block; blocks that it has released stay in them.
 
     Args:
-        new: makes room for so many numbers.
+        new: allocates an array of this many zeros.
     """
 
     def __init__(self, config: ResolvedConfig, null_block: int, new: Callable[[int], Integers] = _zeros) -> None:
@@ -42,7 +42,7 @@ class InputBuffers:
         self._slots = [new(config.max_batched_tokens) for _ in config.windows]
         self._rows = new(4 * config.num_rows).reshape(-1, 4)
         self._sampled = new(config.num_logits)
-        # An even number of columns: on a GPU a table's address is to be a multiple of 16 bytes.
+        # An even number of columns: on a GPU a table's address must be a multiple of 16 bytes.
         width = config.max_blocks_per_request + config.max_blocks_per_request % 2
         self._windows = config.windows
         self._tables = np.full((len(config.windows), config.num_rows, width), null_block, dtype=np.int64)
@@ -50,11 +50,11 @@ class InputBuffers:
         self._slots_by_table = list(zip(self._tables, self._slots, strict=True))
 
     def fill(self, plan: StepPlan, adapters: tuple[AdapterSegment, ...] = ()) -> DecoderBatch:
-        """Write a plan's rows; returns views that are valid until the next `fill`."""
+        """Write a plan's rows; return views that are valid until the next `fill`."""
         self._update_tables(plan.rows)
         at = num_decodes = plan.num_decodes
         decodes = plan.rows[:num_decodes]
-        # Most rows: a column at a time, for numpy takes longer over one number than over a list of them.
+        # Most rows are decodes: written column by column, as numpy's cost per assignment exceeds that per number.
         self._token_ids[:at] = [row.first_token_id for row in decodes]
         self._positions[:at] = self._rows[:at, 1] = [row.start for row in decodes]
         self._rows[:at, 0] = range(at)
@@ -75,14 +75,14 @@ class InputBuffers:
         return self._batch(at, len(plan.rows), len(sampled), num_decodes, adapters)
 
     def whole(self) -> DecoderBatch:
-        """Return the buffers from end to end, whatever is in them."""
+        """Return views of the full buffers, whatever they contain."""
         return self._batch(len(self._token_ids), len(self._rows), len(self._sampled), 0)
 
     def keep(self, token_ids: torch.Tensor) -> None:
-        """Take note of the tokens drawn for the last `fill`; on the host they come by the next one."""
+        """Record the tokens drawn for the last `fill`; a no-op on the host, where the next plan contains them."""
 
     def fresh_blocks(self, plan: StepPlan) -> list[int]:
-        """Return the blocks that this step begins but does not fill."""
+        """Return the blocks that this step starts but does not fill."""
         fresh: list[int] = []
         for row in plan.rows:
             last = (row.stop - 1) // self._block_tokens
@@ -119,7 +119,7 @@ class InputBuffers:
         )
 
     def _put_slots(self, start: int, rows: Integers | int, positions: Integers) -> None:
-        """Write where the keys of some tokens go, from the `start`-th of the batch on."""
+        """Write the slot mapping of consecutive tokens, from index `start` of the batch on."""
         blocks, offsets = np.divmod(positions, self._block_tokens)
         for table, slots in self._slots_by_table:
             slots[start : start + len(positions)] = table[rows, blocks] * self._block_tokens + offsets
@@ -129,7 +129,7 @@ class InputBuffers:
         return tuple(self._seen(self._tables))
 
     def _seen(self, array: Integers) -> torch.Tensor:
-        """Return an array as the decoder sees it."""
+        """Return the tensor through which the decoder reads an array."""
         return torch.from_numpy(array)
 
     def _update_tables(self, rows: Sequence[StepRow]) -> None:
@@ -142,5 +142,5 @@ class InputBuffers:
                     self._extend_table(table, row.row, known, blocks[known:])
 
     def _extend_table(self, table: int, row: int, known: int, block_ids: Sequence[int]) -> None:
-        """Write what follows the first `known` blocks of one of a row's tables."""
+        """Append blocks to one of a row's tables, after the first `known`."""
         self._tables[table, row, known : known + len(block_ids)] = block_ids

@@ -1,4 +1,4 @@
-"""Puts an engine together from a configuration: the one place that knows all its parts."""
+"""Build an engine from a configuration: the one module that knows all its parts."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def build_engine(
 ) -> Engine:
     """Load a checkpoint and return an engine ready to step; nothing runs until its `run` or `step` is called.
 
-    Sets the number of torch's threads for the whole process.
+    On a CPU, sets torch's thread count for the whole process.
 
     Args:
-        weights: where the parameters come from; of the checkpoint only config.json is read otherwise, and
-            what an adapter needs that is measured by the base (DoRA, biases, norms).
+        weights: source of the parameters. If it is not the default, only config.json is read from the checkpoint, and
+            the base weights that adapters with DoRA, biases or norms need.
         locate: see `AdapterPool`.
 
     Raises:
         CheckpointError: the checkpoint is missing, broken or of an unknown architecture.
         ConfigError: options are out of range or exclude each other.
     """
-    # Where parameters come from elsewhere, of the checkpoint's files there may be none.
+    # If the parameters come from elsewhere, the checkpoint's weight files may be missing.
     spec = (read_checkpoint_spec if weights is load_parameters else read_model_spec)(config.model_path)
     hardware = probe(config)
     parts = (_cpu_parts if hardware.device == "cpu" else _cuda_parts)(config, spec, hardware, weights)
@@ -124,7 +124,7 @@ def _adapter_loader(spec: ModelSpec, config: ResolvedConfig, lay_out: LayOut) ->
 def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource) -> Parts:
     resolved = resolve(config, spec, hardware)
     kernels = kernels_for(spec, resolved)
-    # Our kernels have threads of their own; two pools that wait for each other by spinning are slower than none.
+    # Our kernels have their own thread pool; two pools that spin while waiting for each other are slower than none.
     torch.set_num_threads(resolved.num_threads if kernels is None else 1)
     buffers, model, cache = build_model(spec, resolved, kernels, weights)
 
@@ -140,7 +140,7 @@ def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weight
 
 
 def _cuda_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource) -> Parts:
-    # Triton is imported where a GPU is, and nowhere else.
+    # Triton is imported only where there is a GPU.
     from engine.gpu.build import gpu_parts
     from engine.gpu.runtime import CudaRuntime
 
@@ -148,7 +148,7 @@ def _cuda_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weigh
 
 
 def kernels_for(spec: ModelSpec, config: ResolvedConfig) -> NativeKernels | None:
-    """Return our own CPU kernels, None where torch's operators have to do: no compiler, or an unusual geometry."""
+    """Return our CPU kernels; None if torch must be used, for lack of a compiler or for an unsupported geometry."""
     block_tokens = config.block_tokens
     can = can_run(spec, block_tokens) if isinstance(spec, DecoderSpec) else can_attend(spec, block_tokens)
     return native.load() if can else None
@@ -157,11 +157,11 @@ def kernels_for(spec: ModelSpec, config: ResolvedConfig) -> NativeKernels | None
 def build_model(
     spec: ModelSpec, config: ResolvedConfig, kernels: NativeKernels | None, weights: WeightSource = load_parameters
 ) -> tuple[InputBuffers, StepModel, KvCache]:
-    """Load the weights and return the model with the buffers and the cache that it works in.
+    """Load the weights and return the input buffers, the model and its KV cache, on a CPU.
 
     Raises:
-        CheckpointError: weights are missing, broken or left over.
-        ConfigError: weights are to be quantized, and our own kernels cannot run here.
+        CheckpointError: weights are missing, broken or unexpected.
+        ConfigError: quantization is requested, and our kernels cannot run here.
     """
     if config.quantization is not None and kernels is None:
         raise ConfigError(
@@ -180,7 +180,7 @@ def build_model(
     )
     buffers = InputBuffers(config, cache.null_block)
     if isinstance(spec, FallbackSpec):
-        # Transformers is imported where it computes, and nowhere else.
+        # Transformers is imported only where it computes.
         from engine.fallback.loading import load_fallback
 
         called = (

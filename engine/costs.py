@@ -1,4 +1,4 @@
-"""What a decoder must read and compute at least: arithmetic on its geometry, for plans and benchmarks."""
+"""Lower bounds on what a decoder reads and computes: arithmetic on its geometry, for planning and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def num_weights(spec: ModelSpec) -> int:
 
 
 def num_step_weights(spec: ModelSpec, num_rows: int = 1) -> float:
-    """Return how many weights a decode step reads: all but the rows of an untied embedding that nobody asks for.
+    """Return how many weights a decode step reads: all except an untied embedding, of which it reads a few rows.
 
-    Of a mixture of experts those that some of `num_rows` meet, if all experts are as likely.
+    Of a mixture, only the experts expected to be chosen by any of `num_rows` rows, if all are equally likely.
     """
     return num_weights(spec) - _num_unread(spec) - _num_unmet_experts(spec, num_rows) * sum(map(prod, _expert(spec)))
 
 
 def num_idle_weights(spec: ModelSpec) -> float:
-    """Return how many weights of the layers one token does not meet: of experts that it has not chosen."""
+    """Return how many weights of the layers one token does not use: those of experts not chosen for it."""
     return _num_unmet_experts(spec, 1) * sum(map(prod, _expert(spec)))
 
 
 def weight_bytes(spec: ModelSpec, element_bytes: int) -> float:
-    """Return what the weights take on a GPU: `element_bytes` each, save those that a checkpoint has in fewer bits."""
+    """Return the size of the weights on a GPU: `element_bytes` each, except those that the checkpoint has quantized."""
     saved = 0.0
     if isinstance(spec, DecoderSpec) and spec.stored is not None:
-        # Of those, several experts' matrices in one tensor count as one.
+        # In MXFP4 each shape is that of one expert, for a tensor that stacks the matrices of all.
         count = spec.experts.count if spec.experts is not None and isinstance(spec.stored, StoredMxfp4) else 1
         for depth, out in spec.stored_shapes().values():
             saved += count * (depth * out * element_bytes - spec.stored.num_bytes(out, depth, element_bytes))
@@ -44,10 +44,10 @@ def weight_bytes(spec: ModelSpec, element_bytes: int) -> float:
 
 
 def step_weight_bytes(spec: ModelSpec, element_bytes: int, num_rows: int = 1) -> float:
-    """Return what of `weight_bytes` a decode step of so many rows reads."""
+    """Return how many of the `weight_bytes` a decode step of `num_rows` rows reads."""
     each = 0.0
     for depth, out in _expert(spec):
-        # In other layouts experts in one tensor are numbers.
+        # In formats other than MXFP4, experts stacked in one tensor are not quantized.
         is_number = isinstance(spec, DecoderSpec) and spec.expert_names.are_one
         stored = None if is_number and not isinstance(spec.stored, StoredMxfp4) else spec.stored
         each += depth * out * element_bytes if stored is None else stored.num_bytes(out, depth, element_bytes)
@@ -56,7 +56,7 @@ def step_weight_bytes(spec: ModelSpec, element_bytes: int, num_rows: int = 1) ->
 
 
 def num_layer_weights(spec: ModelSpec) -> int:
-    """Return how many weights the layers have, without embedding and output matrix."""
+    """Return how many weights the layers have, excluding embedding and output matrix."""
     if isinstance(spec, FallbackSpec):
         return spec.num_layer_weights
     assert isinstance(spec, DecoderSpec)
@@ -64,14 +64,14 @@ def num_layer_weights(spec: ModelSpec) -> int:
 
 
 def prompt_flop(spec: ModelSpec, num_tokens: int) -> float:
-    """Return what one prompt computes in the layers: two for each weight and token, four for each pair attended."""
+    """Return the FLOP of a prompt in the layers: 2 per weight and token, 4 per query dimension and attended pair."""
     reaches = _reaches(spec, num_tokens)
     pairs = sum(reach * (num_tokens - reach / 2) for reach in reaches)
     return 2.0 * (num_layer_weights(spec) - num_idle_weights(spec)) * num_tokens + 4.0 * spec.q_size * pairs
 
 
 def cache_bytes(spec: ModelSpec, num_tokens: float, element_bytes: int) -> float:
-    """Return what of the KV cache a text of so many tokens takes, and the next token reads: less where windows are."""
+    """Return the KV cache bytes that `num_tokens` tokens take and the next token reads; sliding windows take less."""
     return sum(_reaches(spec, num_tokens)) * spec.kv_bytes_per_token(element_bytes) / spec.num_layers
 
 
@@ -84,7 +84,7 @@ def _num_unread(spec: ModelSpec) -> int:
 
 
 def _expert(spec: ModelSpec) -> list[tuple[int, int]]:
-    """Return (in, out) of the products of one expert; none where a token meets all weights, as far as is known."""
+    """Return (in, out) of each product of one expert; empty if the model is not known to have experts."""
     if not isinstance(spec, DecoderSpec) or spec.experts is None:
         return []
     hidden, inner = spec.hidden_size, spec.experts.inner_size
@@ -92,7 +92,7 @@ def _expert(spec: ModelSpec) -> list[tuple[int, int]]:
 
 
 def _num_unmet_experts(spec: ModelSpec, num_rows: int) -> float:
-    """Return how many experts of all layers none of some rows meets, if all are as likely."""
+    """Return the expected number of experts, over all layers, that no row chooses, if all are equally likely."""
     if not isinstance(spec, DecoderSpec) or spec.experts is None:
         return 0.0
     is_unmet = (1 - spec.experts.chosen / spec.experts.count) ** num_rows

@@ -1,6 +1,6 @@
-"""The loop: plan, run, commit, emit. Requests and cancellations come from any thread, everything else happens on one.
+"""The engine loop: plan, run, commit, emit. Any thread may add and cancel requests; all else runs on one thread.
 
-One request's failure is an emission; a failure of the device ends the engine, and with it every request.
+The failure of one request is an emission; a failure of the device ends the engine and every request.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from engine.trace import RequestTrace
 _logger = logging.getLogger(__name__)
 
 IDLE_POLL_S = 0.5
-"""How long an engine without requests sleeps at most; a request wakes it at once."""
+"""Maximum sleep of an engine without requests; a request wakes it at once."""
 
 WAITING_POLL_S = 0.02
-"""How long it sleeps at most while requests wait for an adapter: how late it may see that a deadline has passed."""
+"""Maximum sleep while requests wait, for an adapter for instance; also how late an expired deadline is noticed."""
 
 
 class _UnderWay(NamedTuple):
-    """A plan that the device has, and since when."""
+    """A plan that was submitted to the device, and when."""
 
     plan: StepPlan
     submitted_s: float
 
 
 class Engine:
-    """A scheduler and a runner, joined by a loop.
+    """A scheduler and a runner, connected by a loop.
 
     Args:
-        adapters: what is known and resident of them.
-        close: called once as `run` returns, to end background threads and free memory.
-        arrival: set from any thread where a waiting request may now be able to run: an adapter has arrived.
-        pause_wish: heard by the runner; None for one that never pauses.
+        adapters: the adapters that are known or resident.
+        close: called once when `run` returns, to stop background threads and free memory.
+        arrival: set from any thread when a waiting request may be able to run, e.g. because its adapter has arrived.
+        pause_wish: obeyed by the runner; None if it never pauses.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class Engine:
         self.adapters = adapters
         self._close = close
         self.compile_grammar = compile_grammar
-        """Make a grammar ready before a request that follows it is added: it may take a while. Any thread.
+        """Compile a grammar before adding a request that uses it, which may take a while. Any thread.
 
-        Raises `RequestError`: the grammar cannot be followed.
+        Raises `RequestError` if the grammar cannot be followed.
         """
         self._clock = clock
         self._lock = threading.Lock()
-        # Requests are let in one by one, for each is a part of what the next one finds. A lock of its own: where many
-        # wait, a forecast takes milliseconds, and every step needs the other.
+        # Requests are admitted one by one, as each is part of the next one's forecast. This needs its own lock: with
+        # many waiting requests a forecast takes milliseconds, and every step needs `_lock`.
         self._door = threading.Lock()
-        # One event for all that ends a sleep: set before it begins, it keeps the loop awake for another plan.
+        # One event for everything that ends a sleep. If it is set before the sleep, the loop plans once more.
         self._wake = arrival or threading.Event()
         self._pause_wish = pause_wish or threading.Event()
         self._inbox: deque[Request | RequestId] = deque()
@@ -107,13 +107,13 @@ class Engine:
         """Queue a request; any thread.
 
         Raises:
-            RequestError: it can never be served here, or its id is alive already.
+            RequestError: the request can never be served here, or its id is in use by a live request.
             OverloadError: it cannot be served in time, or the queue is full; see `engine.scheduling.admission`.
             EngineError: the engine has ended.
         """
         check_request(request, self.config)
         if request.params.grammar is not None:
-            # At once where it was made ready before; unready, it would hold up a step.
+            # Returns at once if it was compiled before. Left uncompiled, it would delay a step.
             self.compile_grammar(request.params.grammar)
         with self._door:
             self._check_alive()
@@ -130,17 +130,17 @@ class Engine:
                     self._pause_wish.set()
 
     def cancel(self, request_id: RequestId) -> None:
-        """End a request before the next step; any thread. An id that is not alive is ignored."""
+        """End a request before the next step; any thread. An unknown id is ignored."""
         with self._lock:
             self._inbox.append(request_id)
             self._wake.set()
 
     def step(self) -> list[Emission]:
-        """Hand the next step to the device, take the results of the oldest, and return what those brought.
+        """Submit the next step, collect the results of the oldest, and return their emissions. Engine's thread only.
 
-        With a runner that runs ahead a step is under way while the next is planned. Empty where nothing can run, and
-        where the first of several steps has only begun. Where newcomers went before a step under way it returns with
-        what those brought, and goes on with that step when it is called again. The engine's thread only.
+        With a runner that runs ahead, a step is in flight while the next is planned. The result is empty if nothing can
+        run, or if the first of several steps has only been started. If newcomers were computed before a paused step, it
+        returns their emissions and resumes that step on the next call.
 
         Raises:
             EngineError: the device failed; `run` ends every live request.
@@ -153,7 +153,7 @@ class Engine:
         return emissions
 
     def _begin(self) -> list[Emission]:
-        """Plan a step and hand it over; returns what earlier ones brought."""
+        """Plan and submit a step; return the emissions of earlier ones."""
         self._wake.clear()
         self._read_inbox()
         emissions = self._collect() if self._under_way and self._under_way[-1].plan.needs_results else []
@@ -174,7 +174,7 @@ class Engine:
         return emissions
 
     def _go_on(self) -> list[Emission]:
-        """Compute the newest step under way; returns before it is done where newcomers went before it."""
+        """Compute the newest step in flight; return early if newcomers were computed before it."""
         while self._runner.proceed():
             emissions = self._serve_newcomers()
             if emissions:
@@ -183,7 +183,7 @@ class Engine:
         return self._collect() if len(self._under_way) > self._runner.steps_ahead else []
 
     def _serve_newcomers(self) -> list[Emission]:
-        """Compute short prompts of newcomers before the step that has paused, and return what they brought."""
+        """Compute newcomers' short prompts before the paused step, and return their emissions."""
         self._read_inbox()
         started_s = self._clock()
         plan = self._scheduler.plan_newcomers(None if self._pace is None else self._pace.num_tokens)
@@ -195,16 +195,16 @@ class Engine:
             pass
         began_s, self._free_at_s = max(self._busy_since_s, self._free_at_s), started_s
         emissions = self._bring(_UnderWay(plan, started_s))
-        # For the step that has paused it was no time at all.
+        # This time must not count towards the paused step.
         self._free_at_s += began_s - started_s
         return emissions
 
     def _collect(self) -> list[Emission]:
-        """Wait for the oldest step under way and return what it brought."""
+        """Wait for the oldest step in flight and return its emissions."""
         return self._bring(self._under_way.popleft())
 
     def _bring(self, under_way: _UnderWay) -> list[Emission]:
-        """Wait for the results of a step and return what they brought."""
+        """Wait for the results of a step, commit them and return the emissions."""
         started_s = self._clock()
         plan, submitted_s = under_way
         result = self._runner.collect()
@@ -217,7 +217,7 @@ class Engine:
             num_decodes=plan.num_tokens - num_prefill_tokens - plan.num_draft_tokens,
             num_prompt_tokens=num_prefill_tokens,
             num_draft_tokens=plan.num_draft_tokens,
-            # With what the host does between two steps.
+            # Includes the host's work between two steps.
             took_s=ran_s - max(self._busy_since_s, self._free_at_s),
             now_s=ran_s,
         )
@@ -230,7 +230,7 @@ class Engine:
         return self._count(emissions)
 
     def run(self, on_emissions: Callable[[list[Emission]], None]) -> None:
-        """Step until `stop`, handing over each step's emissions; sleeps while there is nothing to do."""
+        """Step until `stop`, passing on each step's emissions; sleep while there is nothing to do."""
         try:
             while not self._is_stopping:
                 emissions = self.step()
@@ -240,25 +240,25 @@ class Engine:
                     self._sleep()
             self._finish(on_emissions, "The engine is shutting down.")
         except Exception as error:
-            # The thread's border: unseen, clients would wait for ever on an engine that no longer steps.
+            # Last resort of the thread: otherwise clients would wait forever for an engine that no longer steps.
             _logger.exception("the engine has failed")
             self._finish(on_emissions, f"The engine has failed ({type(error).__name__}).")
         finally:
             self._close()
 
     def stop(self) -> None:
-        """Make `run` return after the step under way; live requests end with FAILED. Any thread."""
+        """Make `run` return after the current step; live requests end with FAILED. Any thread."""
         with self._lock:
             self._is_stopping = True
             self._wake.set()
 
     def traces(self, request_ids: Iterable[RequestId]) -> dict[RequestId, RequestTrace]:
-        """Return what became of requests that ended not long ago; any thread."""
+        """Return the traces of requests that ended recently; any thread."""
         known = self._scheduler.counters.trace_by_id
         return {request_id: trace for request_id in request_ids if (trace := known.get(request_id)) is not None}
 
     def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
-        """Return the engine's numbers; any thread. With `drain_ended` each ended request is handed over once."""
+        """Return the engine's metrics; any thread. With `drain_ended` each ended request is returned only once."""
         counters = self._scheduler.counters
         ended = []
         while drain_ended and counters.ended:
@@ -287,12 +287,12 @@ class Engine:
         )
 
     def load(self) -> EngineLoad:
-        """Return what a newcomer would find; any thread."""
+        """Return the load that a new request would meet; any thread."""
         counters, landmarks = self._scheduler.counters, self._scheduler.landmarks
         num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting + self._num_queued
         running_tokens, waiting_tokens = self._scheduler.unread_prompts()
         waiting_tokens += sum(len(request.prompt_ids) for request in self._unread())
-        # What a waiting prompt will find in the cache is known when it is admitted; until then it is like the others.
+        # A waiting prompt's cache hits are known only at admission; until then the average hit rate is assumed.
         return EngineLoad(
             queued_tokens=running_tokens + int(waiting_tokens * (1 - counters.hit_share)),
             num_running=num_running,
@@ -316,14 +316,14 @@ class Engine:
             return [entry for entry in self._inbox if isinstance(entry, Request)]
 
     def _read_inbox(self) -> None:
-        """Take note of what came; of requests alone while a step is computed, whose rows must stay whose they are."""
+        """Process the inbox: while a step is computed only new requests, as cancellations would free its rows."""
         self._pause_wish.clear()
         with self._lock:
             entries, self._inbox = self._inbox, deque()
             if self._is_computing:
                 self._inbox.extend(entry for entry in entries if not isinstance(entry, Request))
                 entries = deque(entry for entry in entries if isinstance(entry, Request))
-        # Without the lock: preparing an adapter takes locks of its own.
+        # Outside the lock: preparing an adapter takes other locks.
         for entry in entries:
             if isinstance(entry, Request):
                 self._scheduler.add(entry)
@@ -340,7 +340,7 @@ class Engine:
         self._last_progress_s = self._clock()
 
     def _finish(self, on_emissions: Callable[[list[Emission]], None], reason: str) -> None:
-        """Refuse what comes from now on, and end every live request, also if the scheduler itself is what failed."""
+        """Refuse new requests and end every live one, even if it was the scheduler that failed."""
         with self._lock:
             self._error = self._error or reason
             self._inbox.clear()
@@ -348,7 +348,7 @@ class Engine:
         try:
             self._scheduler.fail_all(reason)
         except Exception:
-            # Those whom it forgets are answered below; unanswered, their clients would wait for ever.
+            # Requests that it misses are answered below; otherwise their clients would wait forever.
             _logger.exception("the scheduler could not end its requests")
         emissions = self._count(self._scheduler.drain())
         with self._lock:
@@ -372,7 +372,7 @@ class Engine:
         admission, scheduler = self._scheduler.admission, self._scheduler
         rate = self._num_ended / self._busy_s if self._busy_s > 0 else 0.0
         admission.check_queue(self._num_queued + scheduler.num_waiting, scheduler.num_running, rate)
-        # Before the queues: who is taken over meanwhile is counted twice rather than not at all.
+        # The inbox is read before the queues: a request that moves in between is counted twice rather than missed.
         backlog = scheduler.backlog(request, self._unread())
         under_way = [plan for plan, _ in tuple(self._under_way)]
         admission.check_time(

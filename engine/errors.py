@@ -1,8 +1,8 @@
-"""The engine's error tree: whose fault a failure is, told by its type.
+"""The engine's exception hierarchy: the type says whose fault a failure is.
 
 `RequestError` is the caller's fault and is raised before any device work. `OverloadError` is a limit of ours and passes
-with time. `CheckpointError` and `ConfigError` end a start-up with one line. `EngineError` is a bug or a dead device.
-One request's failure inside a step is never an exception: it is a `FinishReason` on an `Emission`.
+with time. `CheckpointError` and `ConfigError` end a start with one line. `EngineError` is a bug or a dead device.
+The failure of one request inside a step is never an exception: it is a `FinishReason` on an `Emission`.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ class RequestError(ValueError):
     """A request that can never be served as it stands.
 
     Attributes:
-        field: name of the offending request field, as the OpenAI wire spells it (`max_tokens`, `messages`).
+        field: name of the offending request field, as the OpenAI API spells it (`max_tokens`, `messages`).
         code: machine-readable reason (`context_length_exceeded`, `model_not_found`) or None.
     """
 
@@ -28,7 +28,7 @@ class RequestError(ValueError):
 
 
 class GrammarError(RequestError):
-    """A grammar that cannot be followed, or no further; whoever had it written knows which field asked for it."""
+    """A grammar that cannot be followed, or no further; the caller that generated it knows which field it is for."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"The grammar cannot be followed: {reason}")
@@ -39,11 +39,11 @@ class GrammarError(RequestError):
 
 
 class OverloadError(RuntimeError):
-    """No room now.
+    """The request is refused for lack of capacity; it may be retried later.
 
     Attributes:
-        retry_after_s: when to come back, in seconds from now.
-        reason: one word for those who count: "queue_full", "queue_time", "deadline", "replicas_full", "busy".
+        retry_after_s: when to retry, in seconds from now.
+        reason: a label for metrics: "queue_full", "queue_time", "deadline", "replicas_full", "busy".
     """
 
     def __init__(self, message: str, *, retry_after_s: float, reason: str = "busy") -> None:
@@ -69,4 +69,4 @@ class EngineError(RuntimeError):
 
 
 class FailedAloneError(EngineError):
-    """One request's failure in an engine that lives on: a broken adapter, NaN. The message is for its client."""
+    """The failure of one request in a healthy engine: a broken adapter, NaN. The message is for its client."""

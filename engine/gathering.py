@@ -1,7 +1,7 @@
-"""Attention by operators that know no block tables: whose blocks are copied side by side, and which slots count.
+"""Attention for operators without block tables: which blocks are gathered together, and which slots are masked.
 
-Single-token rows of like length are gathered together, for a short row is padded to the longest of its group; a row of
-several tokens is gathered alone.
+Single-token rows of similar length are gathered together, as each row is padded to the longest of its group; a row of
+several tokens is gathered separately.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MAX_PADDING = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeGroup:
-    """Rows of one token each and of like length.
+    """Rows of one token each and of similar length.
 
     Attributes:
         tokens: [rows] int64, the index of each row's token in the batch.
-        tables: [rows, blocks of the longest], int64; shorter rows end in the null block.
-        ends: [rows] int64, one behind each row's own position.
+        tables: [rows, blocks of the longest] int64; shorter rows are padded with the null block.
+        ends: [rows] int64, one past each row's own position.
         mask: [rows, 1, 1, slots] bool, True where a slot is at or before the row's own position.
     """
 
@@ -32,7 +32,7 @@ class DecodeGroup:
     mask: torch.Tensor
 
     def seen(self, window: int) -> torch.Tensor:
-        """Return the mask, less what the window of a layer leaves behind; 0 is no window."""
+        """Return the mask restricted to a layer's sliding window; 0 for no window."""
         if not window:
             return self.mask
         slots = torch.arange(self.mask.shape[-1], device=self.mask.device)
@@ -46,8 +46,8 @@ class Chunk:
     Attributes:
         start, end: its half-open range of the batch's tokens.
         table: [blocks] int64.
-        num_context: positions up to and including the chunk's last.
-        mask: [tokens, num_context] bool, or None where the chunk begins at position 0 and plain causality holds.
+        num_context: number of positions up to and including the chunk's last.
+        mask: [tokens, num_context] bool, or None if the chunk starts at position 0 and a causal mask suffices.
     """
 
     start: int
@@ -57,7 +57,7 @@ class Chunk:
     mask: torch.Tensor | None
 
     def seen(self, window: int) -> torch.Tensor | None:
-        """Return the mask, less what the window of a layer leaves behind; 0 is no window."""
+        """Return the mask restricted to a layer's sliding window; 0 for no window."""
         if not window or window >= self.num_context:
             return self.mask
         keys = torch.arange(self.num_context, device=self.table.device)
@@ -106,14 +106,14 @@ def gather(
 
 
 def chunk_mask(start: int, end: int, device: torch.device) -> torch.Tensor | None:
-    """Return which of the positions [0, end) each position of [start, end) sees; None for plain causality."""
+    """Return which of the positions [0, end) each position of [start, end) sees; None for a plain causal mask."""
     if start == 0:
         return None
     return torch.arange(end, device=device) <= torch.arange(start, end, device=device).unsqueeze(1)
 
 
 def _seen_of(table: torch.Tensor, position: int, block_tokens: int, null_block: int, window: int) -> torch.Tensor:
-    """Return a table without the blocks that a window leaves behind of whoever computes from `position` on."""
+    """Return a table with the null block for blocks that lie before the window of positions from `position` on."""
     num_left = max(0, position - window + 1) // block_tokens if window else 0
     return torch.cat((torch.full_like(table[:num_left], null_block), table[num_left:])) if num_left else table
 
@@ -123,7 +123,7 @@ def _decode_group(
 ) -> DecodeGroup:
     ends, tokens, rows = (torch.tensor(column, device=tables.device) for column in zip(*singles, strict=True))
     num_blocks = -(-singles[-1][0] // block_tokens)
-    # A row may own blocks that it has yet to reach, or had others that it has left: what lies in those may be NaN.
+    # A table may name blocks past the row's position or before its window; their content may be NaN.
     starts = torch.arange(num_blocks, device=tables.device) * block_tokens
     is_reached = starts < ends.unsqueeze(1)
     if window:

@@ -1,4 +1,4 @@
-"""Looks at the machine that an engine is to run on."""
+"""Probe the machine that an engine is to run on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 
 
 def probe(config: EngineConfig) -> Hardware:
-    """Look at the machine.
+    """Probe the machine.
 
     Raises:
-        ConfigError: the wanted device is not there.
+        ConfigError: the requested device is not available.
     """
     if config.device == "cuda":
         return _probe_gpu(config.gpu_memory_fraction)
@@ -37,21 +37,21 @@ def probe(config: EngineConfig) -> Hardware:
 def _probe_gpu(fraction: float) -> Hardware:
     try:
         torch.cuda.init()
-        # Triton is imported where a GPU is, and nowhere else.
+        # Triton is imported only where there is a GPU.
         from triton.runtime import driver
 
         driver.active.get_current_target()
     except (AssertionError, ImportError, OSError, RuntimeError) as error:
-        # A driver that is too old, a build of torch for CPUs, nothing that is visible: whoever can tell, tells.
+        # An old driver, a CPU build of torch, no visible GPU: the library's message says which.
         why = str(error).partition("\n")[0]
         raise ConfigError(f"device: 'cuda', but this process can use no GPU: {why}") from error
     except CalledProcessError as error:
-        # It compiles what launches its kernels; what it lacks for that the compiler has said.
+        # Triton compiles its kernel launchers; the compiler has already printed what is missing.
         raise ConfigError("device: 'cuda' needs a C compiler and Python's headers (Python.h), for Triton.") from error
-    # What this process itself has freed, an engine before this one say, is free.
+    # Memory that this process has freed, for instance of a previous engine, counts as free.
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    # What other processes hold counts: the fraction is of the whole.
+    # Memory held by other processes counts against the fraction, which is of the whole.
     return Hardware(
         device="cuda",
         num_cores=machine.num_cores(),

@@ -1,4 +1,4 @@
-"""The paged KV cache: where keys and values of all layers lie, by blocks."""
+"""The paged KV cache: keys and values of all layers, in blocks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from kernels.arena import lazy_zeros, touch
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 TOUCHED_AT_ONCE_BYTES = 4 << 20
-"""Some milliseconds, for which a request may have to wait."""
+"""Takes a few milliseconds, for which a request may have to wait."""
 
 
 class LayerCache(NamedTuple):
-    """The cache of one layer; where its numbers have one byte each, `spans` are what keys and values span.
+    """The cache of one layer.
 
     Attributes:
         k, v: [num_blocks + 1, block_tokens, kv_heads, head_dim].
-        spans: of keys and of values, float32 [num_blocks + 1, block_tokens, kv_heads]; None for numbers as they are.
-        table: by which of a request's block tables its blocks are found.
+        spans: quantization ranges of keys and of values, float32 [num_blocks + 1, block_tokens, kv_heads]; None if the
+            cache is not quantized.
+        table: index of the request's block table that lists the layer's blocks.
     """
 
     k: torch.Tensor
@@ -36,19 +37,19 @@ class LayerCache(NamedTuple):
 class KvCache:
     """Keys and values of all layers: [places, 2, num_blocks + 1, block_tokens, kv_heads, head_dim].
 
-    A place is for one layer of each table of the cache's layout (`engine.cache.layout`), whose blocks are never the
-    same; where there is one table, it is a layer.
+    A place is shared by one layer of each table of the cache's layout (`engine.cache.layout`), as no block is in two
+    tables. With a single table, a place is a layer.
 
-    The extra last block is the null block: never written, always zero, it pads block tables. How a block's numbers lie
-    inside it is the backend's affair. In a `dtype` of one byte a number (see `kernels.row_quantization.reference`) the
-    cache also keeps what each key and value of a token spans: a token is rounded once, as it is written, whatever comes
-    into its block after it.
+    The extra last block is the null block: never written, always zero, it pads block tables. The backend defines the
+    layout inside a block. With a one-byte `dtype` (see `kernels.row_quantization.reference`) the cache also keeps the
+    range ("span") of each key and value of a token: a token is quantized once, when it is written, independent of later
+    tokens in its block.
 
-    With `by_block` the layers of a block lie together, and memory of a CPU is taken only for blocks that are used:
+    With `by_block` the layers of a block are contiguous, and a CPU takes memory only for blocks that are used:
 
         [num_blocks + 1, places, 2, block_tokens, kv_heads, head_dim]
 
-    Where a layer's blocks lie together, the first tokens take two huge pages of every layer.
+    In the other layout, the first tokens would take two huge pages per layer.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class KvCache:
         self.null_block = num_blocks
         self.block_tokens = block_tokens
         self._num_touched = 0
-        # What is touched is read and written again, and might be what another thread has just written.
+        # `touch` reads and rewrites bytes that another thread might be writing.
         self._memory_lock = threading.Lock()
 
     @classmethod
@@ -91,7 +92,7 @@ class KvCache:
         by_block: bool = False,
         max_model_len: int = 0,
     ) -> KvCache:
-        """Make a cache for a model; without a `max_model_len` one that keeps everything, in one table."""
+        """Make a cache for a model; without `max_model_len`, one with a single table that keeps everything."""
         return cls(
             layout=spec.cache_layout(max_model_len) if max_model_len else CacheLayout.single(spec.num_layers),
             num_blocks=num_blocks,
@@ -110,18 +111,18 @@ class KvCache:
         return LayerCache(self.data[place, 0], self.data[place, 1], spans, table)
 
     def pages(self, blocks: range) -> list[torch.Tensor]:
-        """Return the memory of neighbouring blocks as bytes: a stretch for each place's keys, one for its values."""
+        """Return the memory of adjacent blocks as bytes: one contiguous tensor per place for keys and for values."""
         held = self.data[:, :, blocks.start : blocks.stop].flatten(0, 1)
         return [stretch.view(-1).view(torch.uint8) for stretch in held]
 
     @property
     def block_bytes(self) -> int:
-        """What a block holds, all places and spans together."""
+        """Bytes in a block, including all places and spans."""
         spans = 0 if self._spans is None else self._spans[:, :, 0].nbytes
         return self.data[:, :, 0].nbytes + spans
 
     def read(self, blocks: Sequence[int]) -> torch.Tensor:
-        """Return a copy of what blocks hold: bytes [len(blocks), block_bytes], on the cache's device."""
+        """Return a copy of the content of blocks: bytes [len(blocks), block_bytes], on the cache's device."""
         content = torch.empty(len(blocks), self.block_bytes, dtype=torch.uint8, device=self.data.device)
         for row, block in zip(content, blocks, strict=True):
             for held, copied in self._pairs(block, row):
@@ -129,14 +130,14 @@ class KvCache:
         return content
 
     def write(self, blocks: Sequence[int], content: torch.Tensor) -> None:
-        """Put into blocks what `read` returned for as many; any thread, where nobody else reads or writes them."""
+        """Write content that `read` returned into as many blocks; any thread, if no other uses these blocks."""
         with self._memory_lock:
             for row, block in zip(content, blocks, strict=True):
                 for held, copied in self._pairs(block, row):
                     held.copy_(copied)
 
     def _pairs(self, block: int, content: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the parts of a block, [places, 2, block_tokens, ...], each with its place in bytes [block_bytes]."""
+        """Yield the parts of a block, [places, 2, block_tokens, ...], each with its view of `content` [block_bytes]."""
         start = 0
         for held in (self.data,) if self._spans is None else (self.data, self._spans):
             part = held[:, :, block]
@@ -145,9 +146,9 @@ class KvCache:
             start = stop
 
     def touch(self, end: int) -> bool:
-        """Take memory from the system for some of the blocks below `end`; returns whether some are left.
+        """Take memory from the system for some of the blocks below `end`; return False if none of them was left.
 
-        What a block holds stays. To take a page may last longer than to compute the tokens that come to lie in it.
+        The content of blocks stays. A page fault can take longer than computing the tokens stored in the page.
         """
         if self._bytes_by_block is None:
             return False
@@ -161,7 +162,7 @@ class KvCache:
         return True
 
     def clear(self, block_ids: list[int]) -> None:
-        """Zero blocks about to be filled: attention gathers whole blocks, and what a failed request left may be NaN."""
-        # One by one: by a list of indices torch takes twice as long.
+        """Zero blocks about to be filled: attention gathers whole blocks, and a failed request may have left NaN."""
+        # One by one: with a list of indices torch takes twice as long.
         for block_id in block_ids:
             self.data[:, :, block_id] = 0

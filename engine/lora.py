@@ -1,10 +1,10 @@
-"""How one step's batch uses adapters: segments of tokens, each multiplied by its own adapter at its own rank.
+"""Apply adapters to a step's batch: segments of tokens, each multiplied by its own adapter at its own rank.
 
     tokens   0 ...... 5 ...... 9 .......... 20
              [ base  )[ A     )[ B         )
 
-Base tokens enter no product, a module that no adapter of the batch targets costs a dictionary look-up, and a batch
-without adapters has no segments and no `LoraProducts` at all.
+Base tokens enter no product, a module that no adapter of the batch targets costs a dictionary lookup, and a batch
+without adapters has no segments and no `LoraProducts`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from kernels.lora_logits.reference import lora_logits
 from kernels.lora_shrink.reference import lora_shrink
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""In tables of an adapter's matrices; modules that share an input are neighbours."""
+"""Order of modules in an adapter's table of matrices; modules that share an input are adjacent."""
 
 EXPERT_MODULES: dict[Part, tuple[str, ...]] = {
     "gate_up": ("gate_up_proj", "gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-"""What an adapter may have of each product of an expert; `up_proj` begins in the middle of its outputs."""
+"""Modules that an adapter may have for each product of an expert; `up_proj` is the second half of its outputs."""
 EXPERT_ENTRIES = {"gate_up_proj": 0, "gate_proj": 0, "up_proj": 1, "down_proj": 2}
-"""Of each expert in tables: gate and up stand together in the place of the gate."""
+"""Entry of each module among those of its expert; a fused gate and up takes the entry of the gate."""
 ENTRIES_OF_EXPERT = 3
 
 HEAD_NORMS = ("q_norm", "k_norm")
@@ -45,30 +45,30 @@ ENTRIES = (
     *HEAD_NORMS,
 )
 WHOLE_ENTRIES = ("own embed_tokens", "embed_tokens", "norm", "own lm_head", "lm_head")
-"""Of the whole model; what an adapter has in place of the base's matrices stands apart from its products."""
+"""Entries of the whole model; matrices that replace the base's ("own") have entries apart from low-rank products."""
 
 Segment = tuple[AdapterDigest | None, int, int]
 """(adapter or None for the base model, start, end): a half-open range of the batch's tokens."""
 
 
 class ResidentAdapters(Protocol):
-    """Where the matrices of pinned adapters are found; `engine.adapter_pool.AdapterPool` is one."""
+    """Looks up the matrices of pinned adapters; implemented by `engine.adapter_pool.AdapterPool`."""
 
     def weights(self, digest: AdapterDigest) -> AdapterWeights:
-        """Return the device weights of an adapter that is pinned.
+        """Return the device weights of a pinned adapter.
 
         Raises:
-            EngineError: it is not resident; the scheduler let it run without a pin.
+            EngineError: it is not resident; the scheduler ran it without a pin.
         """
         ...
 
 
 class HeadNorms(NamedTuple):
-    """What the heads of queries and keys are normed by.
+    """Norm weights of the query and key heads.
 
     Attributes:
-        q, k: [head_dim], or [tokens, head_dim] where adapters of a step have some of their own.
-        entry: where in an adapter's table those of the layer stand, for kernels that look there; None for others.
+        q, k: [head_dim], or [tokens, head_dim] if adapters of the step have their own.
+        entry: index of the layer's head norms in an adapter's table, for kernels that read the table; else None.
     """
 
     q: torch.Tensor
@@ -86,31 +86,31 @@ class AdapterSegment:
 
 
 def entry_of(layer: int, module: str) -> int:
-    """Return where in an adapter's table a module stands; the whole model's come before those of the first layer."""
+    """Return the index of a module in an adapter's table; entries of the whole model precede those of layer 0."""
     names = WHOLE_ENTRIES if layer == WHOLE_MODEL else ENTRIES
     return (layer - WHOLE_MODEL) * len(ENTRIES) + names.index(module)
 
 
 def expert_entry(layer: int, module: str, num_experts: int) -> int:
-    """Return where in a table of an adapter's experts a module of one stands, as `adapters.experts` calls it."""
+    """Return the index of an expert's module, named as in `adapters.experts`, in an adapter's table of experts."""
     _, expert, projection = module.split(".")
     return (layer * num_experts + int(expert)) * ENTRIES_OF_EXPERT + EXPERT_ENTRIES[projection]
 
 
 def product_entry(layer: int, part: Part, num_experts: int) -> int:
-    """Return where in such a table a product of a layer's first expert begins."""
+    """Return the first index of a product of a layer's first expert in a table of experts."""
     return expert_entry(layer, expert_module(0, EXPERT_MODULES[part][0]), num_experts)
 
 
 def num_entries(part: Part) -> int:
-    """Return how many entries of an expert a product has."""
+    """Return how many entries of an expert belong to a product."""
     return len({EXPERT_ENTRIES[module] for module in EXPERT_MODULES[part]})
 
 
 def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:
-    """Find the adapters of a batch's segments, neighbours of one adapter joined and those of the base left out.
+    """Look up the adapters of a batch's segments; join adjacent segments of one adapter and omit those of the base.
 
-    Segments must ascend and not overlap; together they need not cover the batch.
+    Segments must be in ascending order and must not overlap; they need not cover the batch.
     """
     joined: list[tuple[AdapterDigest, int, int]] = []
     for digest, start, end in segments:
@@ -124,7 +124,10 @@ def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tup
 
 
 class LoraProducts(Protocol):
-    """The adapters' part of a step: in place, segment by segment. Rows are tokens, in `head` and of `norm` samples."""
+    """Applies a step's adapters in place, segment by segment.
+
+    Rows are tokens; in `head` and in the final norm they are samples.
+    """
 
     def multiply(
         self,
@@ -134,32 +137,35 @@ class LoraProducts(Protocol):
         modules: Sequence[str],
         splits: Sequence[int],
     ) -> torch.Tensor:
-        """Return y * gain + shift + scaling * (x A^T) B^T, y being the base's `product` of `x` [tokens, in].
+        """Return y * gain + shift + scaling * (x A^T) B^T, where y is the base's `product` of `x` [tokens, in].
 
-        `modules`, one or one of `adapters.weights.FUSED_GROUPS`, share the input; `splits` are the widths of their
-        outputs, which lie side by side. See `adapters.weights.Columns` for gain and shift.
+        `modules` is a single module or one of `adapters.weights.FUSED_GROUPS`, which share the input; `splits` are the
+        widths of their outputs, side by side. See `adapters.weights.Columns` for gain and shift.
         """
         ...
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
-        """Do the same to the embedded tokens `x` [tokens, hidden]."""
+        """Apply the adapters to the embedded tokens `x` [tokens, hidden]."""
         ...
 
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
-        """Multiply normed states [rows, width] by what the adapters' norms are of the base's; rows may lie apart."""
+        """Multiply normalized states [rows, width] by the ratio of the adapters' norm weights to the base's.
+
+        The rows of `h` need not be contiguous.
+        """
         ...
 
     def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
-        """Return what the heads of a layer are normed by, each token's by its adapter's."""
+        """Return the norm weights of a layer's heads, for each token those of its adapter."""
         ...
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
-        """Do the same to `logits` [samples, vocab] float32 of final states `h` [samples, hidden]."""
+        """Apply the adapters to `logits` [samples, vocab] float32 of final hidden states `h` [samples, hidden]."""
         ...
 
 
 class LoraBatch:
-    """`LoraProducts` by torch operators. Valid until the step's forward pass ends; engine's thread only."""
+    """`LoraProducts` in torch operators. Valid until the step's forward pass ends; engine's thread only."""
 
     def __init__(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> None:
         self._segments = tuple(segments)
@@ -180,7 +186,7 @@ class LoraBatch:
         modules: Sequence[str],
         splits: Sequence[int],
     ) -> torch.Tensor:
-        """Shrink each segment once for all modules, and expand each module."""
+        """Shrink each segment once for all modules and expand for each module."""
         y = product(x)
         for module, part in zip(modules, y.split(list(splits), dim=1), strict=True):
             _change_columns(self._segments, layer, module, part)
@@ -212,7 +218,7 @@ class LoraBatch:
     def change_expert(
         self, layer: int, part: Part, expert: int, rows: torch.Tensor, x: torch.Tensor, y: torch.Tensor
     ) -> None:
-        """Do it to one product of one expert, as `kernels.experts.reference.multiply_by_experts` asks for it."""
+        """Apply the adapters to a product of one expert, as the `change` of `multiply_by_experts` does."""
         found = []
         for segment in self._experts:
             matrices = []
@@ -225,7 +231,7 @@ class LoraBatch:
         lora_experts(x=x, y=y, rows=rows, segments=[span for span, _ in found], weights=[own for _, own in found])
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
-        """Pick rows of the adapters' matrices."""
+        """Gather rows of the adapters' matrices."""
         for segment in self._whole:
             span = (segment.start, segment.end)
             own = segment.weights.extras.matrices.get("embed_tokens")
@@ -238,11 +244,11 @@ class LoraBatch:
                 lora_expand(y=x, shrunk=shrunk, weights=[projection.b], segments=[span])
 
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
-        """Scale the columns of each segment that has the norm."""
+        """Scale the columns of each segment whose adapter has the norm."""
         _change_columns(self._samples if layer == WHOLE_MODEL else self._whole, layer, module, h)
 
     def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
-        """Repeat the norms for each token, where an adapter has one."""
+        """Repeat the norms per token if an adapter has its own."""
         if not any((layer, name) in s.weights.extras.columns for s in self._whole for name in HEAD_NORMS):
             return norms
         q, k = norms.q.repeat(num_tokens, 1), norms.k.repeat(num_tokens, 1)
@@ -251,7 +257,7 @@ class LoraBatch:
         return HeadNorms(q, k)
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
-        """Multiply by the adapters' own matrices, then by their products."""
+        """Multiply by the adapters' own matrices, then add their low-rank products."""
         for segment in self._samples:
             states, part = h[segment.start : segment.end], logits[segment.start : segment.end]
             own = segment.weights.extras.matrices.get("lm_head")
@@ -266,14 +272,14 @@ class LoraBatch:
 def change_norms(
     adapters: Sequence[AdapterSegment], ranges: Sequence[tuple[int, int]], states: Sequence[torch.Tensor]
 ) -> None:
-    """Make final hidden states [tokens of the range, hidden] those that the adapters' norms give."""
+    """Change final hidden states [tokens of the range, hidden] in place to those of the adapters' final norms."""
     for (start, end), h in zip(ranges, states, strict=True):
         own = (segment for segment in adapters if segment.start <= start and end <= segment.end)
         _change_columns((replace(segment, start=0, end=len(h)) for segment in own), WHOLE_MODEL, "norm", h)
 
 
 def _change_columns(segments: Iterable[AdapterSegment], layer: int, module: str, y: torch.Tensor) -> None:
-    """Multiply by gains and add shifts where the segments' adapters have some for a module; in float32."""
+    """Multiply by the gains and add the shifts of the segments' adapters for a module, if any; in float32."""
     for segment in segments:
         columns = segment.weights.extras.columns.get((layer, module))
         if columns is not None:

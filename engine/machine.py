@@ -1,12 +1,12 @@
-"""What this process may use of its machine: cores and memory, less what a container or a service may not have.
+"""The cores and memory that this process may use, within the cgroup limits of its container or service.
 
     /proc/self/cgroup      0::/system.slice/antiphon.service      version 2: one tree of groups
                            4:memory:/docker/0a1b                  version 1: a tree for each controller
 
-A group's limits hold for all inside it. In a container the root of what is mounted may be the group itself, whatever
-its path says.
+A group's limits apply to all groups inside it. In a container the mounted root may be the group itself, whatever its
+path says.
 
-**Source:** the kernel's documentation, admin-guide/cgroup-v2 and admin-guide/cgroup-v1.
+**Source:** Linux kernel documentation, admin-guide/cgroup-v2 and admin-guide/cgroup-v1.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pathlib import Path
 
 ROOT = Path("/")
 NICENESS = 5
-"""By how much threads that compute steps stand back. See `stand_back`."""
+"""Niceness added to threads that compute steps. See `stand_back`."""
 
 
 def stand_back() -> None:
-    """Let the calling thread give way to those that bring it requests and carry its tokens away, and to all others.
+    """Lower the calling thread's priority below all others, among them those that pass it requests and take its tokens.
 
-    Where as many threads compute as there are cores, who wakes up for a moment otherwise waits for one of them.
+    With as many compute threads as cores, a thread that wakes up briefly would otherwise wait for one of them.
     """
-    if sys.platform == "linux":  # Elsewhere niceness is a process's, not a thread's.
-        # A filter of system calls may refuse it: then all are equal, as without it.
+    if sys.platform == "linux":  # Elsewhere niceness applies to a process, not a thread.
+        # A system call filter may forbid it: the thread then keeps its priority.
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
 
 def num_cores(root: Path = ROOT) -> int:
-    """Return how many threads can run all the time: who has used up a quota stands still until its period is over."""
+    """Return how many threads can run continuously: over its CPU quota, a group is throttled until the period ends."""
     cores = len(os.sched_getaffinity(0))
     for group in _groups(root, "cpu"):
         quota = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
@@ -44,7 +44,7 @@ def num_cores(root: Path = ROOT) -> int:
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """Return the memory that can be taken without swapping."""
+    """Return the memory that can be allocated without swapping."""
     available = _meminfo_bytes(root)
     for group in _groups(root, "memory"):
         limit_and_use = _numbers(group / "memory.max", group / "memory.current") or _numbers(
@@ -57,7 +57,7 @@ def available_bytes(root: Path = ROOT) -> int:
 
 
 def num_killed(root: Path = ROOT) -> int:
-    """Return how many processes the kernel has killed because a group had no memory left; 0 where nobody counts."""
+    """Return how many processes of the group the kernel has killed for lack of memory; 0 if this is not counted."""
     for group in _groups(root, "memory"):
         count_by_name = _counts(group / "memory.events") or _counts(group / "memory.oom_control")
         if "oom_kill" in count_by_name:
@@ -73,13 +73,13 @@ def _meminfo_bytes(root: Path) -> int:
 
 
 def _unread_file_bytes(group: Path) -> int:
-    """Return what counts as a group's and is given up for who needs it: pages of files, a checkpoint's say."""
+    """Return the reclaimable file pages charged to a group, for instance those of a checkpoint."""
     count_by_name = _counts(group / "memory.stat")
     return count_by_name.get("total_inactive_file", count_by_name.get("inactive_file", 0))
 
 
 def _counts(file: Path) -> dict[str, int]:
-    """Return the numbers of a file that has one to a line, behind its name; none where it is not there."""
+    """Return the counts in a file with one "name count" per line; empty if the file does not exist."""
     try:
         lines = file.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -88,7 +88,7 @@ def _counts(file: Path) -> dict[str, int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of the groups that this process is in, the innermost first."""
+    """Yield the folders of the groups that contain this process, innermost first."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -103,7 +103,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _numbers(*files: Path) -> tuple[int, ...]:
-    """Return the numbers in some files, none where a file is not there or says that there is no bound."""
+    """Return the numbers in the files; empty if a file does not exist or says that there is no limit."""
     try:
         return tuple(int(word) for file in files for word in file.read_text(encoding="ascii").split())
     except (OSError, ValueError):

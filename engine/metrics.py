@@ -1,4 +1,4 @@
-"""What the engine counts: plain numbers, exported by whoever hosts it."""
+"""The engine's metrics: plain numbers, exported by its host."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MAX_TRACES = 4096
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerCounters:
-    """Counts since the start; only the engine's thread writes them.
+    """Counts since the start, written only by the engine's thread.
 
     Attributes:
-        prefix_queries, prefix_hits: tokens looked up in, and served from, the prefix cache as requests were first
-            admitted; what a pre-empted request finds again is not counted.
-        forced_tokens: of `generation_tokens`, those that a grammar left no choice of and nobody drew.
-        num_drafts, num_draft_tokens, num_accepted_tokens: drafts that were computed, their tokens, and those of them
-            that became part of an answer.
-        ended: the requests that ended last and that nobody has drained, `MAX_TRACES` of them at most.
-        trace_by_id: those that ended last, drained or not; for any thread to read.
+        prefix_queries, prefix_hits: tokens looked up in, and served from, the prefix cache when requests are first
+            admitted; hits of readmitted preempted requests are not counted.
+        forced_tokens: of `generation_tokens`, those that a grammar forced and that were not sampled.
+        num_drafts, num_draft_tokens, num_accepted_tokens: drafts that were verified, their tokens, and how many of
+            these were accepted.
+        ended: traces of ended requests not drained yet, the newest `MAX_TRACES`.
+        trace_by_id: traces of the `MAX_TRACES` newest ended requests, drained or not; any thread may read it.
     """
 
     prefix_queries: int = 0
@@ -61,7 +61,7 @@ class SchedulerCounters:
         self.ended.append(trace)
         self.trace_by_id[live.request.request_id] = trace
         if len(self.trace_by_id) > MAX_TRACES:
-            # The first of a dictionary is the oldest.
+            # Dictionaries keep insertion order: the first entry is the oldest.
             del self.trace_by_id[next(iter(self.trace_by_id))]
 
 
@@ -70,8 +70,8 @@ class StepTimes:
     """Seconds that the host has spent in each part of all steps so far.
 
     Attributes:
-        wait_s: for results of the device; where `forward_s` and `sample_s` are the work itself, only for what is drawn
-            behind drafts.
+        wait_s: waiting for results of the device. If the host itself computes `forward_s` and `sample_s`, this is only
+            the sampling after draft tokens.
     """
 
     schedule_s: float = 0.0
@@ -88,11 +88,11 @@ class EngineSnapshot:
 
     Attributes:
         last_progress_s: monotonic time at which the last step ended, or at which the engine was last idle.
-        num_blocks: so many of each table's are there in the mean.
+        num_blocks: blocks of the KV cache per block table, on average.
         kv_usage: share of the cache's blocks held by requests, 0 to 1.
-        counters: their numbers; what has ended is live.
-        refused_by_reason: requests that were not let in, by `engine.errors.OverloadError.reason`.
-        stored_tokens, fetched_tokens: whose blocks were copied to tiers below the cache, and back.
+        counters: a copy of the numbers; `ended` and `trace_by_id` are shared with the live counters.
+        refused_by_reason: number of refused requests by `engine.errors.OverloadError.reason`.
+        stored_tokens, fetched_tokens: tokens whose blocks were copied to the tiers below the cache, and back.
         ended: requests that ended since the previous snapshot that drained them.
     """
 
@@ -114,15 +114,15 @@ class EngineSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What a newcomer would find: how long it would wait, and what of its prompt is computed already.
+    """The load that a new request would meet: how long it would wait, and how much of its prompt is cached.
 
     Attributes:
-        queued_tokens: tokens of accepted prompts that are still to be computed, less what of the waiting ones is likely
-            to come from the cache.
-        prefill_tokens_per_s, step_s: measured; 0 where nothing has been yet.
-        stalled_s: since the last finished step, where there is work.
+        queued_tokens: prompt tokens of accepted requests left to compute, less the expected cache hits of waiting ones.
+        prefill_tokens_per_s, step_s: measured; 0 before the first measurement.
+        stalled_s: time since the last finished step if there is work, else 0.
         num_ended: requests that have ended since the start.
-        landmarks: `engine.cache.prefix_index.Landmarks`, one for `landmark_blocks` blocks; 0 where no prefix is kept.
+        landmark_blocks: stride of `landmarks` in blocks; 0 without a prefix cache.
+        landmarks: see `engine.cache.prefix_index.Landmarks`.
     """
 
     queued_tokens: int

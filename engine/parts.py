@@ -1,4 +1,4 @@
-"""What differs between devices, as `engine.build` makes an engine of it."""
+"""The device-specific parts from which `engine.build` makes an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Parts:
     """The parts of one device.
 
     Attributes:
-        lay_out: turns an adapter that was read into what the device's products take.
+        lay_out: converts a loaded adapter to the device's weight layout.
         choose: see `engine.sampling.sampler.Sampler`.
         pause_wish: see `engine.engine.Engine`.
         steps_ahead: see `engine.runner.Runner`.

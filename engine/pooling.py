@@ -1,4 +1,4 @@
-"""Hidden states made one vector for each request that asks for one, chunk by chunk as its tokens are computed."""
+"""Pool hidden states into one vector per request that asks for it, chunk by chunk as its tokens are computed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from engine.step import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A vector that a device may still be computing; `fetched` waits for it alone, [hidden] float32."""
+    """A vector that a device may still be computing; `fetched` waits for it and returns it, [hidden] float32."""
 
     fetched: Callable[[], torch.Tensor]
 
     def fetch(self) -> bytes | None:
-        """Wait for it; return it as float32, little-endian, or None where a number is not finite."""
+        """Wait for the vector; return it as little-endian float32, or None if it is not finite."""
         numbers = self.fetched()
         if not bool(torch.isfinite(numbers).all()):
             return None
@@ -27,7 +27,7 @@ class Vector:
 
 
 def pooled_ranges(plan: StepPlan) -> tuple[tuple[int, int], ...]:
-    """Return which tokens of the step's batch are pooled: a half-open range for each row that has any."""
+    """Return the tokens of the step's batch to pool: a half-open range for each row that has any."""
     ranges, at = [], 0
     for row in plan.rows:
         at += row.num_tokens
@@ -37,10 +37,10 @@ def pooled_ranges(plan: StepPlan) -> tuple[tuple[int, int], ...]:
 
 
 class Pooler:
-    """Sums of what has been computed so far, by the row that the request holds.
+    """Running sums of hidden states, by the request's row.
 
     Args:
-        fetch: begins to bring numbers to the host; returns what waits for them.
+        fetch: starts a copy to the host; returns a function that waits for it.
     """
 
     def __init__(self, fetch: Callable[[torch.Tensor], Callable[[], torch.Tensor]]) -> None:
@@ -52,10 +52,10 @@ class Pooler:
         self._sum_by_row.pop(row, None)
 
     def add(self, plan: StepPlan, hidden: Sequence[torch.Tensor]) -> dict[RequestId, Vector]:
-        """Take the hidden states of the ranges of `pooled_ranges`; return the vectors that are whole now.
+        """Add the hidden states of the ranges of `pooled_ranges`; return the vectors that are now complete.
 
         Args:
-            hidden: [tokens of the range, hidden] each; not kept.
+            hidden: [tokens of the range, hidden] each; not retained.
         """
         whole: dict[RequestId, Vector] = {}
         pooled = [row for row in plan.rows if row.num_pooled]

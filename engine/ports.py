@@ -1,7 +1,7 @@
-"""The borders of the pure core: what the scheduler asks of adapters and of tiers below the cache, and what the loop
-asks of a device.
+"""The ports of the pure core: the scheduler's interfaces to adapters and to the tiers below the cache, and the loop's
+interface to a device.
 
-All are structural. Tests drive the core through scripted stand-ins; the product plugs in `engine.runner.Runner`,
+All are structural types. Tests drive the core with scripted fakes; production uses `engine.runner.Runner`,
 `engine.adapter_pool.AdapterPool` and `engine.tiers.mover.TierMover`.
 """
 
@@ -18,22 +18,22 @@ from engine.step import StepPlan, StepResult
 
 
 class AdapterGate(Protocol):
-    """Residency of adapters, asked by the scheduler on the engine's thread; no call blocks or touches a disk."""
+    """Adapter residency, called by the scheduler on the engine's thread; no call blocks or accesses a disk."""
 
     def prepare(self, digest: AdapterDigest) -> None:
-        """Start moving the adapter towards the device in the background; idempotent. Called as a request queues."""
+        """Start loading the adapter in the background; idempotent. Called when a request is queued."""
         ...
 
     def try_pin(self, digest: AdapterDigest) -> bool:
-        """Pin the adapter on the device for one running request, or return False: still loading, or no slot free."""
+        """Pin the adapter on the device for one running request; return False if it is loading or no slot is free."""
         ...
 
     def swap_s(self, digest: AdapterDigest) -> float:
-        """Return about how long it takes to fetch the adapter; 0 where it is on the device, or nothing is known yet."""
+        """Return the expected load time of the adapter; 0 if it needs no load or nothing has been measured yet."""
         ...
 
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
-        """Whether the adapter is loaded and only a free slot on the device is missing."""
+        """Return whether the adapter is loaded and lacks only a slot on the device."""
         ...
 
     def unpin(self, digest: AdapterDigest) -> None:
@@ -41,52 +41,52 @@ class AdapterGate(Protocol):
         ...
 
     def lacked_room(self) -> bool:
-        """Whether, since this was last asked, an adapter found no room, or took another's where memory was short."""
+        """Return whether, since the last call, an adapter found no room or evicted another for lack of memory."""
         ...
 
     def lend(self, run: range) -> None:
-        """Let adapters lie in the memory of these blocks of the cache, until `give_back` returns them."""
+        """Let adapters use the memory of these KV cache blocks until `give_back` returns them."""
         ...
 
     def give_back(self) -> range | None:
-        """Take the adapters that nobody has pinned out of a lent run and return it; None where there is no such run."""
+        """Evict the adapters from a lent run and return it; None if every run holds one that cannot be evicted."""
         ...
 
     def error(self, digest: AdapterDigest) -> str | None:
-        """Why the adapter cannot become resident (unknown, unreadable, does not fit), or None."""
+        """Return why the adapter cannot become resident (unknown, unreadable, does not fit), or None."""
         ...
 
     def passes(self, digest: AdapterDigest) -> bool:
-        """Whether that may soon be over, and is no fault of the adapter's."""
+        """Return whether the failure that `error` reports is transient and not the adapter's fault."""
         ...
 
 
 class AdapterStock(Protocol):
-    """The adapters of an engine as others see them; every method is for any thread and blocks on nothing."""
+    """The public view of an engine's adapters; every method may be called on any thread and does not block."""
 
     def num_resident(self) -> int:
         """Return how many adapters are usable on the device now."""
         ...
 
     def load_s(self) -> float:
-        """Return about how long it takes to read an adapter; 0 where none has been read yet."""
+        """Return the average time to load an adapter; 0 before the first load."""
         ...
 
     def learn(self, ref: AdapterRef) -> None:
-        """Make an adapter known, so that requests can name its digest."""
+        """Declare an adapter, so that requests can name its digest."""
         ...
 
     def release(self, digest: AdapterDigest) -> int | None:
-        """Forget an adapter; return the bytes that this freed, or None where running requests hold it still."""
+        """Forget an adapter; return the bytes freed, or None if it is still pinned or being copied to the device."""
         ...
 
     def places(self) -> Mapping[AdapterDigest, str]:
-        """Return where adapters lie: "device", "host" or "loading"; those that lie nowhere are left out."""
+        """Return the place of each adapter in memory or on its way there: "device", "host" or "loading"."""
         ...
 
 
 class KeptBlock(NamedTuple):
-    """What a slot of a tier holds: a block by its name, and its place in its chain (`prefix_index.ASIDE` for none)."""
+    """A block in a slot of a tier: its name, and its index in its chain (`prefix_index.ASIDE` if it has none)."""
 
     name: BlockName
     depth: int
@@ -94,7 +94,7 @@ class KeptBlock(NamedTuple):
 
 
 class StoreOrder(NamedTuple):
-    """A block to copy to a slot of each tier, None where it is not to be copied there."""
+    """A block to copy to a slot of each tier; None for a tier to skip."""
 
     block: BlockId
     name: BlockName
@@ -103,7 +103,7 @@ class StoreOrder(NamedTuple):
 
 
 class FetchOrder(NamedTuple):
-    """A block to fill with what a slot of a tier holds."""
+    """A block to fill from a slot of a tier."""
 
     block: BlockId
     name: BlockName
@@ -113,61 +113,61 @@ class FetchOrder(NamedTuple):
 
 
 class BlockMover(Protocol):
-    """Copies blocks between the device's cache and the tiers below it, in the background; no call blocks.
+    """Copies blocks between the device's cache and the tiers below it, in the background.
 
-    Everything is called on the engine's thread.
+    No call blocks; all calls come from the engine's thread.
 
     Attributes:
-        capacities: slots of each tier, the nearest to the device first.
+        capacities: number of slots of each tier, the nearest to the device first.
     """
 
     capacities: Sequence[int]
 
     def contents(self) -> Sequence[Sequence[KeptBlock]]:
-        """Return what each tier holds at the start, the least recently used first."""
+        """Return the content of each tier at the start, least recently used first."""
         ...
 
     def store(self, orders: Sequence[StoreOrder]) -> None:
-        """Begin to copy blocks that nobody writes to, until `abandon` is called for them."""
+        """Start copying blocks; nobody writes to them before calling `abandon`."""
         ...
 
     def abandon(self, block: BlockId) -> None:
-        """See to it that no copy counts as made that has not been read out of the block yet: it will be overwritten."""
+        """Invalidate copies of a block that have not been read from it yet: it will be overwritten."""
         ...
 
     def stored(self) -> list[tuple[StoreOrder, Sequence[bool]]]:
-        """Return the orders that are done since this was last asked, and for each tier whether its slot was written."""
+        """Return the orders finished since the last call, with whether the slot of each tier was written."""
         ...
 
     def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
-        """Begin to fill blocks that nobody reads or writes until it is done, in their order."""
+        """Start filling blocks in order; nobody reads or writes them until the fetch is done."""
         ...
 
     def fetched(self) -> list[tuple[int, int]]:
-        """Return the fetches that are done since this was last asked: ticket, and how many leading orders were filled.
+        """Return the fetches finished since the last call: ticket, and number of leading orders filled.
 
-        Of one with fewer than it has, the order behind them could not be read, and never will be.
+        If not all were filled, the next order could not be read and never will be, or the fetch was given up.
         """
         ...
 
     def give_up(self, ticket: int) -> None:
-        """Write nothing more for a fetch, from now on; it is done when what is being read has been."""
+        """Cancel a fetch: nothing more is written for it, and it is finished once the current read has ended."""
         ...
 
     def fetch_s(self, num_blocks: int) -> float:
-        """Return about how long it takes to fetch so many blocks; 0 before any was measured."""
+        """Return the expected time to fetch `num_blocks` blocks; 0 before the first measurement."""
         ...
 
 
 class PauseWish(Protocol):
-    """Asks whoever computes a step to pause, so that another may go before it; any thread."""
+    """Asks the runner to pause the current step so that another can go first; any thread."""
 
     def set(self) -> None:
-        """Ask."""
+        """Request a pause."""
         ...
 
     def clear(self) -> None:
-        """Ask no more."""
+        """Withdraw the request."""
         ...
 
 
@@ -181,25 +181,25 @@ class StepRunner(Protocol):
 
     @property
     def steps_ahead(self) -> int:
-        """So many plans may be under way while another is made; 0 where `submit` computes at once."""
+        """Number of plans that may be in flight while another is made; 0 if `proceed` computes synchronously."""
         ...
 
     def submit(self, plan: StepPlan) -> None:
-        """Make one plan ready; `proceed` follows until it is computed, or another plan that goes before it."""
+        """Prepare a plan; the caller then calls `proceed` until it is computed, or submits one that goes first."""
         ...
 
     def proceed(self) -> bool:
-        """Compute the newest plan, or enqueue it where the device works by itself; True where it has paused."""
+        """Compute the newest plan, or enqueue it on an asynchronous device; return True if it has paused."""
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the plan that was computed first and return what it drew.
+        """Wait for the oldest computed plan and return its result.
 
         Raises:
-            EngineError: the device failed; the engine cannot go on.
+            EngineError: the device failed; the engine cannot continue.
         """
         ...
 
     def idle(self) -> bool:
-        """Do a little of what makes later steps faster, while there is no step to run; False where nothing is left."""
+        """Do a little work that makes later steps faster, while there is no step to run; False if none is left."""
         ...

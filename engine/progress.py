@@ -1,4 +1,4 @@
-"""Says how far a long part of a start has come: a bar in the log every few seconds, and a last one when it is done.
+"""Log the progress of a long phase of the start: a bar every few seconds, and a last one at the end.
 
 compiling kernels [##########..............] 44 of 104, 12 s
 """
@@ -13,14 +13,14 @@ _logger = logging.getLogger(__name__)
 
 WIDTH = 24
 PERIOD_S = 5.0
-"""A log is read by people: a start of a minute has a dozen lines of this."""
+"""A log is read by people: a phase of one minute logs a dozen lines."""
 
 
 class Progress:
-    """One part of a start.
+    """The progress of one phase of the start.
 
     Args:
-        what: is done, as its lines say it.
+        what: description of the phase in the log lines.
     """
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,7 +29,7 @@ class Progress:
         self._started_s = self._told_s = clock()
 
     def reach(self, done: int, total: int) -> None:
-        """Take it that so much is done, and say so where it is all, or nothing has been said for a while."""
+        """Record the progress; log it if everything is done or `PERIOD_S` has passed since the last line."""
         now_s = self._clock()
         if done < total and now_s - self._told_s < PERIOD_S:
             return

@@ -1,6 +1,6 @@
-"""What enters the engine and what leaves it: plain values, token ids only, no text.
+"""The engine's input and output: plain values, token ids only, no text.
 
-A `Request` goes in once. `Emission`s come out, at most one a step for each request, until one carries a finish reason.
+A `Request` goes in once. `Emission`s come out, at most one per step and request, until one has a finish reason.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ RequestId = NewType("RequestId", str)
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. Stop strings are the stream handler's business: it cancels the request it has cut."""
+    """Why a request ended. The stream handler implements stop strings: it cancels the request whose text it cut."""
 
     STOP = "stop"
-    """An end-of-sequence or stop token id was drawn; that token is the last of the emission."""
+    """An end-of-sequence or stop token was drawn; it is the last token of the emission."""
     LENGTH = "length"
     """`max_tokens` or the context length was reached."""
     CANCELLED = "cancelled"
-    """Someone asked for the end: the client left, or the stream handler saw a stop string."""
+    """The request was cancelled: the client disconnected, or the stream handler found a stop string."""
     FAILED = "failed"
-    """This request alone failed inside a step (NaN logits, a broken adapter); `Emission.error` says how."""
+    """The request failed (NaN logits, a broken adapter, the end of the engine); `Emission.error` says how."""
     UNAVAILABLE = "unavailable"
-    """What it needs cannot be had now, and may be soon (an adapter's files); `Emission.error` says what."""
+    """Something it needs (an adapter's files) is temporarily unavailable; `Emission.error` says what."""
     UNFOLLOWABLE = "unfollowable"
-    """Its grammar cannot be followed, or took too much on the way; `Emission.error` says why."""
+    """Its grammar cannot be followed, or exceeded its limits on the way; `Emission.error` says why."""
     EXPIRED = "expired"
-    """Its deadline passed, or would have before its answer was whole; `Emission.error` says which."""
+    """Its deadline passed, or would pass before the answer is complete; `Emission.error` says which."""
 
 
 class Pooling(StrEnum):
-    """What one vector is made of: a request's hidden states after the final norm."""
+    """How a request's hidden states after the final norm are pooled into one vector."""
 
     LAST = "last"
-    """That of the last token, which has seen all others."""
+    """The hidden state of the last token, which attends to all others."""
     MEAN = "mean"
-    """Their mean. Every token is computed, cached or not."""
+    """Their mean. Every token is computed, even if it is cached."""
 
 
 class TokenLogprobs(NamedTuple):
-    """What the model itself thought of one token: natural logarithms, before penalties, masks and temperature.
+    """Log-probabilities (natural logarithm) of one position, before penalties, masks and temperature.
 
     Attributes:
         logprob: of the token.
-        top: (token id, logprob) of the likeliest tokens, likeliest first; equal ones by ascending id.
-        rank: of the token among all, 1 for the likeliest; equal ones have one rank.
+        top: (token id, logprob) of the likeliest tokens, likeliest first; ties by ascending id.
+        rank: rank of the token among all, 1 for the likeliest; ties share a rank.
     """
 
     logprob: float
@@ -58,13 +58,13 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryPenalty:
-    """What DRY takes from tokens that would extend a repeat (`engine.sampling.repeats.DryRow`).
+    """The DRY penalty, for tokens that would extend a repeat (`engine.sampling.repeats.DryRow`).
 
     Attributes:
-        multiplier: what a token loses that extends a repeat of `allowed_length` tokens.
-        base: how many times more for each further token of the repeat.
-        last_n: how many of the last tokens are looked at; -1 for all.
-        breakers: sequences of token ids over which no repeat reaches.
+        multiplier: penalty on the logit of a token that extends a repeat of `allowed_length` tokens.
+        base: factor on the penalty for each further token of the repeat.
+        last_n: number of most recent tokens to search; -1 for all.
+        breakers: sequences of token ids across which no repeat extends.
     """
 
     multiplier: float
@@ -76,12 +76,12 @@ class DryPenalty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LzPenalty:
-    """What the LZ penalty takes from tokens that compress well (`engine.sampling.repeats.LzRow`).
+    """The LZ penalty, for tokens that compress well (`engine.sampling.repeats.LzRow`).
 
     Attributes:
-        strength: taken for each bit that is saved.
-        buffer: tokens of the output's end that are matched at most.
-        lookback: tokens of the output in which they are looked for, at least one.
+        strength: penalty per bit saved.
+        buffer: maximum number of tokens at the output's end to match.
+        lookback: number of output tokens to search for them, at least one.
     """
 
     strength: float
@@ -91,35 +91,35 @@ class LzPenalty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen. All bounds are checked above the engine; defaults draw from the plain distribution.
+    """How tokens are sampled. Bounds are checked above the engine; defaults sample the unmodified distribution.
 
     Attributes:
-        max_tokens: tokens to generate at most, those of `Request.prior_output_ids` included.
+        max_tokens: maximum number of tokens to generate, including `Request.prior_output_ids`.
         min_tokens: end-of-sequence and stop tokens cannot be drawn before this many.
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set with this probability mass (1 keeps all).
         min_p: keep tokens at least this fraction as likely as the likeliest (0 keeps all).
         top_n_sigma: keep tokens at most this many standard deviations of the logits below the highest (0 keeps all).
-        typical_p: keep the tokens of the most typical surprise with this probability mass (1 keeps all).
+        typical_p: keep the tokens with the most typical surprisal, up to this probability mass (1 keeps all).
         epsilon_cutoff: keep tokens at least this probable (0 keeps all).
-        eta_cutoff: the same, with a bound that falls as the distribution is flatter (0 keeps all).
-        xtc_probability: how often the likeliest tokens are left out in favour of the last one over `xtc_threshold`.
-        seed: a draw is a function of (seed, position) only. None: the gateway has drawn one; the engine sees an int.
+        eta_cutoff: the same with a threshold that is lower for flatter distributions (0 keeps all).
+        xtc_probability: how often all tokens at least `xtc_threshold` probable except the least likely are removed.
+        seed: a draw is a function of (seed, position) only. The gateway draws a seed if the client gives none.
         repetition_penalty: divides (multiplies) positive (negative) logits of tokens in prompt or output; 1 is none.
         frequency_penalty: subtracted once for each occurrence in the output.
         presence_penalty: subtracted once for each distinct token of the output.
-        dry: what tokens lose that would extend a repeat in prompt or output; None for nothing.
-        lz: what tokens lose that would repeat the output; None for nothing.
-        stop_token_ids: drawing one of these ends the request, besides the model's own end-of-sequence ids.
-        ignore_eos: the model's own end-of-sequence ids do not end the request.
-        logit_bias: (token id, what is added to its logit), before everything else.
+        dry: penalty on tokens that would extend a repeat in prompt or output; None for none.
+        lz: penalty on tokens that would repeat the output; None for none.
+        stop_token_ids: drawing one of these ends the request, in addition to the model's end-of-sequence ids.
+        ignore_eos: the model's end-of-sequence ids do not end the request.
+        logit_bias: (token id, value added to its logit), applied before everything else.
         allowed_token_ids: only these can be drawn; empty allows all.
-        bad_words: sequences of token ids that the output never has.
-        grammar: what the output follows, as llguidance writes grammars; it can end only where the grammar can.
-        num_logprobs: log-probabilities of each token of the output and of so many likeliest ones; None for none.
-        num_prompt_logprobs: the same of the prompt, from its second token on. Such a prompt is computed as a whole,
-            cached or not.
+        bad_words: sequences of token ids that never occur in the output.
+        grammar: constrains the output, in llguidance's grammar format; the output can end only where the grammar can.
+        num_logprobs: log-probabilities of each output token and of this many likeliest tokens; None for none.
+        num_prompt_logprobs: the same for the prompt, from its second token on. Such a prompt is computed completely,
+            even if it is cached.
     """
 
     max_tokens: int
@@ -151,18 +151,18 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether tokens that were seen weigh on the next one, whatever their order."""
+        """Whether there are penalties that depend on the previous tokens, but not on their order."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property
     def can_jump(self) -> bool:
-        """Whether tokens that the grammar leaves no choice of are taken undrawn: nothing is asked of each of them."""
+        """Whether tokens that the grammar forces are emitted without sampling: no option needs each token's logits."""
         asks_each = self.num_logprobs is not None or bool(self.min_tokens or self.allowed_token_ids or self.bad_words)
         return self.grammar is not None and not (asks_each or self.ignore_eos)
 
     @property
     def is_followed(self) -> bool:
-        """Whether what may come next depends on the tokens so far by more than the model: the host must know them."""
+        """Whether the host must know each token before the next is sampled, as masks or penalties depend on it."""
         return self.grammar is not None or bool(self.bad_words) or self.dry is not None or self.lz is not None
 
 
@@ -172,16 +172,16 @@ class Request:
 
     Attributes:
         prompt_ids: token ids of the prompt, at least one.
-        prior_output_ids: tokens of this same generation that another replica already produced; they count as output
-            for penalties, `min_tokens`, `max_tokens` and the positions of seeded draws, and are not emitted again.
+        prior_output_ids: tokens of this generation that another replica already produced; they count as output for
+            penalties, `min_tokens`, `max_tokens` and the positions of seeded draws, and are not emitted again.
         adapter: digest of the LoRA adapter to apply, None for the base model.
-        tenant: whose share of the engine it takes.
-        salt: isolation of the prefix cache: two requests share blocks only if their salts are equal.
-        retention_s: so long its blocks in the prefix cache are overwritten after others, as far as there are others.
-        priority: lower is served first; of equal priorities each tenant and adapter gets its fair share.
+        tenant: the tenant whose fair share the request uses.
+        salt: isolates the prefix cache: two requests share blocks only if their salts are equal.
+        retention_s: for this long, its prefix cache blocks are evicted after others; at most half of all are retained.
+        priority: lower is served first; within a priority, tenants and adapters get fair shares.
         deadline_s: monotonic time (`time.monotonic`) after which nobody waits for the answer; None for never.
-        pooling: asks for the prompt's hidden states, made one vector, instead of tokens; `params` mean nothing then.
-        prediction_ids: what the answer is expected to be, but for some places: it may come sooner, and is the same.
+        pooling: return a vector pooled from the prompt's hidden states instead of tokens; `params` are then ignored.
+        prediction_ids: most of the expected answer, used for drafts: the answer is the same but may come sooner.
     """
 
     request_id: RequestId
@@ -200,19 +200,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
-    """What one step brought one request.
+    """The output of one step for one request.
 
     Attributes:
-        token_ids: new tokens in order; empty only where `finish_reason` is set.
+        token_ids: new tokens in order; empty only if `finish_reason` is set.
         finish_reason: set on the last emission of a request.
-        num_cached_tokens: prompt tokens that came from the prefix cache; truthful from the first emission on.
-        num_accepted, num_rejected: tokens of the prediction so far that the answer took, and that were computed in
-            vain.
-        logprobs: one for each of `token_ids`, where they are asked for.
-        prompt_logprobs: one for each token of the prompt but the first, where they are asked for; they come with the
-            request's first token.
-        pooled: the vector that was asked for instead of tokens: float32, little-endian. It comes with STOP.
-        error: one sentence for the client where `finish_reason` is FAILED, UNAVAILABLE, UNFOLLOWABLE or EXPIRED.
+        num_cached_tokens: prompt tokens that came from the prefix cache; valid from the first emission on.
+        num_accepted, num_rejected: draft tokens taken from the prediction so far that were accepted, and rejected.
+        logprobs: one per token in `token_ids`, if requested.
+        prompt_logprobs: one per prompt token except the first, if requested; sent with the request's first token.
+        pooled: the vector of a pooling request: float32, little-endian. Sent with STOP.
+        error: one sentence for the client if `finish_reason` is FAILED, UNAVAILABLE, UNFOLLOWABLE or EXPIRED.
     """
 
     request_id: RequestId

@@ -1,6 +1,6 @@
-"""Turns what a person set into numbers: pure arithmetic on the checkpoint's geometry and the machine's size.
+"""Resolve a configuration into numbers: pure arithmetic on the checkpoint's geometry and the machine's size.
 
-Imports no torch, so that a configuration can be looked at before anything is started.
+Does not import torch, so that a configuration can be checked before anything is started.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ DEVICES_BY_QUANTIZATION = {"int8": ("cpu",), "fp8": ("cuda",), "int4": ("cpu", "
 FP8_MULTIPLE, INT4_MULTIPLE_BY_DEVICE = 16, {"cpu": 32, "cuda": 128}
 CACHE_DTYPES = ("int8", "fp8")
 CPU_CACHE_SHARE = 0.2
-"""Of the free memory; a laptop has other things to do."""
+"""Share of the free memory; a laptop runs other programs too."""
 HOST_ADAPTER_SHARE, MAX_HOST_ADAPTER_BYTES = 0.25, 32 << 30
-"""Of the free memory, and at most; beside a GPU each takes up to the next power of two, which torch page-locks."""
+"""Share of the free memory, and its cap. With a GPU, torch page-locks the next power of two for each adapter."""
 GPU_ADAPTER_SHARE = 1 / 32
-"""Of what the engine may use: 4 GiB of 140, where an adapter of rank 16 for 8 billion parameters takes 80 MiB."""
+"""Share of the engine's memory: 4 of 140 GiB; an adapter of rank 16 for 8 billion parameters takes 80 MiB."""
 LENT_PAGE_BYTES, LENT_ALIGNMENT = 2 << 20, 16
-"""A matrix of an adapter lies in one page: of rank 64 for 8 billion parameters the largest takes 1.8 MiB."""
+"""A matrix of an adapter must fit in a page: the largest of rank 64 for 8 billion parameters takes 1.8 MiB."""
 GUEST_SHARE = 16
-"""On a CPU one row more for so many: newcomers may go before the rest of a step, which needs all that it has."""
+"""A CPU has one guest row per this many rows, for newcomers that run before the rest of a step that holds all rows."""
 CPU_SPECULATIVE_TOKENS = 16
-"""Of a draft at most: a stream whose drafts are all right then gets 17 tokens a step."""
+"""Maximum draft length: a request whose drafts are all accepted gets 17 tokens per step."""
 SNAPSHOT_SHARE, MAX_SNAPSHOTS_PER_ROW = 0.5, 16
-"""States at the ends of prefixes take, of what the KV cache has, as much, and are no more than so many for each row."""
+"""Memory for snapshots of recurrent states relative to the KV cache's, and the maximum number per row."""
 CPU_DECODE_GAP_S = 0.2
-"""A person reads on while a stream pauses for this long."""
+"""A reader does not notice a pause of this length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What this process may use.
+    """The hardware that this process may use.
 
     Attributes:
-        num_cores: threads of this process that can run all the time.
-        free_bytes: on a CPU memory that is free; on a GPU what this process may take of it, and once a full step has
-            been measured what is left for the cache.
-        host_bytes: memory of the host that is free; on a CPU that is `free_bytes`.
-        has_fast_bfloat16: whether the device multiplies bfloat16 by instructions of its own.
-        has_fp8: whether it converts 8-bit floating-point numbers (e4m3) by instructions of its own.
-        has_fp8_products: whether it multiplies matrices of them, with a scale for each row.
+        num_cores: threads of this process that can run continuously.
+        free_bytes: on a CPU, free memory; on a GPU, memory that this process may still take, or, after a full step was
+            measured, what is left for the cache.
+        host_bytes: free host memory; on a CPU the same as `free_bytes`.
+        has_fast_bfloat16: whether the device has instructions that multiply bfloat16.
+        has_fp8: whether it has instructions that convert e4m3.
+        has_fp8_products: whether it multiplies e4m3 matrices with a scale per row.
     """
 
     device: str
@@ -62,7 +62,7 @@ class Hardware:
 
 
 class _Sizes(NamedTuple):
-    """What memory is shared out by; `state_bytes` are of one text."""
+    """Sizes that determine how memory is divided; `state_bytes` is the size of one sequence's recurrent states."""
 
     max_model_len: int
     reach: Reach
@@ -72,7 +72,7 @@ class _Sizes(NamedTuple):
 
     @property
     def least_blocks(self) -> int:
-        """The blocks of one request of full length."""
+        """Blocks for one request of full length."""
         return self.reach.most(self.max_model_len)
 
 
@@ -82,10 +82,10 @@ class _Shares(NamedTuple):
 
 
 def check(config: EngineConfig, spec: ModelSpec) -> None:
-    """Refuse what no machine could serve.
+    """Reject a configuration that no machine could serve.
 
     Raises:
-        ConfigError: as `resolve`, on one that has room and instructions for everything.
+        ConfigError: as `resolve` does on a machine with unlimited memory and all instructions.
     """
     room = 1 << 62
     everything = Hardware(
@@ -101,10 +101,10 @@ def check(config: EngineConfig, spec: ModelSpec) -> None:
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> ResolvedConfig:
-    """Answer every None of `config`.
+    """Replace every None of `config` by a value.
 
     Raises:
-        ConfigError: an option is out of range, or two exclude each other; the message names them with their numbers.
+        ConfigError: an option is out of range, or two exclude each other; the message names them and their values.
     """
     _check_ranges(config)
     dtype = _dtype(config, hardware)
@@ -114,7 +114,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     blocks_per_request = -(-max_model_len // config.block_tokens)
     element_bytes = _cache_element_bytes(config, hardware, dtype)
     layout = spec.cache_layout(max_model_len)
-    # Every layer takes the same.
+    # Every layer takes the same number of bytes.
     block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes) // spec.num_layers * layout.num_places
     reach = Reach(layout.windows, config.block_tokens, config.max_batched_tokens)
     num_guest_rows = config.max_num_seqs // GUEST_SHARE if hardware.device == "cpu" else 0
@@ -122,7 +122,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     state_bytes = spec.state_bytes(BYTES_BY_DTYPE[dtype])
     sizes = _Sizes(max_model_len, reach, block_bytes, state_bytes, num_rows)
     num_blocks, num_snapshots = _shared_out(config, hardware, sizes)
-    # More than every row at full length can never be held, and is only memory taken from others.
+    # More blocks than all rows hold at full length would never be used.
     num_blocks = min(num_blocks, num_rows * blocks_per_request * len(layout.windows))
     _check_tiers(config, hardware, block_bytes, has_states=state_bytes > 0)
     return ResolvedConfig(
@@ -162,13 +162,13 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
 
 
 def _cache_bytes(config: EngineConfig, hardware: Hardware, state_bytes: int) -> int:
-    # On a GPU states lie there already when what is free is measured.
+    # On a GPU the states are already allocated when free memory is measured.
     share, taken = (CPU_CACHE_SHARE, state_bytes) if hardware.device == "cpu" else (1.0, 0)
     return config.kv_cache_bytes or max(0, int(hardware.free_bytes * share) - taken)
 
 
 def _shared_out(config: EngineConfig, hardware: Hardware, sizes: _Sizes) -> _Shares:
-    """Share out what there is of memory between the blocks of the cache and states that are kept."""
+    """Divide memory between KV cache blocks and state snapshots."""
     cache_bytes = _cache_bytes(config, hardware, sizes.num_rows * sizes.state_bytes)
     num_snapshots = _num_snapshots(config, cache_bytes, sizes)
     if config.kv_cache_bytes is None:
@@ -196,7 +196,7 @@ def _num_snapshots(config: EngineConfig, cache_bytes: int, sizes: _Sizes) -> int
     if config.kv_cache_bytes is not None:
         room = int(cache_bytes * SNAPSHOT_SHARE)
     else:
-        # A request of full length is to fit beside them.
+        # Leave room for the blocks of one request of full length.
         spare_bytes = cache_bytes - sizes.least_blocks * sizes.block_bytes
         room = max(0, min(int(cache_bytes * SNAPSHOT_SHARE / (1 + SNAPSHOT_SHARE)), spare_bytes))
     return min(room // state_bytes, sizes.num_rows * MAX_SNAPSHOTS_PER_ROW)
@@ -224,7 +224,7 @@ def _too_small(
 
 
 def _lent_run_blocks(config: EngineConfig, spec: ModelSpec, hardware: Hardware, element_bytes: int) -> int:
-    """Return how many neighbouring blocks make a page of one layer's keys, 0 where the cache cannot be lent."""
+    """Return how many adjacent blocks make a page of one layer's keys; 0 if the cache cannot be lent."""
     stretch_bytes = config.block_tokens * spec.kv_size * element_bytes
     if hardware.device == "cpu" or stretch_bytes % LENT_ALIGNMENT:
         return 0
@@ -298,7 +298,7 @@ def _check_ranges(config: EngineConfig) -> None:
 
 
 def _quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware, dtype: str) -> str | None:
-    """Return what is wanted, or on a GPU what keeps the weights of a checkpoint as they are."""
+    """Return the requested quantization, or on a GPU the one that keeps a checkpoint's quantized weights as stored."""
     stored = spec.stored
     if hardware.device != "cuda" or stored is None or not stored.stays:
         return wanted
@@ -346,7 +346,7 @@ def _odd_size(multiple: int, sizes: set[int]) -> str | None:
 
 
 def _cache_element_bytes(config: EngineConfig, hardware: Hardware, dtype: str) -> int:
-    """Return what a number in the cache takes, if there can be a cache of such."""
+    """Return the bytes per element of the KV cache; raise ConfigError if its dtype is not supported."""
     wanted = config.kv_cache_dtype
     if wanted is None:
         return BYTES_BY_DTYPE[dtype]

@@ -1,4 +1,4 @@
-"""Executes step plans on one device: owns the weights, the KV cache and the sampling state."""
+"""Execute step plans on one device; owns the weights, the KV cache and the sampling state."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from engine.speculation.verifying import draw_behind
 from engine.step import StepPlan, StepResult, StepRow
 
 AHEAD_TOKENS = 2048
-"""For so many tokens beyond those that the cache has held the runner takes memory while it is idle."""
+"""While idle, the runner takes memory for this many tokens beyond the highest cache block used so far."""
 
 
 class PausedStep(Protocol):
-    """A step of which a part is computed."""
+    """A partially computed step."""
 
     def put_aside(self) -> None:
-        """Keep what another step would write over: the model is about to compute one."""
+        """Save the state that another step, about to be computed, would overwrite."""
         ...
 
     def go_on(self) -> StepOutput | PausedStep:
-        """Compute what is left; where another step came between, its batch has been written anew."""
+        """Compute the rest; if another step came in between, the caller has filled the input buffers again."""
         ...
 
 
 class StepModel(Protocol):
-    """What computes a step: a `Decoder`, or a recording of one."""
+    """Computes a step: a `Decoder`, or a recording of one."""
 
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput | PausedStep:
-        """Write the cache and return what was asked for, or, where the model can pause and was told to, the rest."""
+        """Write the cache and return the output, or the paused step if the model supports pausing and was asked to."""
         ...
 
 
@@ -60,7 +60,7 @@ class Runner:
     """An `engine.ports.StepRunner`.
 
     Attributes:
-        steps_ahead: 0 where the model computes as it is called; 1 where it enqueues for a device that works by itself.
+        steps_ahead: 0 if the model computes synchronously; 1 if it enqueues work for an asynchronous device.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Runner:
         self._sampler = sampler
         self._adapters = adapters
         self._pooler = Pooler(sampler.fetch)
-        # More than one where a step was put aside for another.
+        # More than one if a step was put aside for another.
         self._begun: list[_Begun] = []
         self._submitted: deque[_Submitted] = deque()
         self.steps_ahead = steps_ahead
@@ -87,7 +87,7 @@ class Runner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
-        """Make ready what `proceed` computes."""
+        """Prepare a plan for `proceed`, putting a paused step aside."""
         started = time.monotonic()
         if self._begun:
             begun = self._begun[-1]
@@ -102,7 +102,7 @@ class Runner:
 
     @torch.inference_mode()
     def proceed(self) -> bool:
-        """Compute the newest plan, or have the device compute it after those before; True where it has paused."""
+        """Compute the newest plan, or enqueue it behind earlier ones; return True if it has paused."""
         started = time.monotonic()
         begun = self._begun[-1]
         if begun.is_overwritten:
@@ -147,7 +147,7 @@ class Runner:
         )
 
     def idle(self) -> bool:
-        """Get memory for the next blocks of the cache, before a request has to wait for it."""
+        """Take memory for the next cache blocks before a request has to wait for it."""
         num_blocks = AHEAD_TOKENS // self._cache.block_tokens * len(self._cache.layout.windows)
         return self._cache.touch(self._highest_block + num_blocks)
 
@@ -177,7 +177,7 @@ class Runner:
     def _draw(self, plan: StepPlan, output: StepOutput) -> _Submitted:
         rows = [row for row in plan.rows if row.samples]
         scores, lines = _scored(plan, output.logits)
-        # Whatever is drawn from may be overwritten.
+        # The sampler may overwrite its input, so that rows needed later are copied.
         first = output.logits if len(lines) == len(output.logits) else output.logits[lines]
         drawing = self._sampler.draw(first, [row.row for row in rows], [row.end for row in rows])
         self._buffers.keep(drawing.token_ids)
@@ -186,7 +186,10 @@ class Runner:
 
 
 class _Submitted(NamedTuple):
-    """A plan whose tokens have been asked for; `rows` are those that have one, `lines` where their logits begin."""
+    """A plan that is being sampled.
+
+    `rows` are those that sample, and `lines` the index of the first row of logits of each.
+    """
 
     plan: StepPlan
     rows: list[StepRow]
@@ -205,7 +208,7 @@ def _segments(rows: Sequence[StepRow], counts: Sequence[int]) -> Iterator[Segmen
 
 
 def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], list[int]]:
-    """Return the log-probabilities of prompt tokens that are asked for, and at which logits those of each row begin."""
+    """Return the requested log-probabilities of prompt tokens, and the index of each sampling row's first logits."""
     if not (plan.num_draft_tokens or any(row.scores for row in plan.rows)):
         return {}, list(range(len(logits)))
     scores, drawn_from, at = {}, [], 0

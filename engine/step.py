@@ -1,14 +1,14 @@
-"""What crosses the border between the scheduler (pure) and the runner (tensors): one plan down, one result up.
+"""The interface between the scheduler (pure) and the runner (tensors): one plan down, one result up.
 
-There is no prefill mode and no decode mode. A request has computed up to one position and wants tokens up to another;
-a row of the plan computes the half-open range between:
+There is no prefill mode and no decode mode. A request has been computed up to one position and has known tokens up to
+another; a row of the plan computes a half-open range in between:
 
     tokens      0 ........ start ............ end ........ num_tokens
                 [ in cache )[ computed by this step )[ a later chunk )
 
-A row samples exactly when `end == num_tokens`, that is when its last known token is computed; then a request that asks
-for a vector has it. Behind that token it may compute a draft of those that come next: a token is drawn behind each, as
-long as the one before it was drawn as it had been drafted.
+A row samples exactly when `end == num_tokens`, that is when its last known token is computed; a pooling request gets
+its vector then instead. After that token the row may compute draft tokens: a token is sampled after each, as long as
+the previous sample matches the draft.
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ from engine.request import Pooling, Request, RequestId, TokenLogprobs
 
 
 class Snapshot(NamedTuple):
-    """A state that is kept as it is at a position: behind the tokens before it. The place is one of `Snapshots`."""
+    """A recurrent state to keep, as it is after the tokens before `position`, in a `place` of `Snapshots`."""
 
     position: int
     place: int
 
 
 class StepRow(NamedTuple):
-    """One request's share of a step; a tuple, for each step makes as many as there are requests.
+    """One request's share of a step; a tuple for speed, as every step makes one per request.
 
     Attributes:
-        row: index of the request in the runner's persistent buffers, held from admission until retirement or
-            pre-emption.
-        is_admission: the row was given to this request in this step: its sampling state must be (re)built from
-            `request` and `output_ids`.
+        row: index of the request in the runner's persistent buffers, held from admission until it ends or is preempted.
+        is_admission: the request got the row in this step: its sampling state must be (re)built from `request` and
+            `output_ids`.
         request: immutable; prompt, parameters, adapter.
-        output_ids: tokens generated so far, prior output included (live view; read, never kept). The last may be
-            `engine.scheduling.live_request.PENDING`: the step before draws it, and the device knows it first.
+        output_ids: tokens generated so far, including prior output (live view; read, never kept). The last may be
+            `engine.scheduling.live_request.PENDING`: the previous step samples it, and only the device knows it yet.
         start: first position to compute; everything before it is in the cache.
-        end: one past the last position to compute; `start < end`.
-        block_tables: of the request, those of the cache's layout (live view), long enough for position `stop - 1`; the
-            null block stands for those that no layer of a table reads any more.
-        samples: whether a token is drawn for position `end`.
-        scores: whether the tokens that follow those of this row in the prompt are given their log-probabilities.
-        draft_ids: tokens computed behind `end`, as if they had been drawn already; none of them ends the request, nor
-            are they so many that one drawn behind them would be one too many.
-        state_from: of an admission, where layers keep states: the place of the one that it goes on from; None at the
-            beginning of a text.
-        snapshots: of the positions behind `start` and up to `end` those whose states are kept, in their order.
+        end: one past the last position to compute, without the draft; `start < end`.
+        block_tables: the request's block tables, one per table of the cache's layout (live view), long enough for
+            position `stop - 1`; the null block replaces blocks that no layer of a table reads any more.
+        samples: whether a token is sampled for position `end`.
+        scores: whether log-probabilities of the prompt tokens after each position of this row are computed.
+        draft_ids: draft tokens, computed from `end` on as if already sampled. None of them ends the request, and its
+            length limits leave room for a token sampled after them.
+        state_from: for an admission with recurrent layers: the place of the snapshot to continue from; None at the
+            start of the sequence.
+        snapshots: the states to keep at positions after `start` and up to `end`, in ascending order.
     """
 
     row: int
@@ -68,7 +67,7 @@ class StepRow(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """One past the last position to compute, those of the draft included."""
+        """One past the last position to compute, including the draft."""
         return self.end + len(self.draft_ids)
 
     @property
@@ -90,23 +89,23 @@ class StepRow(NamedTuple):
 
     @property
     def ends_prompt(self) -> bool:
-        """Whether all that the request brought is computed with this row."""
+        """Whether this row computes the last token of prompt and prior output."""
         return self.end == len(self.request.prompt_ids) + len(self.request.prior_output_ids)
 
     @property
     def adapter(self) -> AdapterDigest | None:
-        """Digest of the adapter, None for the base model."""
+        """Digest of the adapter; None for the base model."""
         return self.request.adapter
 
     @property
     def first_token_id(self) -> int:
-        """Token id of the position `start`."""
+        """Token id at position `start`."""
         prompt = self.request.prompt_ids
         split = len(prompt)
         return prompt[self.start] if self.start < split else self.output_ids[self.start - split]
 
     def token_ids(self) -> list[int]:
-        """Token ids of the positions [start, stop)."""
+        """Return the token ids at positions [start, stop)."""
         prompt = self.request.prompt_ids
         split = len(prompt)
         ids = list(prompt[self.start : min(self.end, split)])
@@ -117,11 +116,11 @@ class StepRow(NamedTuple):
 
 
 class StateMoves(NamedTuple):
-    """What a step copies of the states of layers that have them.
+    """The recurrent states that a step copies.
 
     Attributes:
-        begun: rows with the places that their states come from, before anything else.
-        kept: by row what is kept, once the row has computed so far; a place may be one of those of `begun`.
+        begun: (row, place) of each state to restore, before anything else.
+        kept: the snapshots to take, by row, when it reaches their positions; a place may be one of those in `begun`.
     """
 
     begun: tuple[tuple[int, int], ...]
@@ -134,9 +133,9 @@ class StepPlan:
 
     Attributes:
         step_id: counts up from 1.
-        rows: distinct requests, at most `max_num_seqs` of them.
-        released_rows: row indices that fell free since the last plan (retired, cancelled or pre-empted).
-        is_speculative: what is drawn may be the beginning of a draft.
+        rows: distinct requests, at most `ResolvedConfig.num_rows`.
+        released_rows: row indices freed since the last plan (ended, cancelled or preempted).
+        is_speculative: drafts are enabled: the next step may compute some after the tokens sampled in this one.
     """
 
     step_id: int
@@ -151,49 +150,49 @@ class StepPlan:
 
     @cached_property
     def num_decodes(self) -> int:
-        """Rows of one token."""
+        """Number of rows of one token."""
         return sum(row.num_tokens == 1 for row in self.rows)
 
     @cached_property
     def has_pooled(self) -> bool:
-        """Whether hidden states of some row are pooled."""
+        """Whether some row belongs to a pooling request."""
         return any(row.request.pooling is not None for row in self.rows)
 
     @cached_property
     def state_moves(self) -> StateMoves | None:
-        """What is copied of states; None for nothing."""
+        """The recurrent states to copy; None for none."""
         begun = tuple((row.row, row.state_from) for row in self.rows if row.state_from is not None)
         kept = {row.row: row.snapshots for row in self.rows if row.snapshots}
         return StateMoves(begun, kept) if begun or kept else None
 
     @property
     def needs_results(self) -> bool:
-        """Whether the next step can be computed only by who knows what this one has drawn."""
+        """Whether the next step can be planned only when the results of this one are known."""
         return self.is_speculative or any(row.scores or row.request.params.is_followed for row in self.rows)
 
     @cached_property
     def num_draft_tokens(self) -> int:
-        """The tokens of all drafts."""
+        """Number of draft tokens of all rows."""
         return sum(len(row.draft_ids) for row in self.rows)
 
     @property
     def num_prefill_tokens(self) -> int:
-        """The tokens of rows that compute more than one, but for drafts."""
+        """Number of tokens of rows that compute more than one, without drafts."""
         return sum(row.end - row.start for row in self.rows if row.end - row.start > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What the device answered.
+    """The result of one step.
 
     Attributes:
-        token_ids_by_request: what every row brought that samples and did not fail: the drawn token, those drawn behind
-            what its draft had right, and behind each those that a grammar leaves no choice of.
-        error_by_request: rows that failed alone (NaN logits), with one sentence each.
-        unfollowable: those of them that their grammars have failed.
-        logprobs_by_request: of each of them, where they are asked for.
-        prompt_logprobs_by_request: of rows that score: of the prompt tokens that follow their positions.
-        pooled_by_request: the vectors of requests that asked for one and are computed; as `Emission.pooled`.
+        token_ids_by_request: for each row that samples and did not fail: the sampled token, those sampled after
+            accepted draft tokens, and after each the tokens that a grammar forces.
+        error_by_request: rows that failed individually (NaN logits), with one sentence each.
+        unfollowable: the failed requests whose grammar failed.
+        logprobs_by_request: log-probabilities of the tokens in `token_ids_by_request`, if requested.
+        prompt_logprobs_by_request: for rows that score, of the prompt token after each of their positions.
+        pooled_by_request: vectors of pooling requests that are complete; as `Emission.pooled`.
     """
 
     step_id: int

@@ -1,7 +1,7 @@
-"""What became of one request in the engine, for whoever asks later: when it waited, computed, was put back, ended.
+"""The timeline of one request in the engine, for later inspection: when it waited, computed, was preempted, ended.
 
-A decode costs the host nothing here. What the device gave a request is its share of each step's time by tokens: a
-decoding row has one token in every step, so that its share is the growth of one sum, read at its first and last step.
+Decodes cost the host nothing here. A request's device time is its share, by tokens, of each step's time: a decoding row
+has one token in every step, so its share is the growth of a running sum, read at its first and last step.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from engine.step import StepPlan, StepRow
 
 MAX_CHUNKS = 64
-"""Of one request that are told one by one; those after them become part of the last."""
+"""Maximum number of chunks recorded per request; later ones are merged into the last."""
 
 
 class Chunk(NamedTuple):
-    """A step that computed a part of the prompt: seconds since the request was queued, and its tokens."""
+    """A step that computed a part of the prompt; times are seconds since the request was queued."""
 
     start_s: float
     end_s: float
@@ -25,13 +25,13 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTrace:
-    """One request that has ended. Times are seconds since it was queued; None where it never got that far.
+    """The trace of an ended request. Times are seconds since it was queued; None if it never got that far.
 
     Attributes:
-        queued_unix_s: when it was queued, Unix time.
-        chunks: of its prompt, and of what was computed anew after a pre-emption.
-        device_s: its share of the steps that it was in.
-        reason: of `engine.request.FinishReason`.
+        queued_unix_s: Unix time at which it was queued.
+        chunks: chunks of its prompt, and of what was recomputed after a preemption.
+        device_s: its share of the time of the steps that it was in.
+        reason: value of an `engine.request.FinishReason`.
     """
 
     queued_unix_s: float
@@ -48,28 +48,28 @@ class RequestTrace:
 
     @property
     def queue_s(self) -> float | None:
-        """From its arrival to a row in the batch."""
+        """Time from arrival to admission."""
         return self.admitted_s
 
     @property
     def prefill_s(self) -> float | None:
-        """From a row in the batch to the first token."""
+        """Time from admission to the first token."""
         if self.admitted_s is None or self.first_token_s is None:
             return None
         return self.first_token_s - self.admitted_s
 
     @property
     def decode_s(self) -> float | None:
-        """From the first token to the last."""
+        """Time from the first token to the end."""
         return None if self.first_token_s is None else self.end_s - self.first_token_s
 
 
 @dataclass(slots=True, kw_only=True)
 class TraceNotes:
-    """What is noted of a request while it lives; the scheduler's alone.
+    """Trace data of a live request; used only by the scheduler.
 
     Attributes:
-        decoding_since: the `StepClock.token_s` at which it began to decode; None while it does not.
+        decoding_since: the value of `StepClock.token_s` when it started to decode; None while it does not.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -78,7 +78,7 @@ class TraceNotes:
     decoding_since: float | None = None
 
     def note_chunk(self, chunk: Chunk, device_s: float) -> None:
-        """Note a part of the prompt that was computed."""
+        """Record a computed chunk of the prompt."""
         self.device_s += device_s
         if len(self.chunks) < MAX_CHUNKS:
             self.chunks.append(chunk)
@@ -87,17 +87,17 @@ class TraceNotes:
             self.chunks[-1] = Chunk(last.start_s, chunk.end_s, last.num_tokens + chunk.num_tokens)
 
     def stop_decoding(self, clock: StepClock) -> None:
-        """Settle what the decode steps have taken."""
+        """Add the device time of the decode steps."""
         if self.decoding_since is not None:
             self.device_s += clock.token_s - self.decoding_since
             self.decoding_since = None
 
 
 class StepClock:
-    """How long each step took the device, and what that makes for a token.
+    """Measures each step's time on the device and per token.
 
     Attributes:
-        token_s: sum over all steps of their seconds divided by their tokens.
+        token_s: sum over all steps of seconds per token.
     """
 
     def __init__(self) -> None:
@@ -107,15 +107,15 @@ class StepClock:
         self._per_token_s = 0.0
 
     def begin(self, step_id: int, now_s: float) -> None:
-        """Note that a plan is made, and will be handed to the device at once."""
+        """Record that a plan was made; it is submitted to the device at once."""
         self._planned_s[step_id] = now_s
 
     def end(self, plan: StepPlan, now_s: float) -> None:
-        """Note that its results are there; it began when it was made, or when the one before it had ended."""
+        """Record that a plan's results are available; its step began when it was made or the previous one ended."""
         self._start_s, self._end_s = max(self._planned_s.pop(plan.step_id, now_s), self._free_s), now_s
         put_aside = [step_id for step_id in self._planned_s if step_id < plan.step_id]
         for step_id in put_aside:
-            # What was made before it and is not done: for that it was no time at all.
+            # An earlier step was put aside for this one, whose time must not count towards it.
             self._planned_s[step_id] += now_s - self._start_s
         if not put_aside:
             self._free_s = now_s
@@ -123,10 +123,10 @@ class StepClock:
         self.token_s += self._per_token_s
 
     def note(self, notes: TraceNotes, row: StepRow, queued_s: float) -> None:
-        """Note a row of the step that has just ended, unless it was a decode."""
+        """Record a row of the step that has just ended; a plain decode needs no record."""
         if notes.decoding_since is not None:
             if row.num_tokens > 1:
-                # Its share grows by one token a step; what was forced upon it comes on top.
+                # The running sum counts one token per step; forced and draft tokens are added here.
                 notes.device_s += self._per_token_s * (row.num_tokens - 1)
             return
         chunk = Chunk(self._start_s - queued_s, self._end_s - queued_s, row.num_tokens)
