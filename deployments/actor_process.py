@@ -1,8 +1,8 @@
-"""What the process of every deployment's actor does first, and what ends it where Ray does not.
+"""Startup of every deployment's actor process, and the watchdog that ends the process if Ray does not.
 
-Ray asks the process of an actor that it has given up to end, and where it cannot connect to it, counts it as gone all
-the same. So a process that was frozen for a while, as a paused machine's are, thaws as nobody's: no request reaches it,
-a new one has taken its place, and it would hold its memory, of a GPU mostly all there is, until somebody noticed.
+Ray asks the process of an actor that it has given up to exit and, if it cannot connect, counts it as gone all the same.
+So a process that was frozen for a while, as on a paused machine, resumes as an orphan: no request reaches it, another
+one has replaced it, and it would hold its memory, on a GPU almost all there is, until somebody noticed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 def begin_actor() -> None:
-    """Join Serve's log, and begin to watch whether the cluster knows this process's actor."""
+    """Join Serve's log, and start watching whether the cluster still knows this process's actor."""
     join_serve_log()
     if ray.is_initialized() and (name := ray.get_runtime_context().get_actor_name()):
         threading.Thread(target=end_when_forgotten, args=(lambda: _is_known(name),), name="watch", daemon=True).start()
@@ -37,7 +37,7 @@ def end_when_forgotten(
     end: Callable[[int], object] = os._exit,
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """End the process once the cluster, which has known it, has not several times in a row."""
+    """End the process once the cluster has known its actor and then misses it `MAX_MISSES` times in a row."""
     while not is_known():
         sleep(PERIOD_S)
     misses = 0
@@ -50,11 +50,11 @@ def end_when_forgotten(
 
 def _is_known(name: str) -> bool:
     try:
-        # A job that does not begin with `serve run`, as that of the dashboard's API, has another namespace of its own.
+        # A job not started by `serve run`, such as one of the dashboard's API, has another namespace.
         ray.get_actor(name, namespace=SERVE_NAMESPACE)
     except ValueError:
         return False
     except RayError:
-        # Nobody answers: the head is away, and replicas serve on until it is back.
+        # The head node does not answer; replicas keep serving until it is back.
         return True
     return True

@@ -1,4 +1,4 @@
-"""A model that blocks, behind an event loop: items that arrive together share a call, which runs in a thread."""
+"""Run a blocking model behind an event loop: items that arrive together share a batched call in a worker thread."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_CALL_S = 60.0
-"""A call that takes longer has hung."""
+"""A call that takes longer counts as hung."""
 
 
 class BatchedModel(Generic[Item, Result]):
-    """Serves one event loop; what asks the model for what extends it.
+    """Batches calls to one model for one event loop; a base class for specific models.
 
     Args:
         call: returns a result for each item, in order; blocks.
@@ -40,9 +40,9 @@ class BatchedModel(Generic[Item, Result]):
         self._what = what
         self._clock = clock
         self._began_s: float | None = None
-        # One thread: a second forward pass at the same time would fight for the same cores.
+        # One thread: concurrent forward passes would compete for the same cores.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
-        # Applied here and not as a decorator, which would keep one queue for all instances and event loops.
+        # Not used as a decorator, which would share one queue among all instances and event loops.
         self._together: Callable[[Item], Awaitable[Result]] = serve.batch(
             max_batch_size=max_batch, batch_wait_timeout_s=batch_wait_s
         )(self._batch)
@@ -52,11 +52,11 @@ class BatchedModel(Generic[Item, Result]):
         return list(await asyncio.gather(*(self._together(item) for item in items)))
 
     async def trouble(self) -> str | None:
-        """Return why results do not come, None where they do; asked by gateways."""
+        """Return why no results come, or None if they do. Gateways call it."""
         return self._trouble()
 
     def check_health(self) -> None:
-        """Serve's health check.
+        """Check for Serve that the model makes progress.
 
         Raises:
             EngineError: the model hangs.

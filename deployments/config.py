@@ -1,7 +1,7 @@
-"""What each deployment is told at its construction: frozen values that `app.resolved` makes from the settings once.
+"""Configuration passed to each deployment at construction: frozen values that `app.resolved` derives from the settings.
 
-Pure. Nobody below `app` sees pydantic, YAML or the environment. What a field means that has the name of a setting is
-said there (`app.settings`).
+Pure. Nothing below `app` sees pydantic, YAML or the environment. Fields named like a setting are documented there
+(`app.settings`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deployments.slo import Slo
 from engine.config import EngineConfig
 
 GATEWAY, REGISTRY = "Gateway", "Registry"
-"""Names of the deployment that clients reach, and of the one that knows all adapters."""
+"""Names of the ingress deployment, and of the one that registers all adapters."""
 
 
 def model_deployment(model: str) -> str:
@@ -31,13 +31,13 @@ class ModelConfig:
         name: public name; also names its Serve deployment (`Model-<name>`).
         tokenizer_path: folder with tokenizer.json and the chat template; usually the model's own.
         max_model_len: resolved context length in tokens, known before any replica is up.
-        fingerprint: digest of the weights and of how they are computed with.
-        hidden_size: numbers in a vector of `/v1/embeddings`.
-        pooling: "last" or "mean", where a request for vectors does not say.
+        fingerprint: digest of the weights and of the settings that affect the computation.
+        hidden_size: dimensions of a vector of `/v1/embeddings`.
+        pooling: "last" or "mean"; the default for embedding requests.
         eos_ids: token ids that end an answer.
-        generates: it writes text; else it makes vectors only.
-        sampling: parameters of `engine.request.SamplingParams` where a request leaves them open.
-        tool_format, reasoning_format: name of a format, "none", or None for what the chat template shows.
+        generates: whether it generates text; otherwise it only computes embeddings.
+        sampling: default parameters of `engine.request.SamplingParams` for those that a request leaves open.
+        tool_format, reasoning_format: name of a format, "none", or None to detect it in the chat template.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ChannelConfig:
     """How tokens travel from a model replica to a gateway.
 
     Attributes:
-        secret: shared by both ends of a connection; drawn once in the life of a cluster.
+        secret: shared by both ends of a connection; drawn once per cluster lifetime.
         stream_spacing_s: see `deployments.channel.outbox.Outbox`.
     """
 
@@ -74,7 +74,7 @@ class ChannelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetyConfig:
-    """The classifier in the folder `model_path`, and what is done with its verdicts."""
+    """The safety classifier in the folder `model_path`, and the policy for its verdicts."""
 
     model_path: str
     mode: str = "before"
@@ -96,7 +96,7 @@ class SafetyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankerConfig:
-    """One cross-encoder in the folder `model_path`; `max_tokens` is at most what it reads."""
+    """One cross-encoder in the folder `model_path`; `max_tokens` does not exceed its window."""
 
     name: str
     model_path: str
@@ -110,10 +110,10 @@ class RerankerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterBase:
-    """What an adapter must fit: a base model.
+    """The properties of a base model that an adapter must fit.
 
     Attributes:
-        watched: the drop-in folder, where there is one.
+        watched: the drop-in folder, or None.
         allowed: further folders that adapters may be registered from.
     """
 
@@ -131,17 +131,17 @@ class AdapterBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryConfig:
-    """Where the names of adapters are kept, and where adapters may come from.
+    """Where the names of adapters are stored, and where adapters may come from.
 
     Attributes:
         store_path: SQLite file.
         folder: files of registered adapters are copied into it, by digest.
-        max_versions: of a name; the oldest without traffic make room for more.
-        bases: the models that adapters are for.
+        max_versions: bound per name; the oldest versions without traffic make room for new ones.
+        bases: the base models of adapters.
         declared_by_base: adapters that the configuration names.
-        seen_by_base: signatures of what there was in each drop-in folder before it was read for that.
-        build: tells one build of the application from another.
-        cross_encoders: their names, which no adapter may have.
+        seen_by_base: signatures of each drop-in folder's contents, taken before it was read for `declared_by_base`.
+        build: identifies the build of the application.
+        cross_encoders: names of cross-encoders, which no adapter may have.
     """
 
     store_path: str
@@ -160,7 +160,7 @@ class RegistryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterCacheConfig:
-    """Where a node that does not share the registry's folder keeps adapters' files, and how many bytes of them."""
+    """Where a node that does not share the registry's folder caches adapter files, and the bound in bytes."""
 
     folder: str
     max_bytes: int
@@ -168,7 +168,7 @@ class AdapterCacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountsConfig:
-    """Where it is kept what tenants use."""
+    """Where the usage and limits of tenants are stored."""
 
     database_url: str
     spool_folder: str
@@ -177,12 +177,12 @@ class AccountsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesConfig:
-    """Files of clients, and batches of requests that are run for them.
+    """Clients' files, and the batches of requests run from them.
 
     Attributes:
-        max_tenant_bytes: of all files of a tenant together.
-        max_unfinished: batches of a tenant at once.
-        max_line_bytes: of an input file.
+        max_tenant_bytes: bound on all files of a tenant together.
+        max_unfinished: bound on a tenant's unfinished batches.
+        max_line_bytes: bound on a line of an input file.
     """
 
     folder: str
@@ -195,7 +195,7 @@ class BatchesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
-    """Where traces go, by OTLP over HTTP."""
+    """Where traces are exported to, by OTLP over HTTP."""
 
     endpoint: str
     sample_ratio: float = 1.0
@@ -204,10 +204,10 @@ class TracingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """What the gateway knows of the rest.
+    """Configuration of the gateway.
 
     Attributes:
-        created_s: Unix time at which the names were declared.
+        created_s: Unix time at which the model names were declared.
     """
 
     models: tuple[ModelConfig, ...]

@@ -1,4 +1,4 @@
-"""Opens databases by SQLAlchemy: SQLite, or whatever else it opens by a URL."""
+"""Open databases through SQLAlchemy: SQLite, or any other that it opens by URL."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 TROUBLES = (OSError, OperationalError)
-"""What a full or failing disk raises: nothing was done, and the same may be tried again."""
+"""Errors raised by a full or failing disk: nothing was done, and the operation may be retried."""
 
 
 def open_database(url: str, tables: MetaData) -> Engine:
-    """Open a database and make the tables that it lacks; what is committed is on the disk.
+    """Open a database and create missing tables. SQLite commits are durable: they are synced to disk.
 
     Args:
-        url: of SQLAlchemy, such as "sqlite:///folder/name.sqlite", whose folder is made where it is not there.
+        url: an SQLAlchemy URL, such as "sqlite:///folder/name.sqlite", whose folder is created if missing.
 
     Raises:
         OSError, sqlalchemy.exc.SQLAlchemyError: it cannot be opened.

@@ -1,4 +1,4 @@
-"""How it is told that a full or failing disk cannot take something now."""
+"""Report that a full or failing disk cannot store something now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def unavailable_on(*troubles: type[Exception]) -> Iterator[None]:
-    """Log what a disk raises, and raise UnavailableError in its stead."""
+    """Log the given errors of a disk and raise UnavailableError instead."""
     try:
         yield
     except troubles as error:

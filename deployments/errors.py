@@ -1,4 +1,4 @@
-"""Errors of the parts between the routes and the engine; the engine's own are in `engine.errors`."""
+"""Errors of the layers between the routes and the engine; the engine's own are in `engine.errors`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from engine.errors import EngineError, OverloadError, RequestError
 
 
 class UnavailableError(OverloadError):
-    """A part that the answer needs cannot be reached now; `retry_after_s` (seconds) says when to come back."""
+    """A part that the answer needs cannot be reached now; `retry_after_s` (seconds) says when to retry."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(UnavailableError, self.message, retry_after_s=self.retry_after_s), ()
 
 
 def unknown_model(name: str, *, field: str = "model") -> RequestError:
-    """Return the refusal of a name that is not served, or not to who asks: nobody can tell the two apart."""
+    """Return the error for a name that is not served, or not to this client; it does not reveal which."""
     return RequestError(f"The model '{name[:128]}' does not exist.", field=field, code="model_not_found")
 
 
 class ReplicaLostError(EngineError):
-    """The replica that served a generation has gone; another one can go on from the tokens so far."""
+    """The replica that served a generation is gone; another one can continue from the tokens so far."""

@@ -1,11 +1,11 @@
-"""Prometheus' text format, of numbers that many processes have: each writes its own, whoever is scraped joins them.
+"""Metrics of many processes in Prometheus text format: each process writes its own, the scraped gateway joins them.
 
     # HELP vllm:prompt_tokens_total Prompt tokens of requests admitted.     head
     # TYPE vllm:prompt_tokens_total counter                                 head
     vllm:prompt_tokens_total{engine="a",model_name="m"} 7.0                 lines
 
-There may be thousands of adapters, each with lines of its own. Bytes travel between processes for next to nothing; as
-many objects would hold up a gateway's streams at every scrape.
+There may be thousands of adapters, each with its own lines. Bytes are cheap to pass between processes; as many objects
+would delay a gateway's streams at every scrape.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 
 @dataclass(frozen=True, slots=True)
 class FamilyText:
-    """One family: what it is, and its samples."""
+    """The text of one metric family: its HELP and TYPE lines, and its samples."""
 
     head: bytes
     lines: bytes
 
 
 def write(families: Iterable[Metric]) -> dict[str, FamilyText]:
-    """Return the text of families by their names; those of one name become one."""
+    """Return the text of metric families by name; families of one name are merged."""
     joined: dict[str, Metric] = {}
     for family in families:
         known = joined.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-        # When a counter began is told by its restart; the extra series would double their number.
+        # A counter's reset shows that it restarted; series of creation times would double the number of series.
         known.samples.extend(sample for sample in family.samples if not sample.name.endswith("_created"))
     return {name: _text(family) for name, family in joined.items()}
 
 
 def join(parts: Iterable[Mapping[str, FamilyText]]) -> bytes:
-    """Return the text of all processes; families of one name become one."""
+    """Return the joined text of all processes; families of one name are merged."""
     texts_by_name: dict[str, list[FamilyText]] = {}
     for part in parts:
         for name, text in part.items():
@@ -49,12 +49,12 @@ def _text(family: Metric) -> FamilyText:
 
 
 class _Collected(CollectorRegistry):
-    """A family that was collected elsewhere."""
+    """A registry of one family that was collected elsewhere."""
 
     def __init__(self, family: Metric) -> None:
         super().__init__()
         self._family = family
 
     def collect(self) -> Iterable[Metric]:
-        """Return it as it is."""
+        """Return the family unchanged."""
         return iter([self._family])

@@ -1,6 +1,6 @@
-"""What passes between the routes and the gateway: a generation asked for, and the events of its answer.
+"""Values passed between the routes and the gateway: generation requests, and the events of their answers.
 
-Pure values; this is text's side of the border, the engine's side is `engine.request`.
+Pure. These are the text-level types; the engine's token-level types are in `engine.request`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from engine.request import SamplingParams
 
 READY = "ready"
 PREDICTION_FIELD = "prediction.content"
-"""What a client calls `GenerationRequest.prediction`."""
+"""The client's name for `GenerationRequest.prediction`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call that the model has made in an earlier turn; `arguments` is JSON text, which may be truncated."""
+    """A tool call that the model made in an earlier turn; `arguments` is JSON text, which may be truncated."""
 
     call_id: str
     name: str
@@ -30,9 +30,9 @@ class ChatMessage:
     """One turn; `content` is plain text (parts already joined).
 
     Attributes:
-        tool_calls: of an assistant's turn.
-        tool_call_id: of a tool's turn: the call that it answers.
-        reasoning: of an assistant's turn: its thoughts, which most templates leave out.
+        tool_calls: of an assistant turn.
+        tool_call_id: of a tool turn: the call that it answers.
+        reasoning: of an assistant turn: its reasoning, which most templates leave out.
     """
 
     role: str
@@ -48,8 +48,8 @@ class ToolSpec:
     """A function that the model may call.
 
     Attributes:
-        parameters: JSON schema of an object, its arguments.
-        is_strict: refuse a schema that cannot be followed, rather than let any object pass.
+        parameters: JSON schema of the arguments object.
+        is_strict: refuse a schema that cannot be enforced, instead of accepting any object.
     """
 
     name: str
@@ -63,10 +63,10 @@ class ToolUse:
     """How an answer may call tools.
 
     Attributes:
-        tools: all that the model is told of.
-        callable_names: those that it may call; none forbids calls.
-        is_required: the answer is one or more calls.
-        is_parallel: more than one call may come.
+        tools: all tools that the prompt shows to the model.
+        callable_names: those that it may call; empty forbids calls.
+        is_required: the answer must be one or more calls.
+        is_parallel: more than one call is allowed.
     """
 
     tools: tuple[ToolSpec, ...]
@@ -80,11 +80,11 @@ class ChatPrompt:
     """Turns that the model's own chat template renders.
 
     Attributes:
-        tools: what the template tells the model of.
-        template_options: variables of the template that a client has set.
-        reasoning_effort: "none" for no thoughts, or how long they may be; None for the template's own.
-        effort_is_hint: a template that knows no effort goes without; else that is an error.
-        continues_final_message: the answer goes on with the last turn, an assistant's, instead of a new one.
+        tools: tools that the template shows to the model.
+        template_options: template variables set by the client.
+        reasoning_effort: "none" for no reasoning, or how much; None for the template's default.
+        effort_is_hint: ignore the effort if the template does not support it; otherwise that is an error.
+        continues_final_message: the answer continues the last turn, an assistant's, instead of starting a new one.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -97,10 +97,10 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompt:
-    """Raw text, tokenised as it stands.
+    """Raw text, tokenized as is.
 
     Attributes:
-        has_special_tokens: with the tokenizer's own special tokens around it, as `tokenizer(text)` does.
+        has_special_tokens: add the tokenizer's own special tokens, as `tokenizer(text)` does.
     """
 
     text: str
@@ -119,11 +119,11 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """What an answer follows.
+    """A grammar that an answer must follow.
 
     Attributes:
-        source: as llguidance writes grammars.
-        field: of the request that asked for it, for messages.
+        source: in llguidance's grammar format.
+        field: the request field that asked for it, for messages.
     """
 
     source: str
@@ -132,12 +132,12 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamShare:
-    """That an answer is one of those that a beam search finds.
+    """An answer's place among the results of a beam search.
 
     Attributes:
-        group: the answers of one search have the same, and no others.
-        width: sequences that are followed, and found.
-        place: which of those found the answer is, the best being 0.
+        group: identifies the search; shared by exactly its answers.
+        width: number of beams, and of results.
+        place: rank of the answer among the results, 0 for the best.
         length_penalty: see `deployments.gateway.beam_search.BeamSearch`.
     """
 
@@ -149,11 +149,11 @@ class BeamShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moderation:
-    """That an answer tells what the safety classifier finds.
+    """A request to report the safety classifier's verdicts with the answer.
 
     Attributes:
-        tells_input: of the input too; of several answers to one prompt the first does.
-        blocks_input, blocks_output: what is flagged is not let through, even where the server's own policy would.
+        tells_input: report on the input too; of several answers to one prompt, only the first does.
+        blocks_input, blocks_output: block flagged text even if the server's own policy does not.
     """
 
     tells_input: bool = True
@@ -163,31 +163,31 @@ class Moderation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One answer asked for.
+    """A request for one answer.
 
     Attributes:
         request_id: as sent in `x-request-id`; unique.
         model: public name of a base model or an adapter.
-        params: sampling; its `max_tokens` is overwritten by the gateway.
-        open_params: names of those that nobody has asked for, which are then as the model's makers say.
-        max_tokens: asked bound, None for the rest of the context.
-        max_tokens_field: what the client calls it.
-        clips_max_tokens: where the context has less room it is that; else such a request is refused.
+        params: sampling parameters; the gateway overwrites `max_tokens`.
+        open_params: names of parameters that the request does not set; the model's defaults apply.
+        max_tokens: requested bound, None for the rest of the context.
+        max_tokens_field: the client's name for it.
+        clips_max_tokens: clip `max_tokens` to the room in the context; otherwise refuse a request that exceeds it.
         stop: stop strings; the text ends before the first of them.
-        bad_words: strings that the answer never has, neither at its front nor after a space.
-        dry_breakers: strings over which no repeat reaches, where `params` ask for DRY; its token ids come of them.
-        grammar: what the answer follows, apart from its thoughts and calls; None for anything.
-        tool_use: how it may call tools, None where there are none.
-        echoes: whether the prompt's text is told too.
-        beams: the search that the answer comes from; None where its tokens are drawn one by one.
-        moderation: None where nobody wants to know what the classifier finds.
-        prediction: what the answer is expected to be, but for some places; it changes nothing but how soon it comes.
-        tenant: whose share of the engine it takes; empty for that of the salt.
+        bad_words: strings that the answer never contains, with or without a space before them.
+        dry_breakers: sequence breakers of the DRY penalty in `params`, as text; the gateway derives the token ids.
+        grammar: constrains the content, not reasoning or tool calls; None for any text.
+        tool_use: how it may call tools; None if there are none.
+        echoes: whether to return the prompt's text too.
+        beams: the beam search that the answer comes from; None for sampling.
+        moderation: None to report no safety verdicts.
+        prediction: approximate expected text of the answer; it affects only speed.
+        tenant: whose share of the engine it uses; empty for that of the salt.
         salt: prefix-cache isolation.
         retention_s: as in `engine.request.Request`.
         priority: lower is served first.
-        timeout_s: seconds from now after which nobody waits for the answer; None for never.
-        trace_parent: what the client sent as `traceparent`.
+        timeout_s: seconds from now until the deadline; None for none.
+        trace_parent: the client's `traceparent` header.
     """
 
     request_id: str
@@ -216,7 +216,7 @@ class GenerationRequest:
 
     @property
     def num_chars(self) -> int:
-        """Characters of the prompt; token ids count as so many characters as tokens have on average."""
+        """Characters of the prompt; a token id counts as 4, the average length of a token."""
         match self.prompt:
             case TextPrompt():
                 return len(self.prompt.text)
@@ -226,14 +226,14 @@ class GenerationRequest:
 
 
 class TokenScore(NamedTuple):
-    """What the model thought of a token, with the token as text.
+    """The log-probability of a token, with the token as text.
 
     Attributes:
-        text: its spelling; what is no whole character is U+FFFD.
-        raw: its bytes, none where the text does not show it; those of neighbours joined are those of the text.
-        logprob: natural logarithm; None for the first token of a prompt, which follows nothing.
-        top: the likeliest tokens at its place, likeliest first.
-        rank: of the token among all at its place, 1 for the likeliest.
+        text: its spelling; incomplete characters become U+FFFD.
+        raw: its bytes, empty if the text does not show it; concatenated over tokens they are the bytes of the text.
+        logprob: natural logarithm; None for the first token of a prompt, which nothing precedes.
+        top: the likeliest tokens at its position, likeliest first.
+        rank: rank of the token at its position, 1 for the likeliest.
     """
 
     token_id: int
@@ -258,9 +258,9 @@ class Started:
     """The first event: the request is admitted and its first token is there. Errors before it have an HTTP status.
 
     Attributes:
-        fingerprint: of the weights, the adapter and the engine's configuration; equal ones draw equal answers.
-        prompt_text: the prompt, where it is to be repeated.
-        prompt_scores: its tokens, where they are asked for.
+        fingerprint: identifies weights, adapter and engine configuration; equal ones sample equal answers.
+        prompt_text: the prompt, if it is to be echoed.
+        prompt_scores: scores of the prompt's tokens, if requested.
     """
 
     num_prompt_tokens: int
@@ -272,10 +272,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDelta:
-    """A piece of a call; the first of each has its id and name, and the concatenated arguments are JSON text.
+    """A piece of a tool call. The first of each call has its id and name; the concatenated arguments are JSON text.
 
     Attributes:
-        index: place of the call among those of the answer.
+        index: index of the call in the answer.
     """
 
     index: int
@@ -286,14 +286,14 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """A piece of the answer; concatenated pieces are the answer, no character is ever broken.
+    """A piece of the answer; concatenated pieces are the answer, and no character is split.
 
     Attributes:
         text: of the content.
-        reasoning: of the thoughts before it.
-        calls: of the calls behind it.
-        scores: of the tokens that end in this piece, where they are asked for; all pieces' together are the answer's.
-        num_tokens: of the answer so far.
+        reasoning: of the reasoning before it.
+        calls: of the tool calls after it.
+        scores: of the tokens that end in this piece, if requested; all pieces together have those of the answer.
+        num_tokens: tokens of the answer so far.
     """
 
     text: str = ""
@@ -305,10 +305,10 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the safety classifier says of one text: probability by hazard, and the hazards over their threshold.
+    """The safety classifier's verdict on one text: probability by hazard, and the hazards over their threshold.
 
     Attributes:
-        error: why the text passes unjudged, where it does.
+        error: why the text passes unjudged; None if it was judged.
     """
 
     score_by_hazard: dict[str, float]
@@ -317,7 +317,7 @@ class Verdict:
 
 
 class Moderated(NamedTuple):
-    """What the safety classifier found in the input and in the output of an answer; None of what had no text."""
+    """The safety verdicts on an answer's input and output; None for a part without text or not reported on."""
 
     input: Verdict | None
     output: Verdict | None
@@ -328,11 +328,11 @@ class Finished:
     """The last event.
 
     Attributes:
-        num_reasoning_tokens: of `num_completion_tokens`, those of the thoughts.
-        num_accepted, num_rejected: tokens of the prediction that the answer took, and that were computed in vain.
-        stop: the stop string that ended the text, where one has.
-        refusal: the sentence shown where `reason` is CONTENT_FILTER and the input was refused.
-        moderation: where it was asked for.
+        num_reasoning_tokens: those of `num_completion_tokens` that are reasoning.
+        num_accepted, num_rejected: tokens of the prediction that were accepted as draft tokens, and rejected.
+        stop: the stop string that ended the text, if any.
+        refusal: the sentence to show if `reason` is CONTENT_FILTER and the input was refused.
+        moderation: the safety verdicts, if requested.
     """
 
     reason: EndReason
@@ -356,7 +356,7 @@ class Tokenized:
 
     Attributes:
         max_model_len: context length of the model in tokens.
-        texts: what each token stands for; None where nobody asked.
+        texts: the text of each token; None if not requested.
     """
 
     token_ids: tuple[int, ...]
@@ -366,11 +366,11 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What `/v1/models` shows of one servable name.
+    """What `/v1/models` shows for one servable name.
 
     Attributes:
-        parent: name of the base model where this is an adapter, else None.
-        task: "generate", "embed" of a model that makes vectors only, or "score" of a cross-encoder.
+        parent: name of the base model if this is an adapter, else None.
+        task: "generate", "embed" for a model that only computes embeddings, or "score" for a cross-encoder.
         created_s: Unix time at which the name was declared.
         max_model_len: context length in tokens.
     """
@@ -384,11 +384,11 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReport:
-    """Whether everything that an answer needs has a replica that makes progress.
+    """Whether every part that an answer needs has a replica that makes progress.
 
     Attributes:
-        state_by_model: "ready" or one sentence on what is wrong.
-        state_by_part: likewise, of what else is a deployment of its own: tokenizer, safety classifier, cross-encoders.
+        state_by_model: "ready", or one sentence on what is wrong.
+        state_by_part: likewise for other parts: tokenizer, safety classifier, cross-encoders, and a draining gateway.
     """
 
     state_by_model: dict[str, str]

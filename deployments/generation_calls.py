@@ -1,7 +1,7 @@
-"""What passes between a gateway and a model replica over a Serve handle: one call for each attempt, one result.
+"""Values passed between a gateway and a model replica over a Serve handle: one call per attempt, and one result.
 
-Pure. Failures travel as values, errors that are raised on the other side: so they arrive as they are, whatever the
-transport does to what an actor raises.
+Pure. Failures travel as error values in the result, which the gateway raises: so they arrive unchanged, whatever the
+transport does to exceptions of an actor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.request import Pooling, Request, RequestId, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenAddress:
-    """Where a gateway listens for tokens; `gateway_id` tells gateways apart that have restarted on one port."""
+    """Where a gateway listens for tokens; `gateway_id` distinguishes gateways that reuse a port after a restart."""
 
     gateway_id: str
     host: str
@@ -25,7 +25,7 @@ class TokenAddress:
 
 
 class UsageTag(NamedTuple):
-    """Whose a generation is, for whoever has to record it in its gateway's stead."""
+    """The owner of a generation, for recording its usage if its gateway dies."""
 
     record_id: str
     tenant: str
@@ -38,13 +38,13 @@ class GenerationCall:
     """One attempt at a generation, on one replica.
 
     Attributes:
-        request_id: unique among attempts too: a lost one may still run where it was.
+        request_id: unique across attempts too: a lost one may still run on its replica.
         prompt_ids, prior_output_ids, prediction_ids: token ids, packed by `pack_ids`.
-        adapter: what it is and where it lies: a replica need not have heard of it before.
-        timeout_s: seconds from its arrival; the clocks of two machines have nothing in common.
-        reply_to: where the tokens go; None where they come back by the handle.
-        usage: None where nobody records it.
-        pooling: asks for a vector instead of tokens, which comes with the result.
+        adapter: its identity and path: a replica need not know it before.
+        timeout_s: seconds from arrival at the replica; the clocks of two machines are unrelated.
+        reply_to: where the tokens go; None if they return over the handle.
+        usage: None if usage is not recorded.
+        pooling: requests a vector instead of tokens, returned with the result.
     """
 
     request_id: RequestId
@@ -63,7 +63,7 @@ class GenerationCall:
     prediction_ids: bytes = b""
 
     def to_request(self, now_s: float) -> Request:
-        """Return the engine's request; `now_s` is monotonic."""
+        """Return the engine's request; `now_s` is the current monotonic time."""
         return Request(
             request_id=self.request_id,
             prompt_ids=unpack_ids(self.prompt_ids),
@@ -85,8 +85,8 @@ class GenerationResult:
     """How an attempt ended.
 
     Attributes:
-        pooled: the vector that was asked for: float32, little-endian.
-        fault: to be raised by whoever has asked.
+        pooled: the requested vector: float32, little-endian.
+        fault: the error for the caller to raise.
     """
 
     num_cached_tokens: int = 0
@@ -100,5 +100,5 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(packed: bytes) -> tuple[int, ...]:
-    """Return what `pack_ids` packed."""
+    """Decode the output of `pack_ids`."""
     return struct.unpack(f"<{len(packed) // 4}I", packed)

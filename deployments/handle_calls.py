@@ -1,4 +1,4 @@
-"""How calls over Serve handles end: with the actor's own error, which arrives wrapped, or without any answer."""
+"""Error handling for calls over Serve handles: the actor's own error arrives wrapped, or there is no answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from deployments.errors import UnavailableError
 from engine.errors import OverloadError, RequestError
 
 UNREACHED = (RayError, RayServeException, TimeoutError)
-"""What is raised where an actor is not there, or does not answer in time."""
+"""Errors raised if an actor is gone or does not answer in time."""
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """Return the exception as it was raised on the other side, with its fields; others as they are.
+    """Return the exception as the actor raised it, with its fields; return other exceptions unchanged.
 
-    Ray raises an instance of a class made of its own and the original one; the original hangs on it as `cause`.
+    Ray raises an instance of a class derived from its own and the original class; `cause` holds the original.
     """
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
@@ -34,10 +34,10 @@ async def ask_actor(
     retry_after_s: float,
     timeout_s: float | None = None,
 ) -> Any:
-    """Ask the one actor of its kind.
+    """Call a method of a singleton actor.
 
     Raises:
-        UnavailableError: it is not there, or does not answer in time; `absence` says so.
+        UnavailableError: it is gone or does not answer in time; `absence` is the message.
         RequestError, OverloadError: as the actor raised them.
     """
     try:
@@ -50,7 +50,7 @@ async def ask_actor(
 
 
 async def until_answered(response: DeploymentResponse) -> Any:
-    """Await a call; who ends the coroutine ends the call."""
+    """Await a call; cancelling the coroutine cancels the call."""
     try:
         return await response
     except asyncio.CancelledError:

@@ -1,7 +1,7 @@
-"""The replicas of one base model as a gateway calls them: a Serve handle for control, and one of two ways for tokens.
+"""How a gateway calls the replicas of one base model: a Serve handle for control, and one of two transports for tokens.
 
 "tcp": a unary call stays open for the life of the generation, and the tokens come over the token channel. "handle": the
-tokens come back over Serve's streaming handle. Either way Serve sees one ongoing request for each generation.
+tokens return over Serve's streaming handle. Either way Serve sees one ongoing request per generation.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5.0
-"""About what it takes to notice that a replica has died and to start another one."""
+"""About as long as it takes to notice that a replica has died and to start another one."""
 TELL_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 600.0
 LAST_FRAME_TIMEOUT_S = 10.0
-"""A replica's last frame left before its call returned; if it is not here by then, the channel has lost it."""
+"""A replica sends its last frame before its call returns; a frame later than this is lost."""
 
 _WITHOUT_ANSWER = (
     FinishReason.FAILED,
@@ -50,10 +50,10 @@ _WITHOUT_ANSWER = (
 
 
 class ChannelSource:
-    """Calls replicas by a handle and takes their tokens from the token channel.
+    """Calls replicas by a handle and receives their tokens over the token channel.
 
     Args:
-        board: what the choice of a replica is made by; told how each call ends.
+        board: the state that replicas are chosen by; updated when a call ends.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class ChannelSource:
         self._controls: set[asyncio.Future[GenerationResult]] = set()
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
-        """Yield what one attempt brings; see `deployments.gateway.resumption.TokenSource`."""
+        """Yield the output of one attempt; see `deployments.gateway.resumption.TokenSource`."""
         subscription = self._listener.subscribe(call.request_id)
         response = self._handle.generate.remote(replace(call, reply_to=self._address))
         control = asyncio.ensure_future(_result(response))
-        # The event loop keeps no reference to a task, and this one may outlive the reader.
+        # The event loop keeps only weak references to tasks, and this one may outlive the reader.
         self._controls.add(control)
         control.add_done_callback(self._controls.discard)
         control.add_done_callback(partial(_settle, subscription))
@@ -88,13 +88,13 @@ class ChannelSource:
         finally:
             self._board.end(call.request_id)
             self._listener.unsubscribe(call.request_id)
-            # The call of a whole answer returns by itself, and Serve counts it as one that succeeded.
+            # The call of a complete answer returns by itself, and Serve then counts it as a success.
             if not is_whole and not control.done():
                 response.cancel()
                 control.cancel()
 
     async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Exception:
-        """Return how an attempt failed: the frame has the sentence, the call's result also the kind."""
+        """Return the error of a failed attempt: the frame has only its message, the call's result also its type."""
         try:
             async with asyncio.timeout(LAST_FRAME_TIMEOUT_S):
                 result = await asyncio.shield(control)
@@ -106,13 +106,13 @@ class ChannelSource:
 
 
 class HandleSource:
-    """Calls replicas by a streaming handle; no port of ours is needed."""
+    """Calls replicas by a streaming handle; needs no listening port."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle.options(stream=True)
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
-        """Yield what one attempt brings; see `deployments.gateway.resumption.TokenSource`."""
+        """Yield the output of one attempt; see `deployments.gateway.resumption.TokenSource`."""
         response = self._handle.generate_stream.remote(call)
         is_whole = False
         try:
@@ -129,10 +129,10 @@ class HandleSource:
 
 
 async def ask_vector(handle: DeploymentHandle, call: GenerationCall) -> GenerationResult:
-    """Ask a replica for a vector; who ends the coroutine ends the call.
+    """Request a vector from a replica; cancelling the coroutine cancels the call.
 
     Raises:
-        ReplicaLostError: the replica has gone.
+        ReplicaLostError: the replica is gone.
         UnavailableError, OverloadError, EngineError: as `serve_error`.
     """
     return await _result(until_answered(handle.pool.remote(call)))
@@ -147,7 +147,7 @@ async def _result(response: Awaitable[Any]) -> GenerationResult:
 
 
 def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult]) -> None:
-    """End a stream whose call has returned, where its frames have not ended it."""
+    """Fail a stream whose call has returned, unless its frames have ended it or do so in time."""
     if control.cancelled():
         return
     error = control.exception()
@@ -163,7 +163,7 @@ def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult
 
 
 def serve_error(error: RayError | RayServeException) -> Exception:
-    """Return what a failed handle call means to a generation; what a replica itself raised comes out as it was."""
+    """Return the error that a failed handle call means for a generation; a replica's own becomes an EngineError."""
     match error:
         case BackPressureError():
             wait_s = error.retry_after_s or RETRY_AFTER_S
@@ -175,17 +175,18 @@ def serve_error(error: RayError | RayServeException) -> Exception:
             _logger.error("a replica raised an error", exc_info=error)
             return EngineError(f"The replica has failed ({type(cause).__name__}).")
         case RayActorError() | RayServeException():
-            # Also a cancellation that was not ours: a replica that is shut down cancels what it still works on.
+            # This covers cancellations by the replica, which cancels its remaining calls when it shuts down.
             return ReplicaLostError(str(error) or type(error).__name__)
     return ReplicaLostError(f"{type(error).__name__}: {error}")
 
 
 async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Await a call to another actor; `part` is what its absence is called.
+    """Await a call to another actor; `part` names it in the message if it cannot be reached.
 
     Raises:
         UnavailableError: it cannot be reached.
-        Exception: what the actor raised, a `RequestError` with its fields.
+        RequestError: as the actor raised it.
+        Exception: otherwise, as `serve_error`.
     """
     try:
         return await call(*args, **kwargs)
@@ -199,7 +200,7 @@ async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **k
 
 
 async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:
-    """Return what the replicas of a deployment answer, those left out that do not."""
+    """Return the answers of a deployment's replicas; empty if they do not all answer in time. Errors are left out."""
     try:
         async with asyncio.timeout(timeout_s):
             answers = await handle.broadcast(method, *args).results_async(return_exceptions=True)
@@ -209,10 +210,10 @@ async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: 
 
 
 async def release_adapter(replicas: DeploymentHandle, digest: AdapterDigest) -> list[int]:
-    """Wait for the requests that use an adapter, have every replica forget it, and return the bytes that this freed."""
+    """Have every replica forget an adapter once its requests have ended; return the bytes freed on each."""
     return await ask_all(replicas, "release_adapter", digest, timeout_s=RELEASE_TIMEOUT_S)
 
 
 async def tell_gateways(gateways: DeploymentHandle, catalogue: Catalogue) -> None:
-    """Let every gateway follow a change of the adapters' names; one that is not reached asks by itself."""
+    """Push a change of the adapters' names to every gateway; one that is not reached polls for it."""
     await ask_all(gateways, "adopt", catalogue, timeout_s=TELL_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""What a server writes down: our log records in Ray Serve's log, and one line for each answer.
+"""Logging: this application's records go to Ray Serve's log, with one line per answer.
 
-Serve's `logging_config` then decides on all of it: where it goes, from which level on, and whether as text or as JSON,
-where every figure of an answer is a field of its own.
+Serve's `logging_config` then controls destination, level and format for all of them; in JSON, each figure of an answer
+is a field of its own.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from engine.errors import OverloadError, RequestError
 
 _OURS = ("adapters", "app", "deployments", "engine", "kernels")
 _TO_FILE = {"log_to_stderr": False}
-"""Serve's mark of a record that goes to the log's file only: there is one for each answer, as of its access log."""
+"""Makes Serve write a record to the log file only: like its access log, there is one per answer."""
 
 _POLLS = re.compile(r"CALL (?:catalogue|settle) OK ")
-"""Serve's lines for calls that every gateway makes each second, whether or not anything is asked of the server."""
+"""Serve's lines for calls that every gateway makes each second, even if the server is idle."""
 
 _logger = logging.getLogger(__name__)
 _dropped: Counter[str] = Counter()
 
 
 def join_serve_log() -> None:
-    """Send the records of this process's own packages where those of `ray.serve` go; called by every deployment.
+    """Route the records of this application's packages to the log of `ray.serve`. Every deployment calls it.
 
-    A line that cannot be written is dropped, and counted. What is raised to refuse a request is no line at all.
+    A line that cannot be written is dropped and counted. Errors that refuse a request are not logged at all.
     """
-    # By itself `logging` tells of it on stderr, which Serve sends to the same log, and so on until the request that
-    # logged it fails.
+    # By default `logging` reports the failure on stderr, which Serve sends to the same log, and so on until the request
+    # that logged it fails.
     logging.Handler.handleError = _drop  # type: ignore[assignment, method-assign]
-    # Serve's own passes what it is to print on as one tuple, where that goes to a file: all of a traceback's lines do.
+    # For output to a file, Serve's own replacement passes all objects on as one tuple; a traceback's lines go that way.
     builtins.print = _print
     serve_logger = logging.getLogger("ray.serve")
     serve_logger.addFilter(_is_no_refusal)
@@ -52,7 +52,7 @@ def join_serve_log() -> None:
 def dropped_lines() -> Mapping[str, int]:
     """Return how many lines this process could not write, by reason: "disk_full", or the name of an exception.
 
-    The last few thousand bytes of them may be written after all once there is room.
+    The last few thousand bytes of these lines may still be written once there is room.
     """
     return {"disk_full": 0} | _dropped
 
@@ -60,7 +60,7 @@ def dropped_lines() -> Mapping[str, int]:
 def _print(
     *objects: object, sep: str | None = None, end: str | None = None, file: Any = None, flush: bool = False
 ) -> None:
-    """Do as `print` does by itself; of a replica's process that goes to the log too, as all of its stdout."""
+    """Do what the built-in `print` does; a replica's stdout still goes to the log."""
     stream = sys.stdout if file is None else file
     stream.write((" " if sep is None else sep).join(map(str, objects)) + ("\n" if end is None else end))
     if flush:
@@ -68,17 +68,17 @@ def _print(
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """Tell whether Serve may log `record`: it has an error with its traceback for all that a call raises.
+    """Tell whether Serve may log `record`. Serve logs every exception of a call as an error with its traceback.
 
-    A mistake of a client's, or a queue that is full, is nothing to look into, and any client could fill the disk with
-    them. The call is told of in a line for calls, as one that failed.
+    A client error or a full queue needs no investigation, and any client could fill the disk with such records. The
+    access log still has a line for the failed call.
     """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (RequestError, OverloadError))
 
 
 def _is_no_poll(record: logging.LogRecord) -> bool:
-    """Tell whether `record` is more than a poll that went well: five million of them a month hide all else."""
+    """Tell whether `record` is not a successful poll: five million of these a month would hide everything else."""
     return not (hasattr(record, "serve_access_log") and _POLLS.match(record.getMessage()))
 
 
@@ -89,7 +89,7 @@ def _drop(handler: logging.Handler, record: logging.LogRecord) -> None:
 
 
 def log_answer(timeline: Timeline) -> None:
-    """Write one line for an answer that has ended; nothing of its text."""
+    """Log one line for an answer that has ended, without any of its text."""
     if not _logger.isEnabledFor(logging.INFO):
         return
     fields = _fields(timeline)
@@ -98,7 +98,7 @@ def log_answer(timeline: Timeline) -> None:
 
 
 def log_prompt(request: GenerationRequest) -> None:
-    """Write the text of a prompt, for who has asked for it by `log_prompts`."""
+    """Log the text of a prompt; called only if `log_prompts` is set."""
     fields = {"answer_id": request.request_id, "prompt": _text(request)}
     _logger.info("prompt answer_id=%s %s", request.request_id, json.dumps(fields["prompt"]), extra=fields | _TO_FILE)
 

@@ -1,7 +1,7 @@
-"""What is measured, under the names that vLLM's dashboards and Kubernetes' inference gateways read.
+"""Metrics, under the names that vLLM's dashboards and Kubernetes' inference gateways read.
 
-Every process keeps its own numbers; a scrape asks them all and joins what they write (`deployments.exposition`). Only
-what we truly have is there. A replica that has gone takes its counters along, as a restarted server's always do.
+Every process keeps its own metrics; a scrape queries all of them and joins their texts (`deployments.exposition`). Only
+metrics that really exist here are exported. A replica's counters vanish with it, as on any restart of a server.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ NUM_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_0
 
 
 class GatewayMetrics:
-    """What one gateway sees of generations: by base model, and a few lines for each name that is asked.
+    """One gateway's metrics of generations: by base model, plus a few series for each requested name.
 
-    A histogram has dozens of lines, of which there is to be no thousandfold.
+    Histograms are by base model: each has dozens of lines, too many to repeat for thousands of names.
 
     Args:
-        slo: what answers are held against; None for nothing.
-        models: base models, whose rare counts begin at zero: nobody sees the first one of a count that began with it.
+        slo: the objectives that answers are checked against; None for none.
+        models: base models, whose rare counters start at zero: a counter that first appears at 1 shows no increase.
     """
 
     def __init__(self, slo: Slo | None = None, models: Iterable[str] = ()) -> None:
@@ -48,14 +48,14 @@ class GatewayMetrics:
         self._registry = CollectorRegistry()
         self._by_name: list[Counter | Summary] = []
         self._names: set[str] = set()
-        """That answers which have ended were asked by."""
+        """Names under which finished answers were requested."""
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S
         )
         self._between = self._histogram(
             "inter_token_latency_seconds", "Between batches of tokens, for each token.", BETWEEN_TOKENS_S
         )
-        # Asked for with every token: to find a child by its labels costs as much as to count.
+        # Needed for every token: looking up a child by its labels costs as much as counting.
         self._between_of: Callable[[str], Histogram] = cache(self._between.labels)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_S)
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of prompts.", NUM_TOKENS)
@@ -92,11 +92,11 @@ class GatewayMetrics:
         self._by_name.append(self._first_by_name)
 
     def count_answer(self, timeline: Timeline) -> None:
-        """Note an answer that has ended, however it did."""
+        """Count an answer that has ended, however it ended."""
         self._names.add(timeline.model)
         missed = None if self._slo is None else self._slo.missed(timeline)
         if missed is not None:
-            # There from the first answer on, met or not: what is added to a series that is not there is nothing.
+            # Create the series with the first answer, met or not: a sum with a missing series is empty.
             self._slo_met.labels(timeline.model).inc(not missed)
         if missed:
             self._slo_violated.labels(timeline.model, missed[0]).inc()
@@ -113,28 +113,28 @@ class GatewayMetrics:
             self._tokens.labels(timeline.tenant, timeline.model, kind).inc(count)
 
     def count_first_token(self, model: str, waited_s: float) -> None:
-        """Note that an answer began."""
+        """Record the time to the first token of an answer."""
         self._first_token.labels(model).observe(waited_s)
 
     def count_tokens(self, model: str, num_tokens: int, since_last_s: float) -> None:
-        """Note tokens after the first that came together, and how long after those before them."""
+        """Record tokens after the first that came together, and the time since the previous ones."""
         histogram = self._between_of(model)
         for _ in range(num_tokens):
             histogram.observe(since_last_s / num_tokens)
 
     def count_end(self, model: str, reason: str, *, num_prompt_tokens: int, num_tokens: int, took_s: float) -> None:
-        """Note an answer that ended well."""
+        """Count an answer that ended successfully."""
         self._ended.labels(model, reason).inc()
         self._whole.labels(model).observe(took_s)
         self._prompt.labels(model).observe(num_prompt_tokens)
         self._generated.labels(model).observe(num_tokens)
 
     def count_resumption(self, model: str) -> None:
-        """Note that a generation moved to another replica."""
+        """Count a generation that moved to another replica."""
         self._resumed.labels(model).inc()
 
     def forget_all_but(self, is_served: Callable[[str], bool]) -> None:
-        """Drop the series of names that nothing is served under, which would pile up; on any thread."""
+        """Drop the series of names no longer served, which would accumulate; callable from any thread."""
         gone = {name for name in self._names.copy() if not is_served(name)}
         self._names -= gone
         for name in gone:
@@ -142,7 +142,7 @@ class GatewayMetrics:
                 metric.remove_by_labels({"model_name": name})
 
     def text(self, gateway: str, others: Sequence[Metric] = ()) -> dict[str, FamilyText]:
-        """Return the numbers and those of `others`, each labelled with the gateway's name; on any thread."""
+        """Return these metrics and `others`, each labeled with the gateway's name; callable from any thread."""
         families = [*self._registry.collect(), *others]
         for family in families:
             family.samples = [sample._replace(labels=sample.labels | {"gateway": gateway}) for sample in family.samples]
@@ -161,7 +161,7 @@ class GatewayMetrics:
 
 
 def readiness(report: HealthReport) -> Metric:
-    """Return what `/health` says as numbers."""
+    """Return the state that `/health` reports as a gauge."""
     about = "1 where `/health` calls a model, or another part of what answers need, ready; else 0."
     family = GaugeMetricFamily("antiphon:ready", about, labels=("model_name", "part"))
     for model, state in report.state_by_model.items():
@@ -172,7 +172,7 @@ def readiness(report: HealthReport) -> Metric:
 
 
 def gateway_families(gates: Mapping[str, FrontGate], meter: Meter | None = None) -> list[Metric]:
-    """Return what others than `GatewayMetrics` count in a gateway."""
+    """Return the metrics that a gateway's other parts count, besides `GatewayMetrics`."""
     families = [] if meter is None else _meter_families(meter)
     families += [_rejections(gate.refused_by_reason, {"model_name": model}) for model, gate in gates.items()]
     return [*families, _dropped_lines({})]
@@ -242,7 +242,7 @@ _COUNTS: tuple[_Number, ...] = (
 
 
 class EngineMetrics:
-    """What one engine counts.
+    """Metrics of one engine.
 
     Args:
         model: public name of the base model.
@@ -257,7 +257,7 @@ class EngineMetrics:
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.")
 
     def families(self, snapshot: EngineSnapshot) -> list[Metric]:
-        """Return the numbers of a snapshot that has drained the requests that ended."""
+        """Return the metrics of a snapshot that was taken with `drain_ended`."""
         for trace in snapshot.ended:
             for histogram, seconds in (
                 (self._queue, trace.queue_s),

@@ -1,4 +1,4 @@
-"""What passes between the routes and the gateway where numbers are asked for and no text: vectors and scores. Pure."""
+"""Values passed between the routes and the gateway for requests without text output: vectors and scores. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from engine.request import Pooling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
-    """Vectors asked for; what is not told here is as in `deployments.generation.GenerationRequest`.
+    """A request for vectors; other fields are as in `deployments.generation.GenerationRequest`.
 
     Attributes:
-        pooling: None for the model's own.
-        dimensions: leading numbers of each vector that are kept; None for all.
-        normalizes: whether vectors have unit length.
+        pooling: None for the model's default.
+        dimensions: how many leading numbers of each vector to keep; None for all.
+        normalizes: whether to scale vectors to unit length.
     """
 
     request_id: str
@@ -33,7 +33,7 @@ class EmbeddingRequest:
 
     @property
     def num_chars(self) -> int:
-        """Characters of all inputs; token ids count as so many characters as tokens have on average."""
+        """Characters of all inputs; a token id counts as 4, the average length of a token."""
         return sum(len(i.text) if isinstance(i, TextPrompt) else 4 * len(i.token_ids) for i in self.inputs)
 
 
@@ -49,8 +49,8 @@ class Pair(NamedTuple):
     """A query and a document.
 
     Attributes:
-        field: of the request, where the document stands; for messages.
-        max_tokens: both are cut to so many together, from the longer one; None refuses what does not fit.
+        field: the request field of the document, for messages.
+        max_tokens: truncate both to so many tokens together, longest first; None refuses pairs that do not fit.
     """
 
     query: str
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
 
 
 class PairScore(NamedTuple):
-    """How well a document answers a query, 0 to 1, and what was read for it."""
+    """How well a document answers a query, from 0 to 1, and the number of tokens read for it."""
 
     score: float
     num_tokens: int
@@ -68,10 +68,10 @@ class PairScore(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest:
-    """Scores asked for; what is not told here is as in `deployments.generation.GenerationRequest`.
+    """A request for scores; other fields are as in `deployments.generation.GenerationRequest`.
 
     Attributes:
-        truncates_to: tokens that a pair is cut to, -1 for the model's window; None refuses what does not fit.
+        truncates_to: tokens that a pair is truncated to, -1 for the model's window; None refuses pairs that do not fit.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""What a user of the service should see at worst, and which answers were worse. Pure."""
+"""Service level objectives, and which answers missed them. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from deployments.timeline import GOOD_OUTCOMES, Timeline
 
 REFUSALS = ("OverloadError", "UnavailableError")
 NOT_COUNTED = ("cancelled", "RequestError")
-"""Ends that say nothing of the service: the client left, or asked for what cannot be."""
+"""Outcomes that say nothing about the service: the client left, or sent an invalid request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Service level objectives of one answer, in seconds from its arrival; None is no bound.
+    """Service level objectives of one answer, in seconds; None for no bound.
 
     Attributes:
-        ttft_s: to the first token that is shown.
-        tpot_s: mean between tokens after the first.
-        e2e_s: to the end.
+        ttft_s: from arrival to the first text that is shown.
+        tpot_s: mean time between tokens after the first.
+        e2e_s: from arrival to the end.
     """
 
     ttft_s: float | None = None
@@ -26,7 +26,7 @@ class Slo:
     e2e_s: float | None = None
 
     def missed(self, timeline: Timeline) -> tuple[str, ...] | None:
-        """Return what an answer that has ended missed: bounds, "refused" or "failed"; None where it does not count."""
+        """Return what a finished answer missed: bounds, "refused" or "failed"; None if it does not count."""
         if timeline.outcome in NOT_COUNTED:
             return None
         if timeline.outcome not in GOOD_OUTCOMES:

@@ -1,7 +1,7 @@
-"""When what happened to one answer: noted by the gateway as it goes, joined with the engine's trace when asked for.
+"""The timeline of one answer: recorded by the gateway as it proceeds, joined with the engine's trace on request.
 
-Times are seconds since the request reached the gateway. Engines tell theirs by the wall clock, so that on several
-machines the two halves fit together as well as the machines' clocks do.
+Times are seconds since the request reached the gateway. Engines report wall-clock times, so across machines the two
+parts match only as well as the machines' clocks.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from engine.request import RequestId
 from engine.trace import RequestTrace
 
 MAX_KEPT = 256
-"""Client requests of which a gateway remembers the answers; and as many again that were refused."""
+"""Client requests whose answers a gateway remembers, and as many refused ones besides."""
 MAX_ANSWERS = 1024
-"""Of one client request that are remembered, the last ones: a client may give all of its requests one id."""
+"""Most recent answers remembered per client request id: a client may give all of its requests one id."""
 MAX_ARRIVALS = MAX_ATTEMPTS = 1024
-"""Arrivals of tokens that are told one by one, and ids that engines are asked about."""
+"""Bounds per answer on recorded token arrivals, and on attempts that engines are asked about."""
 IN_PROGRESS = "in_progress"
 GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
-"""Ends that are nobody's failure."""
+"""Outcomes that are not failures."""
 
 
 TraceSource = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]
-"""From a base model and attempts to what its engines know of them."""
+"""Maps a base model and attempts to its engines' traces of them."""
 
 
 class Stage(NamedTuple):
-    """Something that took a while."""
+    """A named span of time within an answer."""
 
     name: str
     start_s: float
@@ -40,7 +40,7 @@ class Stage(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Tokens that came together."""
+    """Tokens that arrived together."""
 
     at_s: float
     num_tokens: int
@@ -51,16 +51,16 @@ class Timeline:
     """One answer.
 
     Attributes:
-        request_id: of the answer; what stands before its last dot is the client's.
-        model: name that was asked for.
-        operation: what was asked of it, by the names of OpenTelemetry's conventions.
+        request_id: id of the answer; the part before its last dot is the client's.
+        model: the requested name.
+        operation: the kind of request, named by OpenTelemetry's conventions.
         adapter: digest of its content, empty for a base model.
-        arrived_unix_s: when it came, Unix time.
-        attempts: ids under which engines know it: more than one where a replica was lost, of a beam search one for each
-            expansion, of vectors one for each input.
+        arrived_unix_s: Unix time of arrival.
+        attempts: ids under which engines know it: several if a replica was lost, one per expansion of a beam search,
+            one per input of an embedding request.
         outcome: a finish reason, the type of an error, "cancelled", or "in_progress".
-        first_token_s, first_text_s: when the engine's first token came, and the first text that was shown.
-        trace_parent: what the client sent as `traceparent`.
+        first_token_s, first_text_s: when the engine's first token came, and when the first text was shown.
+        trace_parent: the client's `traceparent` header.
     """
 
     request_id: str
@@ -89,17 +89,17 @@ class Timeline:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time between tokens after the first; None where there are fewer than two."""
+        """Mean time in seconds between tokens after the first; None if unfinished or fewer than two tokens."""
         if self.first_token_s is None or self.end_s is None or self.num_tokens < 2:
             return None
         return (self.end_s - self.first_token_s) / (self.num_tokens - 1)
 
 
 class Recorder:
-    """Writes one timeline.
+    """Records one timeline.
 
     Args:
-        on_end: told of the timeline once, as its answer ends and before its client knows.
+        on_end: called once with the timeline, when its answer ends and before its client learns of it.
         clock: monotonic seconds.
     """
 
@@ -116,12 +116,12 @@ class Recorder:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the request came."""
+        """Seconds since the request arrived."""
         return self._clock() - self._arrived_s
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Note how long a block takes, however it ends."""
+        """Record the duration of a `with` block, however it ends."""
         start_s = self.now_s
         try:
             yield
@@ -129,12 +129,12 @@ class Recorder:
             self.timeline.stages.append(Stage(name, start_s, self.now_s))
 
     def note_attempt(self, request_id: RequestId) -> None:
-        """Note the id under which an engine will know the answer, or a part of it."""
+        """Record the id under which an engine will know the answer, or a part of it."""
         if len(self.timeline.attempts) < MAX_ATTEMPTS:
             self.timeline.attempts.append(request_id)
 
     def note_tokens(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Note that tokens came from the engine."""
+        """Record tokens that came from the engine."""
         timeline, now_s = self.timeline, self.now_s
         timeline.num_tokens += num_tokens
         timeline.num_cached_tokens = num_cached_tokens
@@ -144,12 +144,12 @@ class Recorder:
             timeline.arrivals.append(Arrival(now_s, num_tokens))
 
     def note_text(self) -> None:
-        """Note that text is shown, which may be held back until it is judged; only the first time counts."""
+        """Record that text is shown, which may be later than its tokens came; only the first call counts."""
         if self.timeline.first_text_s is None:
             self.timeline.first_text_s = self.now_s
 
     def end(self, outcome: str) -> None:
-        """Note the end; only the first one counts."""
+        """Record the end; only the first call counts."""
         if self.timeline.end_s is None:
             self.timeline.end_s = self.now_s
             self.timeline.outcome = outcome
@@ -160,25 +160,25 @@ _Kept = OrderedDict[str, deque[Timeline]]
 
 
 class TimelineStore:
-    """The timelines of a gateway's last requests; those that were refused take no place from others."""
+    """The timelines of a gateway's recent requests; refused ones are kept apart, so that they evict no others."""
 
     def __init__(self) -> None:
         self._by_client_id: _Kept = OrderedDict()
         self._refused: _Kept = OrderedDict()
 
     def add(self, timeline: Timeline) -> None:
-        """Remember a timeline that has begun; it may go on to change."""
+        """Remember a timeline that has begun; it may still change."""
         _keep(self._by_client_id, timeline)
 
     def set_apart(self, timeline: Timeline) -> None:
-        """Put a timeline that was added to those of requests that were refused."""
+        """Move a timeline that was added to the refused ones."""
         others = [one for one in self._by_client_id.pop(timeline.client_id, ()) if one is not timeline]
         for other in others:
             _keep(self._by_client_id, other)
         _keep(self._refused, timeline)
 
     def find(self, client_id: str) -> list[Timeline]:
-        """Return the answers of one client request, in the order in which they began."""
+        """Return the answers to one client request, in start order."""
         found = [*self._by_client_id.get(client_id, ()), *self._refused.get(client_id, ())]
         return sorted(found, key=lambda timeline: timeline.arrived_unix_s)
 
@@ -193,7 +193,7 @@ def _keep(kept: _Kept, timeline: Timeline) -> None:
 async def ask_traces(
     asked: Iterable[tuple[str, Sequence[RequestId]]], source: TraceSource
 ) -> dict[RequestId, RequestTrace]:
-    """Return what engines know of many answers, given by base model and attempts; each model is asked once."""
+    """Return the engines' traces of many answers, given as base models and attempts; each model is asked once."""
     attempts_by_base: dict[str, list[RequestId]] = {}
     for base, attempts in asked:
         attempts_by_base.setdefault(base, []).extend(attempts)
@@ -205,12 +205,12 @@ async def ask_traces(
 
 
 def with_engine_stages(timeline: Timeline, trace_by_attempt: Mapping[RequestId, RequestTrace]) -> list[Stage]:
-    """Return all stages of an answer in order of their beginning, those in engines included."""
+    """Return all stages of an answer, including those in engines, in start order."""
     stages = list(timeline.stages)
     for attempt in timeline.attempts:
         trace = trace_by_attempt.get(attempt)
         if trace is not None:
-            # A clock that is behind must not make something happen before the request came.
+            # With an engine's clock that is behind, a stage must not begin before the request arrived.
             stages += _engine_stages(trace, max(0.0, trace.queued_unix_s - timeline.arrived_unix_s))
     return sorted(stages, key=lambda stage: (stage.start_s, stage.end_s))
 

@@ -1,7 +1,7 @@
-"""Traces of answers for OpenTelemetry, written from the timeline once an answer has ended: they cost it nothing.
+"""OpenTelemetry traces of answers, written from the timeline after an answer has ended, at no cost to it.
 
-One span for the answer, as a child of what the client sent in `traceparent` (W3C Trace Context), and one for each
-stage. Attributes are those of OpenTelemetry's conventions for generative AI.
+Each answer has one span, a child of the client's `traceparent` (W3C Trace Context), and one for each stage. Attributes
+follow OpenTelemetry's conventions for generative AI.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 MAX_WAITING = 10_000
-"""Answers that have ended and are not written yet; more than that are not traced."""
+"""Bound on finished answers that are not written yet; further ones are not traced."""
 
 
 class TraceWriter:
     """Writes the traces of one gateway's answers.
 
     Args:
-        traces: from a base model and attempts to what its engines know of them.
-        sample_ratio: share of the answers that are traced, where the client has not decided.
+        traces: maps a base model and attempts to its engines' traces of them.
+        sample_ratio: share of the answers that are traced if the client has not decided.
     """
 
     def __init__(self, exporter: SpanExporter, traces: TraceSource, *, service: str, sample_ratio: float) -> None:
@@ -47,16 +47,16 @@ class TraceWriter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start writing periodically."""
         self._task = asyncio.create_task(self._write_for_ever())
 
     def add(self, timeline: Timeline) -> None:
-        """Take an answer that has ended."""
+        """Queue an answer that has ended; dropped if too many wait."""
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(timeline)
 
     async def write(self) -> None:
-        """Write the answers that have ended by now, with what engines know of them."""
+        """Write the queued answers together with the engines' traces of them."""
         async with self._writing:
             waiting, self._waiting = self._waiting, []
             traces = await ask_traces(((timeline.base, timeline.attempts) for timeline in waiting), self._traces)
@@ -64,9 +64,9 @@ class TraceWriter:
                 self._write(timeline, with_engine_stages(timeline, traces))
 
     async def close(self) -> None:
-        """Write what is left, and wait until it has been sent."""
+        """Write the remaining answers and wait until they have been sent."""
         async with self._writing:
-            # Not while it has taken some and written none.
+            # Under the lock, so that the task is not canceled between taking answers and writing them.
             if self._task is not None:
                 self._task.cancel()
         await self.write()
@@ -111,12 +111,12 @@ class TraceWriter:
             try:
                 await self.write()
             except Exception:
-                # The task's border: a trace is not worth a server.
+                # Catch everything at the task's boundary: a failed trace must not stop the task.
                 _logger.exception("traces could not be written")
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Return what sends spans to a collector by OTLP over HTTP.
+    """Return an exporter that sends spans to a collector by OTLP over HTTP.
 
     Raises:
         ImportError: the package `opentelemetry-exporter-otlp-proto-http` is not installed.

@@ -1,4 +1,4 @@
-"""Waiting: for a part of the server that has died and is being replaced, and for several calls at once."""
+"""Wait for a part of the server that has died and is being replaced, or for several calls at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ POLL_S = 0.25
 
 
 async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
-    """Await a call, again and again while nobody is there to answer it.
+    """Await a call, retrying while it raises UnavailableError, for up to `patience_s` seconds.
 
     Raises:
-        UnavailableError: nobody has come in so many seconds.
-        Exception: what the call raised otherwise.
+        UnavailableError: the part was still unavailable after that time.
+        Exception: any other error of the call.
     """
     loop = asyncio.get_running_loop()
     give_up_at_s = loop.time() + patience_s
@@ -32,12 +32,12 @@ async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
 
 
 async def side_by_side(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run calls at the same time and return what they return, in order.
+    """Run calls concurrently and return their results in order.
 
-    The first that fails, or the end of the caller, ends the others; nothing of them is left when this returns.
+    The first failure, or cancellation of the caller, cancels the others; none is running when this returns.
 
     Raises:
-        Exception: what the first one raised.
+        Exception: the error of the first call that failed.
     """
     tasks = [asyncio.create_task(call) for call in calls]
     try:

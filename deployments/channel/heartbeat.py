@@ -1,7 +1,7 @@
-"""How a gateway knows that a replica runs, and not only the kernel under it, which keeps a stopped process's sockets.
+"""How a gateway knows that a replica runs, and not only the kernel, which keeps a stopped process's sockets open.
 
-A replica that has nothing to say sends an empty frame every second; one that is silent for long has hung, whatever its
-engine was doing: the frames come from its event loop, which no step holds up.
+A replica with nothing to send sends an empty frame every second. One that stays silent has hung, whatever its engine
+is doing: the frames come from its event loop, which no step blocks.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ BEAT = encode_frame(())
 
 
 class SilenceError(OSError):
-    """The other end has said nothing for `MAX_SILENT_S`."""
+    """The other end has sent nothing for `MAX_SILENT_S` seconds."""
 
 
 async def heard(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
-    """Read so many bytes from a replica.
+    """Read exactly `num_bytes` bytes from a replica.
 
     Raises:
-        SilenceError: nothing came, or not enough.
+        SilenceError: they did not all arrive within `MAX_SILENT_S` seconds.
         asyncio.IncompleteReadError, OSError: the connection has ended.
     """
-    # One second after another: what this process was itself held up counts as one, and what came meanwhile is read.
+    # Wait in slices of a second: a stall of this process counts as one slice, and the data that came meanwhile is read.
     for _ in range(MAX_SILENT_S):
         with suppress(TimeoutError):
             async with asyncio.timeout(HEARTBEAT_S):

@@ -1,6 +1,6 @@
-"""Log-probabilities as bytes, for a frame. Pure: struct, no pickle.
+"""Encode log-probabilities as bytes for a frame. Pure: struct, no pickle.
 
-All numbers are little-endian; one entry after the other, none of them counted:
+All numbers are little-endian. Entries follow each other, with no count in front:
 
     entry     number of top tokens u16 | logprob f32 | rank u32 | (token id i32 | logprob f32) * number
 """
@@ -17,10 +17,10 @@ _PAIR = struct.Struct("<if")
 
 
 def pack_logprobs(entries: Sequence[TokenLogprobs]) -> bytes:
-    """Return the bytes of some entries.
+    """Return the encoded entries.
 
     Raises:
-        struct.error: a number is out of bounds.
+        struct.error: a number is out of range.
     """
     parts = []
     for entry in entries:
@@ -30,7 +30,7 @@ def pack_logprobs(entries: Sequence[TokenLogprobs]) -> bytes:
 
 
 def unpack_logprobs(packed: bytes) -> tuple[TokenLogprobs, ...]:
-    """Return what `pack_logprobs` packed, to the precision of float32.
+    """Decode the output of `pack_logprobs`, in float32 precision.
 
     Raises:
         ValueError: the bytes end within an entry.

@@ -1,11 +1,11 @@
-"""What waits to be sent to one gateway, and when it leaves. Pure: told the time, sends nothing.
+"""The output that waits for one gateway, and when it is sent. Pure: takes the time as an argument, sends nothing.
 
     steps     |1 |2 |3 |4 |5 |6 |7 |8 |9        64 streams, a step every 10 ms
     frames    |1      |2-4       |5-7           spaced by 64 times 0.5 ms
 
-A stream's part of a frame costs whoever reads it (gateway, proxy, client) about the same however many tokens it has,
-and with a small model more than it costs to draw them. So the next frame waits for each stream in the last one: with
-few streams, or slow steps, that is less than a step. First tokens wait for nothing, nor does what an answer ends with.
+A stream's part of a frame costs its readers (gateway, proxy, client) about the same however many tokens it has, and
+with a small model more than sampling the tokens. So the next frame waits in proportion to the number of streams in the
+last one; with few streams or slow steps, that is less than a step. An answer's first tokens and its end never wait.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from deployments.channel.token_frames import payload_bytes
 from engine.request import Emission, RequestId
 
 MAX_SPACING_S = 0.05
-"""However many streams there are: a reader sees text move, not jump."""
+"""Upper bound for any number of streams, so that a reader sees text flow, not jump."""
 
 
 class Outbox:
-    """The output for one gateway that has not left yet.
+    """The output for one gateway that has not been sent yet.
 
     Args:
-        spacing_s: seconds for each stream in a frame before the next one leaves; 0 lets each step leave at once.
+        spacing_s: seconds to wait before the next frame, per stream in the last one; 0 sends each step at once.
     """
 
     def __init__(self, spacing_s: float) -> None:
@@ -34,19 +34,19 @@ class Outbox:
         self.num_bytes = 0
 
     def put(self, emissions: Sequence[Emission], begun: Collection[RequestId] = ()) -> None:
-        """Append what a step brought; `begun` are the requests whose first tokens these are."""
+        """Append a step's emissions; `begun` holds the requests whose first tokens are among them."""
         self._waiting.extend(emissions)
         self._urgent.update(e.request_id for e in emissions if e.finish_reason is not None or e.request_id in begun)
         self.num_bytes += sum(map(payload_bytes, emissions))
 
     def due_s(self) -> float | None:
-        """Return when something is to leave, on the clock of `take`; None where nothing waits."""
+        """Return when the next frame is due, on the clock of `take`; None if nothing waits."""
         if not self._waiting:
             return None
         return 0.0 if self._urgent else self._next_s
 
     def take(self, now_s: float) -> list[Emission]:
-        """Remove and return what leaves now: all where it is time, else what cannot wait."""
+        """Remove and return what is to be sent now: everything if a frame is due, else only the urgent streams."""
         if now_s < self._next_s:
             taken = [e for e in self._waiting if e.request_id in self._urgent]
             self._waiting = [e for e in self._waiting if e.request_id not in self._urgent]

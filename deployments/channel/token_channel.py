@@ -1,11 +1,11 @@
 """The token channel: gateways listen, model replicas dial, and each step's tokens for a gateway travel as one frame.
 
-One persistent TCP connection for each (replica, gateway), opened by the handshake of
-`deployments.channel.token_handshake`; then the replica sends frames of `deployments.channel.token_frames` until the
-end, and the gateway nothing. The end of a connection is the death of the peer for both sides, and so is a replica's
-silence (`deployments.channel.heartbeat`): the replica frees what the gateway has asked for, and the gateway's streams
-that it served end with `ReplicaLostError`. Between frames a replica that is watched sends reports of how it is
-(`deployments.routing.report`).
+There is one persistent TCP connection per (replica, gateway) pair. After the handshake
+(`deployments.channel.token_handshake`) the replica sends frames (`deployments.channel.token_frames`) and the gateway
+nothing. Both sides treat the end of a connection as the death of the peer, and the gateway a replica's silence too
+(`deployments.channel.heartbeat`): the replica frees the gateway's requests, and the streams that the replica served end
+with `ReplicaLostError`. Between frames, a replica sends load reports (`deployments.routing.report`) to the gateways
+that watch it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from engine.request import Emission, RequestId
 
 HANDSHAKE_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
-"""A gateway that reads nothing for so long, with output waiting for it, is gone."""
+"""A gateway that reads nothing for so long while output waits for it counts as gone."""
 MAX_HANDSHAKES = 64
 MAX_PENDING_BYTES = 64 << 20
-"""Output that waits for one gateway, all its streams together."""
+"""Bound on the output that waits for one gateway, over all its streams."""
 MAX_FRAME_PAYLOAD_BYTES = 4 << 20
 
 _logger = logging.getLogger(__name__)
 
 
 class SlowReaderError(RequestError):
-    """A stream's client does not read: more than `ChannelConfig.max_buffered_bytes` wait. It can only be ended."""
+    """A stream's client does not read: more than `ChannelConfig.max_buffered_bytes` wait. The stream must end."""
 
 
 class Subscription:
-    """The output of one request on the gateway's side. One reader."""
+    """The gateway's end of one request's output, for a single reader."""
 
     def __init__(self, max_buffered_bytes: int) -> None:
         self._max_buffered_bytes = max_buffered_bytes
@@ -61,12 +61,12 @@ class Subscription:
         self._wake = asyncio.Event()
 
     async def get(self) -> Emission:
-        """Return everything that has come since the last call as one emission, as soon as there is any.
+        """Wait for output and return everything that has come since the last call as one emission.
 
         Raises:
             ReplicaLostError: the connection that fed this stream has ended.
             SlowReaderError: too much was left unread.
-            Exception: what `fail` was given.
+            Exception: the error passed to `fail`.
         """
         while not self._unread:
             if self._error is not None:
@@ -77,7 +77,7 @@ class Subscription:
         return unread[0] if len(unread) == 1 else coalesce(unread)[0]
 
     def put(self, emission: Emission) -> None:
-        """Append one emission; dropped once the stream has failed or finished."""
+        """Append one emission, or drop it if the stream has failed or finished."""
         if self._error is not None or self._has_ended:
             return
         self._unread_bytes += payload_bytes(emission)
@@ -90,7 +90,7 @@ class Subscription:
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with an error after what has already come; nothing happens where it has ended before."""
+        """End the stream with an error, after the output that has already come. No-op if it has ended."""
         if self._error is None and not self._has_ended:
             self._error = error
             self._wake.set()
@@ -101,9 +101,9 @@ class ChannelListener:
 
     Args:
         gateway_id: unique to this process.
-        node_host: address to listen on and to advertise where the configuration names none.
-        on_report: told of every report, with the connection that it came by.
-        on_end: told of every connection's end; returns the requests that were sent to its replica, fed or not.
+        node_host: address to listen on and to advertise if the configuration names none.
+        on_report: called with every report and the connection it came over.
+        on_end: called when a connection ends; returns the requests sent to its replica, with or without output so far.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ChannelListener:
         """Listen on a free port and return the address that replicas dial.
 
         Raises:
-            ConfigError: this node has no such address.
+            ConfigError: this node cannot listen on the address.
         """
         try:
             self._server = await asyncio.start_server(self._serve_connection, self._host, 0)
@@ -140,19 +140,19 @@ class ChannelListener:
         return TokenAddress(gateway_id=self._gateway_id, host=self._host, port=port)
 
     def subscribe(self, request_id: RequestId) -> Subscription:
-        """Return the output of a request; to be called before the request is sent, once for each id."""
+        """Return the subscription to a request's output. Call it once per id, before sending the request."""
         assert request_id not in self._subscriptions, "request ids are unique"
         subscription = Subscription(self._max_buffered_bytes)
         self._subscriptions[request_id] = subscription
         return subscription
 
     def unsubscribe(self, request_id: RequestId) -> None:
-        """Drop a request: what still comes for it is ignored. Idempotent."""
+        """Drop a request and ignore its further output. Idempotent."""
         self._subscriptions.pop(request_id, None)
         self._feeders.pop(request_id, None)
 
     def fail_all(self, error: Exception) -> None:
-        """End every stream that is open with an error, after what has already come."""
+        """End every open stream with an error, after the output that has already come."""
         for subscription in self._subscriptions.values():
             subscription.fail(error)
 
@@ -174,9 +174,9 @@ class ChannelListener:
         except (FrameError, SilenceError) as error:
             _logger.warning("token channel: closed a connection: %s", error)
         except (asyncio.IncompleteReadError, OSError):
-            pass  # The end of a connection, told to its streams below.
+            pass  # The connection has ended; its streams are failed below.
         except asyncio.CancelledError:
-            pass  # Only `close` cancels, and asyncio's server would log the cancellation as a fault.
+            pass  # Only `close` cancels, and asyncio's server would log the cancellation as an error.
         finally:
             self._fail_streams_of(reader, self._on_end(reader))
             writer.close()
@@ -209,7 +209,7 @@ class ChannelListener:
                 continue
             for emission in decode_body(body):
                 subscription = self._subscriptions.get(emission.request_id)
-                # A stream that changed its connection would have a hole.
+                # A stream that switched connections would have a gap.
                 if subscription is not None and self._feeders.setdefault(emission.request_id, reader) is reader:
                     subscription.put(emission)
 
@@ -220,11 +220,11 @@ class ChannelListener:
 
 
 class ChannelDialer:
-    """A replica's end: one connection to each gateway, shared by all its requests. Lives on one event loop.
+    """A replica's end: one connection to each gateway, shared by all its requests. Bound to one event loop.
 
     Args:
-        on_lost: called on the event loop, once, as soon as a connection has ended by itself. Whoever is told forgets
-            the gateway's requests at once: output for it may already have been dropped.
+        on_lost: called on the event loop, once, when a connection has ended by itself. It must forget the gateway's
+            requests at once: output for it may already have been dropped.
     """
 
     def __init__(self, config: ChannelConfig, on_lost: Callable[[TokenAddress], None]) -> None:
@@ -235,10 +235,10 @@ class ChannelDialer:
         self._links: dict[TokenAddress, _Link] = {}
 
     async def connect(self, address: TokenAddress) -> None:
-        """Make sure of a connection to a gateway.
+        """Connect to a gateway unless there is a connection.
 
         Raises:
-            ChannelError: nobody answers there, or not the gateway that was meant.
+            ChannelError: the address does not answer, or another gateway does.
         """
         if address in self._links:
             return
@@ -246,26 +246,26 @@ class ChannelDialer:
         if dial is None:
             dial = self._dials[address] = asyncio.create_task(self._dial(address))
             dial.add_done_callback(lambda _: self._dials.pop(address, None))
-        # Others may wait for the same dial: one that gives up must not end it.
+        # Others may wait for the same dial: a caller that gives up must not cancel it.
         await asyncio.shield(dial)
 
     def send(self, address: TokenAddress, emissions: Sequence[Emission], begun: Collection[RequestId] = ()) -> None:
-        """Send one step's emissions, of `begun` the first ones, as soon as they are due (`outbox`).
+        """Send one step's emissions when due (`outbox`); `begun` holds the requests whose first tokens these are.
 
-        Nothing happens where there is no connection to the gateway (any more).
+        No-op if there is no connection to the gateway (any more).
         """
         link = self._links.get(address)
         if link is not None and emissions:
             link.send(emissions, begun)
 
     def send_report(self, address: TokenAddress, report: bytes) -> None:
-        """Send an encoded report; nothing happens where there is no connection to the gateway (any more)."""
+        """Send an encoded report. No-op if there is no connection to the gateway (any more)."""
         link = self._links.get(address)
         if link is not None:
             link.send_report(report)
 
     async def close(self) -> None:
-        """Send what waits, and end all connections; `on_lost` is not called."""
+        """Flush pending output and close all connections; `on_lost` is not called."""
         for dial in tuple(self._dials.values()):
             dial.cancel()
         links = tuple(self._links.values())
@@ -297,7 +297,7 @@ class ChannelDialer:
 
 
 class _Link:
-    """One open connection to a gateway. While the socket is busy, output gathers and becomes one larger frame."""
+    """One open connection to a gateway. Output that comes while the socket is busy is merged into one larger frame."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outbox: Outbox) -> None:
         self._reader = reader
@@ -335,7 +335,7 @@ class _Link:
             self._alarm = asyncio.get_running_loop().call_at(due_s, self._ring, due_s)
 
     def _ring(self, due_s: float) -> None:
-        # Perhaps early: uvloop calls at once what is due in less than half a millisecond. To wait again is to spin.
+        # This may be early: uvloop fires timers due within half a millisecond at once. Waiting again would spin.
         self._alarm, self._rung_s = None, due_s
         self._wake.set()
 
@@ -346,7 +346,7 @@ class _Link:
             self._run.cancel()
 
     async def finish(self) -> None:
-        """Send what waits and close."""
+        """Flush pending output and close."""
         self._is_finishing = True
         self._wake.set()
         if self._run is not None:
@@ -354,7 +354,7 @@ class _Link:
 
     async def _run_until_end(self) -> None:
         writing = asyncio.create_task(self._write())
-        watching = asyncio.create_task(self._reader.read(1))  # The gateway says nothing: this returns at its end.
+        watching = asyncio.create_task(self._reader.read(1))  # The gateway sends nothing: this returns at EOF.
         try:
             await asyncio.wait((writing, watching), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -387,7 +387,7 @@ class _Link:
 
 
 def _frames(emissions: Sequence[Emission]) -> Iterator[bytes]:
-    """Yield the frames for all emissions, one as a rule."""
+    """Yield the frames for all emissions, normally one."""
     part: list[Emission] = []
     part_bytes = 0
     for emission in coalesce(emissions):

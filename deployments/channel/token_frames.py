@@ -1,4 +1,4 @@
-"""One frame carries what an engine step brought all the requests of one gateway. Pure: struct, no pickle.
+"""Encode the output of an engine step for all requests of one gateway as one frame. Pure: struct, no pickle.
 
 All integers are little-endian. A frame and its emissions:
 
@@ -7,11 +7,11 @@ All integers are little-endian. A frame and its emissions:
               | token count u32 | finish u8 | bytes of log-probabilities u32 | of the prompt's u32
               | id (UTF-8) | token ids i32 * count | log-probabilities, the prompt's (`logprob_bytes`) | error (UTF-8)
 
-Example: request "r1" draws token 7 and ends by its length, three prompt tokens came from the cache; 47 bytes:
+Example: request "r1" samples token 7 and ends by length; three prompt tokens came from the prefix cache; 47 bytes:
 
     2b000000 4146 03 00 01000000   0200 ffff 03000000 00000000 00000000 01000000 02 00000000 00000000   7231 07000000
 
-Whatever does not decode to the last byte raises `FrameError`: every length is checked against what is there.
+Bytes that do not decode exactly to the last one raise `FrameError`: every length is checked against the bytes present.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _NO_ERROR = 0xFFFF
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame of ours, or an emission that does not fit into one."""
+    """Bytes that are not a valid frame, or an emission that does not fit into one."""
 
 
 def encode_frame(emissions: Sequence[Emission]) -> bytes:
-    """Return one frame, its length prefix included. An error text over 4096 bytes is cut at a character.
+    """Return one frame, including its length prefix. Error texts are cut to 4096 bytes at a character boundary.
 
     Raises:
-        FrameError: a request id, a token id or the whole frame is out of bounds.
+        FrameError: a request id, a number or the whole frame is out of bounds.
     """
     parts = [b"", _HEADER.pack(MAGIC, VERSION, 0, len(emissions))]
     for emission in emissions:
@@ -66,10 +66,10 @@ def encode_frame(emissions: Sequence[Emission]) -> bytes:
 
 
 def decode_length(prefix: bytes) -> int:
-    """Return how many bytes follow the four of the prefix.
+    """Return how many bytes follow the four-byte prefix.
 
     Raises:
-        FrameError: too few for any frame, or over the bound.
+        FrameError: the length is too small for any frame, or over the bound.
     """
     (length,) = LENGTH.unpack(prefix)
     if not _HEADER.size <= length <= MAX_FRAME_BYTES:
@@ -90,7 +90,7 @@ def decode_body(body: bytes) -> tuple[Emission, ...]:
         raise FrameError("not a token frame")
     if version != VERSION:
         raise FrameError(f"a frame of version {version}; this end speaks {VERSION}")
-    # Checked before anything is made of `count` items.
+    # Checked before anything of `count` items is allocated.
     if count > (len(body) - _HEADER.size) // _EMISSION.size:
         raise FrameError(f"a frame of {len(body)} bytes cannot hold {count} emissions")
     emissions = []
@@ -104,7 +104,7 @@ def decode_body(body: bytes) -> tuple[Emission, ...]:
 
 
 def payload_bytes(emission: Emission) -> int:
-    """Return about how many bytes an emission occupies in a frame: what buffers are bounded by."""
+    """Return the approximate size in bytes of an emission in a frame; buffers are bounded by it."""
     num_scored = len(emission.logprobs) + len(emission.prompt_logprobs)
     num_top = sum(len(entry.top) for entry in (*emission.logprobs, *emission.prompt_logprobs)) if num_scored else 0
     numbers = 4 * len(emission.token_ids) + 10 * num_scored + 8 * num_top
@@ -112,7 +112,7 @@ def payload_bytes(emission: Emission) -> int:
 
 
 def coalesce(emissions: Sequence[Emission]) -> list[Emission]:
-    """Return the emissions of several steps as one for each request, in the order of their first ones."""
+    """Merge the emissions of several steps into one per request, ordered by first appearance."""
     by_request: dict[RequestId, list[Emission]] = {}
     for emission in emissions:
         by_request.setdefault(emission.request_id, []).append(emission)

@@ -1,4 +1,4 @@
-"""How the two ends of a token channel prove to each other that they know the shared secret.
+"""Handshake in which the two ends of a token channel prove to each other that they know the shared secret.
 
 The secret never travels. `mac(role)` is HMAC-SHA256(secret, role | 0 | nonce_l | nonce_d | gateway id):
 
@@ -6,10 +6,10 @@ The secret never travels. `mac(role)` is HMAC-SHA256(secret, role | 0 | nonce_l 
     dialer -> listener   nonce_d (32 bytes) | mac(b"dialer")
     listener -> dialer   mac(b"listener")
 
-Nothing else is read before. What follows is neither encrypted nor signed: the channel belongs on a network that nobody
-else writes to.
-**Source:** RFC 2104 (HMAC). The role keeps an answer from being reflected as its own question, the gateway's id keeps
-a replica from talking to another gateway that has come to listen on the same port.
+Nothing else is read before it succeeds. What follows is neither encrypted nor signed: the channel belongs on a network
+that nobody else can write to.
+**Source:** RFC 2104 (HMAC). The role prevents reflection of a peer's own MAC; the gateway's id keeps a replica from
+talking to another gateway that now listens on the same port.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MAC_BYTES = 32
 
 
 class ChannelError(ConnectionError):
-    """The peer cannot be reached, or has not proved that it is the one that was meant."""
+    """The peer cannot be reached, or has not authenticated as the intended one."""
 
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, gateway_id: str) -> None:
-    """Go through the listener's part.
+    """Perform the listener's side.
 
     Raises:
-        ChannelError: the peer does not know the secret, or meant another gateway.
+        ChannelError: the peer does not know the secret, or dialed another gateway.
         OSError, EOFError: the connection has ended.
     """
     tune_socket(writer)
@@ -47,10 +47,10 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 
 
 async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, gateway_id: str) -> None:
-    """Go through the dialer's part; `gateway_id` is who is meant.
+    """Perform the dialer's side; `gateway_id` names the intended gateway.
 
     Raises:
-        ChannelError: this is no token channel, or the gateway does not know the secret.
+        ChannelError: this is not a token channel, or the gateway does not know the secret.
         OSError, EOFError: the connection has ended, which is how a listener refuses.
     """
     tune_socket(writer)
@@ -66,7 +66,7 @@ async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 
 
 def tune_socket(writer: asyncio.StreamWriter) -> None:
-    """Send small frames at once, and notice within a minute a host that has vanished without a word."""
+    """Send small frames without delay, and detect within a minute a host that has vanished silently."""
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

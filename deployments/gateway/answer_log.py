@@ -1,4 +1,4 @@
-"""What a gateway notes of each answer, from its beginning to its end, however it ends."""
+"""A gateway's record of each answer, from its start to its end, however it ends."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class AnswerLog:
     """The answers of one gateway.
 
     Args:
-        on_end: told of each timeline once, as its answer ends.
+        on_end: called once with each timeline, when its answer ends.
 
     Attributes:
-        draining: counts the answers, and refuses them once the gateway is to end.
+        draining: counts the answers, and refuses new ones once the gateway drains.
     """
 
     def __init__(self, on_end: Callable[[Timeline], None]) -> None:
@@ -33,7 +33,7 @@ class AnswerLog:
         self.draining = Draining()
 
     def find(self, client_id: str) -> list[Timeline]:
-        """Return the last answers of one client request, in the order in which they began."""
+        """Return the most recent answers to one client request, in start order."""
         return self._timelines.find(client_id)
 
     @contextmanager
@@ -43,7 +43,7 @@ class AnswerLog:
         base: str,
         adapter: AdapterRef | None = None,
     ) -> Iterator[Recorder]:
-        """Note what becomes of an answer that a block makes: the block notes a good end, all others are noted here."""
+        """Record the answer that a `with` block produces; the block records a successful end, this any other."""
         timeline = Timeline(
             request_id=request.request_id,
             model=request.model,
@@ -67,7 +67,7 @@ class AnswerLog:
                 _logger.warning("request %s failed: %s", request.request_id, error)
             raise
         finally:
-            # Whoever has not come to an end has been left.
+            # An answer without an end was abandoned by its client.
             recorder.end("cancelled")
 
 

@@ -1,4 +1,4 @@
-"""How long an answer may become behind its prompt in a model's context. Pure."""
+"""How many tokens an answer may have after its prompt in a model's context. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def answer_room(request: GenerationRequest, num_prompt: int, limit: int, *, fiel
 
     Args:
         limit: the model's context length in tokens.
-        field: what holds the prompt.
+        field: the request field that holds the prompt.
 
     Raises:
-        RequestError: prompt and answer do not fit together, or the prompt not by itself.
+        RequestError: the prompt alone, or prompt and answer together, exceed the context.
     """
     asked = request.max_tokens
     if asked is not None and request.clips_max_tokens:
         if num_prompt >= limit:
-            # Coding agents know these words of Anthropic's, and shorten the conversation.
+            # Coding agents recognize this wording of Anthropic's and compact the conversation.
             raise _too_long(
                 f"'{field}': prompt is too long: {num_prompt} tokens > {limit - 1} maximum. This model's maximum "
                 f"context length is {limit} tokens, of the prompt and the completion together.",

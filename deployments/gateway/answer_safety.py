@@ -1,7 +1,7 @@
-"""The safety classifier's part in one answer: what the server's policy and the request ask of it, and what it found.
+"""Safety screening of one answer: what the server's policy and the request ask for, and the verdicts.
 
-A request adds to what the server blocks and takes nothing from it. A text that may be blocked is judged before it is
-shown, and told of by that same verdict. One that is only told of is judged as a whole, once it is there.
+A request can add to what the server blocks, never reduce it. A text that may be blocked is judged before it is shown,
+and the same verdict is reported. A text whose verdict is only reported is judged as a whole once it is complete.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from deployments.waits import patiently
 from engine.errors import EngineError, OverloadError, RequestError
 
 OUTPUT_PATIENCE_S = 60.0
-"""So long a stream under way waits for a classifier that is being replaced."""
+"""How long a running stream waits for a classifier that is being replaced."""
 
 
 class AnswerSafety:
-    """The classifier's part in one answer.
+    """Screens the input and output of one answer.
 
     Args:
-        policy: the server's; None where there is no classifier, and then nothing is asked for.
-        asked: the request's; None where nothing is told.
+        policy: the server's policy; None if there is no classifier, which disables all screening.
+        asked: what the request asks for; None to report no verdicts.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class AnswerSafety:
 
     @property
     def is_first(self) -> bool:
-        """Whether no engine work begins before the verdict on the input."""
+        """Whether engine work must wait for the verdict on the input."""
         return self.blocks_input and self._policy is not None and self._policy.mode == "before"
 
     async def judge_input(self, texts: Callable[[], Sequence[str]]) -> Verdict | None:
-        """Return the verdict on the input, its worst text's; None where nobody asks, or it has no text.
+        """Return the merged verdict on the input's texts; None if no verdict is needed or there is no text.
 
         Args:
-            texts: makes them, where they are needed.
+            texts: builds the texts; called only if they are needed.
 
         Raises:
-            RequestError, OverloadError: there is none, and nothing passes without.
+            RequestError, OverloadError: the classifier gave no verdict, and the input must not pass without one.
         """
         if not self.blocks_input and (self._asked is None or not self._asked.tells_input):
             return None
@@ -71,27 +71,27 @@ class AnswerSafety:
             return worst(await self._found(texts()))
 
     def screen(self) -> OutputScreen | None:
-        """Return what holds the answer back until it is judged; None where it is shown as it comes."""
+        """Return the screen that holds the answer back until it is judged; None if text is shown as it comes."""
         policy = self._policy
         if policy is None or not (policy.screen_output or (self._asked is not None and self._asked.blocks_output)):
             return None
         return OutputScreen(window_chars=policy.window_chars, overlap_chars=policy.overlap_chars)
 
     async def judge_output(self, windows: Sequence[str]) -> Sequence[Verdict]:
-        """Return the verdicts on windows of the answer; errors as `judge_input`."""
+        """Return the verdicts on windows of the answer; raises the same errors as `judge_input`."""
         with self._recorder.stage("safety of the answer"):
-            # What has been computed would be lost with the stream.
+            # Be patient: failing the stream would discard what has been computed.
             texts = list(map(without_signs, windows))
             verdicts = await patiently(partial(self._judge, texts), OUTPUT_PATIENCE_S)
         self._output += verdicts
         return verdicts
 
     async def told(self, verdict: Awaitable[Verdict | None], text: str) -> Moderated | None:
-        """Return what is told of an answer that has ended; None where nobody asks.
+        """Return the verdicts to report for a finished answer; None if the request asks for none.
 
         Args:
-            verdict: on the input.
-            text: of the answer, as it was shown.
+            verdict: the verdict on the input.
+            text: the answer's text as it was shown.
         """
         if self._asked is None:
             return None
@@ -101,7 +101,7 @@ class AnswerSafety:
         return Moderated(input=await verdict, output=worst(self._output))
 
     async def _found(self, texts: Sequence[str]) -> Sequence[Verdict]:
-        """Judge what is not blocked; without a verdict the answer is as good."""
+        """Judge texts that cannot be blocked; a failure becomes a verdict with an error, and the answer goes on."""
         try:
             return await self._judge(texts) if texts else ()
         except (RequestError, OverloadError, EngineError) as error:
@@ -109,10 +109,10 @@ class AnswerSafety:
 
 
 def texts_of(prompt: ChatPrompt) -> list[str]:
-    """Return all that a model is given to read in a chat, in texts to be judged.
+    """Return everything that a model reads in a chat, as texts to be judged.
 
-    Each turn is one, for a long harmless conversation must not water down what one turn asks. Turns of one speaker that
-    follow each other are one more: a sentence may be spread over them.
+    Each turn is a text of its own, so that a long harmless conversation cannot dilute a harmful turn. Consecutive turns
+    of one role are joined into a further text: a sentence may be spread over them.
     """
     texts = [message.content for message in prompt.messages]
     for _, turns in groupby(prompt.messages, key=lambda message: message.role):
@@ -130,9 +130,9 @@ def texts_of(prompt: ChatPrompt) -> list[str]:
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """Return what is found in several texts together: the highest score of each hazard; None of no text.
+    """Merge the verdicts on several texts: all flags, and the highest score of each hazard; None for no texts.
 
-    Where one passed unjudged and nothing is flagged, all did.
+    If any text went unjudged and none is flagged, the merged verdict carries the error.
     """
     if not verdicts:
         return None

@@ -1,4 +1,4 @@
-"""What one answer is held to, and how its text is taken apart into thoughts, content and calls."""
+"""The grammar that constrains one answer, and the parsing of its text into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.errors import GrammarError, RequestError
 
 
 class AnswerParts:
-    """The stages that take one answer's text apart; without any the text is the content."""
+    """The stages that parse one answer's text; without any, all text is content."""
 
     def __init__(self, split: ReasoningSplit | None = None, calls: CallParser | None = None) -> None:
         self._split = split
@@ -27,16 +27,16 @@ class AnswerParts:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the answer has calls, all of them complete."""
+        """Whether the answer has tool calls, all of them complete."""
         return self._calls is not None and self._calls.has_calls
 
     def feed(self, text: str) -> tuple[str, str, tuple[CallDelta, ...]]:
-        """Return the thoughts, the content and the pieces of calls that this text has made certain."""
+        """Return the reasoning, content and tool call deltas that are certain after this text."""
         thoughts, content = ("", text) if self._split is None else self._split.feed(text)
         return thoughts, *self._parsed(content)
 
     def close(self) -> tuple[str, str, tuple[CallDelta, ...]]:
-        """Return what was held back."""
+        """Return the output that was held back."""
         thoughts, held = ("", "") if self._split is None else self._split.close()
         content, calls = self._parsed(held)
         if self._calls is not None:
@@ -48,14 +48,14 @@ class AnswerParts:
 
 
 def shape_of(request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> AnswerShape:
-    """Return the shape of one answer; `prompt_tail` is how the prompt ends, as text."""
+    """Return the shape of one answer; `prompt_tail` is the text of the prompt's last tokens."""
     if dialect.is_harmony and isinstance(request.prompt, ChatPrompt):
         return _HarmonyShape(request, dialect, request.prompt)
     return AnswerShape(request, dialect, prompt_tail)
 
 
 class AnswerShape:
-    """One answer with its thoughts and calls between marks. Of a prompt that is no chat it is text without thoughts."""
+    """An answer with reasoning and tool calls between markers; without reasoning if the prompt is not a chat."""
 
     def __init__(self, request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> None:
         self._content = request.grammar
@@ -66,17 +66,17 @@ class AnswerShape:
 
     @property
     def shown(self) -> dict[int, str]:
-        """Special tokens whose text the stages need, by id."""
+        """Texts of the special tokens that the stages need to see, by id."""
         return {} if self._reasoning is None and self._tool_use is None else self._dialect.shown
 
     @property
     def hidden(self) -> frozenset[int]:
-        """Special tokens that the text does not show, by id."""
+        """Ids of the special tokens that the text does not show."""
         return frozenset(self._dialect.special_ids.values()).difference(self.shown)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end the answer, whatever the checkpoint says of them."""
+        """Ids of tokens that end the answer, whatever the checkpoint's configuration says."""
         return ()
 
     def parts(self) -> AnswerParts | HarmonyParts:
@@ -90,14 +90,14 @@ class AnswerShape:
         return AnswerParts(split, calls)
 
     def counter(self) -> ReasoningCounter | HarmonyCounter | None:
-        """Return what counts the tokens of the thoughts."""
+        """Return a counter of reasoning tokens, or None for a model without reasoning."""
         return None if self._reasoning is None else ReasoningCounter(self._reasoning, has_begun=self._has_begun)
 
     async def grammar(self) -> str | None:
-        """Return what the engine holds the answer to, None for any text.
+        """Return the grammar that the engine enforces on the answer, or None for any text.
 
         Raises:
-            RequestError: what was asked for cannot be followed; names the field.
+            RequestError: the requested grammar cannot be followed; names the field.
         """
         if self._content is not None:
             await check_grammar(self._content)
@@ -115,7 +115,7 @@ class AnswerShape:
         )
 
     def refused(self, error: GrammarError) -> RequestError:
-        """Return what the engine has against the grammar, told of the field that asked for it."""
+        """Convert the engine's grammar error to one that names the request field."""
         return unfollowable(self._field(), error.reason)
 
     def _field(self) -> str:
@@ -133,12 +133,12 @@ class AnswerShape:
             tools=tools,
             callable_names=use.callable_names,
             is_required=use.is_required,
-            # A turn that the template refuses would end the conversation.
+            # If the template rejects a turn with several calls, the conversation could not go on after it.
             is_parallel=use.is_parallel and self._dialect.takes_several,
         )
 
     async def _check_distinct(self, content: Grammar, names: frozenset[str], tool_format: ToolFormat) -> None:
-        """Refuse content that could not be told from a call, for only how they begin tells the two apart."""
+        """Refuse content that could be mistaken for a tool call: the two are distinguished only by how they begin."""
         if await admitted(content, [tool_format.beginning(name) for name in sorted(names)]):
             raise RequestError(
                 f"'{content.field}' permits output that begins like a tool call, which this model writes as plain "
@@ -158,10 +158,10 @@ class AnswerShape:
 
 
 def _check_lists(tools: Sequence[ToolSpec]) -> None:
-    """Refuse tools that are strict where their schemas are no mere lists of parameters, which is what tags can say.
+    """Refuse strict tools whose schema is more than a list of parameters, which is all that tags can express.
 
     Raises:
-        RequestError: naming the first.
+        RequestError: names the first such tool.
     """
     for index, tool in enumerate(tools):
         if tool.is_strict and parameters_of(tool.parameters) is None:
@@ -173,11 +173,11 @@ def _check_lists(tools: Sequence[ToolSpec]) -> None:
 
 
 class _HarmonyShape(AnswerShape):
-    """One answer of messages in channels; what the dialect says of thoughts and calls is not for it."""
+    """An answer in Harmony format, as messages in channels; the dialect's reasoning and tool formats do not apply."""
 
     def __init__(self, request: GenerationRequest, dialect: Dialect, prompt: ChatPrompt) -> None:
         super().__init__(request, dialect, "")
-        # A turn that is gone on with has its message open.
+        # A continued final message is still open.
         self._has_begun = prompt.continues_final_message
         self._ignores_ends = request.params.ignore_eos
 

@@ -1,7 +1,7 @@
-"""The life of one answer in the gateway: prompt and input verdict, the tokens, the text, the end.
+"""The lifetime of one answer in the gateway: prompt encoding and input verdict, tokens, text, end.
 
-Modes of the input's screening: "before" (no engine work until the verdict is there) and "alongside" (the engine begins
-at once, and nothing is shown until the verdict is there).
+Input screening modes: "before" (no engine work until the verdict is there) and "alongside" (the engine starts at once,
+and nothing is shown until the verdict is there).
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from engine.request import DryPenalty, Emission, FinishReason, RequestId
 
 REFUSAL = "I can't help with that request."
 NUM_TAIL_TOKENS = 16
-"""Of a prompt's end, where a template may have opened the model's thoughts."""
+"""How many of the prompt's last tokens are searched for an open reasoning section, which a template may begin."""
 INPUT_PATIENCE_S = 5.0
-"""So long a request waits for a tokenizer that is being replaced."""
+"""How long a request waits for a tokenizer that is being replaced."""
 
 
 class Answer:
     """One generation from its request to its last event.
 
     Args:
-        judge: the safety classifier; not called where `safety` is None.
+        judge: the safety classifier; not called if `safety` is None.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Answer:
 
         Raises:
             TimeoutError: the deadline has passed.
-            RequestError, OverloadError, EngineError: as the tokenizer, the classifier and the engine say.
+            RequestError, OverloadError, EngineError: as raised by the tokenizer, the classifier and the engine.
         """
         deadline_s = None if self._request.timeout_s is None else self._arrived_s + self._request.timeout_s
         verdict = asyncio.ensure_future(self._verdict())
@@ -102,7 +102,7 @@ class Answer:
                 with self._recorder.stage("tokenize"):
                     self._prompt_ids, predicted = await side_by_side((self._encode(), self._prediction_ids()))
                 self._recorder.timeline.num_prompt_tokens = len(self._prompt_ids)
-                # Only where a model thinks does it matter how the prompt ends.
+                # Only a reasoning model needs to know how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
                 shape = shape_of(self._request, self._model.dialect, tail)
                 call = self._call(deadline_s, shape, await shape.grammar(), await self._dry_penalty())
@@ -138,7 +138,7 @@ class Answer:
             token_ids = prompt.token_ids
         else:
             token_ids = await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
-        # Of text too: a tokenizer may have more tokens than the model.
+        # Checked for encoded text too: a tokenizer may have more tokens than the model.
         check_vocabulary(token_ids, self._model.config.vocab_size, field=self._prompt_field)
         return token_ids
 
@@ -211,12 +211,12 @@ class Answer:
         try:
             return await self._safety.judge_input(self._input_texts)
         except RequestError as error:
-            # To the classifier every text is an input.
+            # The classifier's message calls every text "input".
             message = error.message.replace("input", f"'{self._prompt_field}'", 1)
             raise RequestError(message, field=self._prompt_field, code=error.code) from error
 
     async def _refused(self, verdict: asyncio.Future[Verdict | None]) -> Verdict | None:
-        """Return the verdict that refuses the request, None where it passes."""
+        """Return the verdict that refuses the request, or None if it passes."""
         found = await verdict if self._safety.blocks_input else None
         return found if found is not None and found.flagged else None
 
@@ -270,10 +270,10 @@ class Answer:
             scores = scored(self._model.codec.pieces.spelling, batch.token_ids, batch.logprobs, hidden=hidden)
         if batch.finish_reason is not FinishReason.STOP:
             return await text.feed(batch.token_ids, scores)
-        # The token that ended the answer is counted, and not shown.
+        # The token that ended the answer is counted but not shown.
         piece = await text.feed(batch.token_ids[:-1], scores[:-1])
         if not text.is_cut:
-            # A text completion has as many scores as tokens: evaluations count on it. A chat has those of its text.
+            # A text completion returns one score per token: evaluations rely on it. A chat returns those of its text.
             is_told = bool(scores) and not isinstance(self._request.prompt, ChatPrompt)
             text.end(scores[-1] if is_told else None)
         return piece
@@ -287,7 +287,7 @@ class Answer:
                 prompt.text if isinstance(prompt, TextPrompt) else self._model.codec.pieces.decode(self._prompt_ids)
             )
         if self._request.params.num_prompt_logprobs is not None:
-            # What a client has typed is shown as it was typed.
+            # Special tokens that the client typed into the prompt stay visible.
             special_ids = self._model.dialect.special_ids
             hidden = {token_id for mark, token_id in special_ids.items() if mark not in (prompt_text or "")}
             prompt_scores = scored_prompt(
@@ -357,7 +357,7 @@ class Answer:
             num_completion_tokens=text.num_tokens,
             num_cached_tokens=last.num_cached_tokens,
             num_reasoning_tokens=text.num_reasoning_tokens,
-            # A stop string may have cut off what came last.
+            # A stop string may have cut off the last tokens.
             num_accepted=min(last.num_accepted, text.num_tokens),
             num_rejected=last.num_rejected,
             stop=text.stop if reason is EndReason.STOP else None,
@@ -365,7 +365,7 @@ class Answer:
         )
 
     def _count_end(self, reason: EndReason, num_tokens: int) -> None:
-        # As the client is told: what followed a stop string is not paid for.
+        # Record what the client is told: tokens after a stop string are not billed.
         self._recorder.timeline.num_tokens = num_tokens
         self._recorder.end(reason.value)
         self._metrics.count_end(
@@ -386,6 +386,6 @@ def _delta(found: tuple[str, str, tuple[CallDelta, ...]], handler: StreamHandler
 
 
 def _seen(verdict: asyncio.Future[Verdict | None]) -> None:
-    """Take note of a verdict that nobody waits for any more, so that its failure is not reported as forgotten."""
+    """Retrieve the exception of a verdict that nobody awaits, so that asyncio does not log it as never retrieved."""
     if not verdict.cancelled():
         verdict.exception()

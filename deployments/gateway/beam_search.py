@@ -1,4 +1,4 @@
-"""Beam search over sequences of tokens: which ones to expand, and which are found. Pure: knows no replicas, no text."""
+"""Beam search over token sequences: which ones to expand, and which are finished. Pure: knows no replicas, no text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from engine.request import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A sequence and the logarithm of its probability; what the model thought of its tokens stands beside them."""
+    """A sequence, its log-probability, and the log-probabilities of each of its tokens (`scores`)."""
 
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0
     scores: tuple[TokenLogprobs, ...] = ()
 
     def grown(self, expansion: TokenLogprobs, num_top: int) -> list[Beam]:
-        """Return what it becomes with each of the likeliest tokens of its next place, `num_top` of which it keeps."""
+        """Return one longer beam per token of `expansion.top`; each keeps `num_top` alternatives of that position."""
         kept = expansion.top[:num_top]
         return [
             Beam(
@@ -35,14 +35,14 @@ class Beam:
 class BeamSearch:
     """A search for the `width` best continuations of one prompt, of at most `max_tokens` tokens.
 
-    A continuation that ends scores its log-probability / its number of tokens ^ `length_penalty`. The search is over
-    where `width` are found that the best of the open ones, were it to end now, does not surpass; where there are open
-    ones at the last place, they end there. Source: the search of transformers' `generate` with `early_stopping` false,
+    A finished continuation scores its log-probability / its number of tokens ^ `length_penalty`. The search stops once
+    `width` are finished and the best open one, scored as if it ended now, does not beat the worst of them. Open ones
+    that reach `max_tokens` end there. Source: beam search of transformers' `generate` with `early_stopping` false,
     after Graves, 2012, "Sequence transduction with recurrent neural networks", section 2.5.
 
     Args:
         ends: token ids that end a continuation.
-        num_top: how many of the likeliest tokens are kept for each place of a continuation.
+        num_top: how many of the likeliest tokens to keep for each position of a continuation.
     """
 
     def __init__(
@@ -58,21 +58,21 @@ class BeamSearch:
 
     @property
     def open(self) -> Sequence[Beam]:
-        """Those to expand, likeliest first; none where the search is over."""
+        """The beams to expand, likeliest first; empty once the search is over."""
         return self._open
 
     @property
     def found(self) -> Sequence[Beam]:
-        """The best that have ended so far, best first."""
+        """The best finished beams so far, best first."""
         return self._found
 
     @property
     def num_expansions(self) -> int:
-        """How many of the likeliest tokens an expansion has to tell: enough that `width` go on if all ends come."""
+        """How many of the likeliest tokens each expansion needs, so that `width` beams stay open even if others end."""
         return max(2, 1 + len(self._ends)) * self._width
 
     def advance(self, expansions: Sequence[TokenLogprobs]) -> None:
-        """Go on with the likeliest tokens of the next place, one expansion for each of `open`."""
+        """Advance by one token, given one expansion for each beam of `open`."""
         grown = chain.from_iterable(
             beam.grown(expansion, self._num_top) for beam, expansion in zip(self._open, expansions, strict=True)
         )

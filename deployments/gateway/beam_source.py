@@ -1,9 +1,9 @@
-"""A beam search as a source of tokens: the answers of one request share a search, and each is one of its sequences.
+"""A beam search as a source of tokens: the answers of one request share a search, and each is one of its beams.
 
-A sequence is expanded by a call for one token with the log-probabilities of the likeliest; all but its last tokens are
-in the prefix cache. The tokens of an answer come at once, when the search is over. Until then the i-th likeliest
-sequence counts as the i-th answer's: its expansions stand in that one's timeline, and are what is recorded of it if the
-gateway dies.
+A beam is expanded by a call for one token with the log-probabilities of the likeliest ones; all but its last tokens are
+in the prefix cache. The tokens of an answer come at once, when the search is over. Until then the i-th likeliest beam
+is attributed to the i-th answer: its calls appear in that answer's timeline, and its usage is recorded if the gateway
+dies.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class _Found:
 
 
 class _Asker(NamedTuple):
-    """An answer that waits for a search: whose it is, and who notes the calls that are made for it."""
+    """An answer that waits for a search: its usage tag, and the callback for calls made on its behalf."""
 
     usage: UsageTag | None
     on_attempt: OnAttempt
 
 
 class SharedSearch:
-    """One search for all who wait for it; the last who leaves before its end ends it.
+    """One search shared by all answers that wait for it; canceled when the last of them leaves before its end.
 
     Attributes:
-        askers: all who have come, by their places.
+        askers: all answers that have joined, by place.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class SharedSearch:
         self._num_waiting = 0
 
     async def found(self, search: Callable[[], Coroutine[None, None, _Found]]) -> _Found:
-        """Wait for the search, which begins with the first to come, and anew after a failure."""
+        """Wait for the search. The first caller starts it, and a caller after a failure restarts it."""
         if self._task is None or (self._task.done() and (self._task.cancelled() or self._task.exception())):
             self._task = asyncio.create_task(search())
         task = self._task
@@ -71,9 +71,9 @@ class BeamSource:
     """One answer of a beam search; see `deployments.gateway.resumption.TokenSource`.
 
     Args:
-        searches: those under way in this gateway, by the groups of answers that share them, which keep them.
+        searches: this gateway's running searches by group of answers; only the answers hold strong references.
         eos_ids: token ids that end an answer, unless it ignores them.
-        on_attempt: told the id of each call that is made for the answer.
+        on_attempt: called with the id of each call made for the answer.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BeamSource:
         self._on_attempt = on_attempt
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
-        """Yield the whole answer in one batch; errors as those of the replicas."""
+        """Yield the whole answer in one batch; raises the errors of the replicas."""
         self._shared.askers[self._share.place] = _Asker(call.usage, self._on_attempt)
         found = await self._shared.found(lambda: self._search(call))
         beam = found.beams[self._share.place]
@@ -131,7 +131,7 @@ class BeamSource:
         return _Found(search.found, num_cached_tokens or 0)
 
     def _expansion(self, call: GenerationCall, place: int, beam: Beam) -> GenerationCall:
-        """Return the call for the token behind a sequence, made for the answer at `place`."""
+        """Return the call for the next token of a beam, made for the answer at `place`."""
         askers = self._shared.askers
         asker = askers.get(place) or next(iter(askers.values()))
         request_id = RequestId(f"{uuid.uuid4().hex}-beam")

@@ -1,4 +1,4 @@
-"""What the answers of one model hold besides plain text: thoughts, and calls of tools in a format of its own."""
+"""The formats in which one model writes reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Dialect:
     """The formats of one model.
 
     Attributes:
-        tool_format: None where the model's calls look like none that we know.
-        takes_several: the chat template takes several calls in one turn.
-        reasoning: None for a model that does not think aloud.
-        is_harmony: answers are messages in channels, and the two formats above are none.
-        special_ids: the model's special tokens by their text.
+        tool_format: None if the model's tool calls have no known format.
+        takes_several: the chat template accepts several tool calls in one turn.
+        reasoning: None for a model without reasoning.
+        is_harmony: answers are messages in channels (Harmony), and both formats above are None.
+        special_ids: ids of the model's special tokens by text.
     """
 
     tool_format: ToolFormat | None = None
@@ -32,7 +32,7 @@ class Dialect:
 
     @property
     def shown(self) -> dict[int, str]:
-        """Special tokens that belong to the formats, by id, as the text has them."""
+        """Texts of the special tokens that belong to the formats, by id."""
         marks = set() if self.tool_format is None else set(self.tool_format.pieces)
         if self.reasoning is not None:
             marks |= {self.reasoning.begin, self.reasoning.end}
@@ -40,7 +40,7 @@ class Dialect:
 
 
 def dialect_of(config: ModelConfig, codec: TextCodec) -> Dialect:
-    """Return what the configuration says, "none" for no format, and else what the chat template shows."""
+    """Return the configured formats ("none" disables one), or else those detected in the chat template."""
     template, special_ids = codec.template_text, codec.pieces.special_ids
     is_open = config.tool_format is None and config.reasoning_format is None
     if is_open and CHANNEL in template and special_ids.keys() >= set(MARKS):

@@ -1,4 +1,4 @@
-"""The end of a gateway that is told beforehand: it takes nothing more, and finishes what it has or says it cannot."""
+"""Graceful shutdown of a gateway: it takes no new answers, and finishes running ones or ends them with an error."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine.errors import OverloadError
 STOPPING = "The server is stopping."
 RETRY_AFTER_S = 5.0
 LAST_WORDS_S = 3.0
-"""So long the error that ends an answer may take to reach its client."""
+"""Time allowed for the error that ends an answer to reach its client."""
 _POLL_S = 0.05
 
 
 class Draining:
-    """The answers that one gateway has under way, and whether it takes more. Lives on one event loop."""
+    """Counts one gateway's running answers and decides whether it takes more. Bound to one event loop."""
 
     def __init__(self) -> None:
         self._num_under_way = 0
@@ -26,10 +26,10 @@ class Draining:
 
     @contextmanager
     def answer(self) -> Iterator[None]:
-        """Count an answer that a block makes.
+        """Count the answer that a `with` block produces.
 
         Raises:
-            OverloadError: no more are taken.
+            OverloadError: the gateway is draining.
         """
         if self._has_begun:
             raise OverloadError(STOPPING, retry_after_s=RETRY_AFTER_S)
@@ -40,16 +40,16 @@ class Draining:
             self._num_under_way -= 1
 
     def told(self, health: HealthReport) -> HealthReport:
-        """Return the health of the application as this gateway has to tell it."""
+        """Return the application's health with this gateway marked as stopping once it drains."""
         if not self._has_begun:
             return health
         return replace(health, state_by_part=health.state_by_part | {"gateway": STOPPING})
 
     async def run(self, limit_s: float, fail_all: Callable[[Exception], None] | None) -> None:
-        """Take no more answers, and return once those under way have ended.
+        """Refuse new answers; return when the running ones have ended, at the latest `LAST_WORDS_S` after `limit_s`.
 
         Args:
-            fail_all: ends those that are left after `limit_s` with an error; None where nobody can.
+            fail_all: ends the answers left after `limit_s` with an error; None if that is impossible.
         """
         self._has_begun = True
         loop = asyncio.get_running_loop()

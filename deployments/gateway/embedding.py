@@ -1,6 +1,6 @@
-"""The vectors of one request in the gateway: prompts to token ids, each to a replica, what comes back cut and scaled.
+"""Embeddings of one request in the gateway: tokenize the inputs, pool each on a replica, truncate and normalize.
 
-An input is a call of its own, so that a request of many is shared among replicas and batched with whatever else runs.
+Each input is a call of its own, so that a request is spread over replicas and batched with other work.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from engine.errors import EngineError, RequestError
 from engine.request import Pooling, RequestId, SamplingParams
 
 MAX_CONCURRENT_INPUTS = 64
-"""Of one request: it must not fill the queues that others wait in."""
+"""Bound per request, so that one request does not fill the queues that others wait in."""
 REPLACEMENT_S = 120.0
-"""So long an input whose replica was lost waits for another one to be there."""
+"""How long an input whose replica was lost waits for another one."""
 
 
 class Embedding:
-    """One request for vectors.
+    """One request for embeddings.
 
     Args:
-        judge: the safety classifier; asked only where `safety` says so.
+        judge: the safety classifier; called only if `safety` screens embeddings.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Embedding:
 
         Raises:
             TimeoutError: the deadline has passed.
-            RequestError, OverloadError, EngineError: as the tokenizer, the classifier and the engine say.
+            RequestError, OverloadError, EngineError: as raised by the tokenizer, the classifier and the engine.
         """
         width, asked = self._model.config.hidden_size, self._request.dimensions
         if asked is not None and asked > width:
@@ -108,7 +108,7 @@ class Embedding:
                 async with self._room:
                     token_ids = await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
             except RequestError as error:
-                # To the tokenizer every text is a prompt.
+                # The tokenizer's message calls every text "prompt".
                 message = error.message.replace("prompt", f"'{field}'", 1)
                 raise RequestError(message, field=field, code=error.code) from error
         limit = self._model.config.max_model_len
@@ -133,7 +133,7 @@ class Embedding:
         raise AssertionError("unreachable")
 
     async def _ask(self, token_ids: Sequence[int]) -> GenerationResult:
-        # A new id for each attempt: the lost one may still run where it was.
+        # A new id for each attempt: a lost one may still run on its replica.
         request_id = RequestId(f"{uuid.uuid4().hex}-v")
         self._recorder.note_attempt(request_id)
         deadline_s = self._deadline_s
@@ -160,10 +160,10 @@ class Embedding:
 
 
 def scaled(vector: bytes, dimensions: int | None, normalizes: bool) -> bytes:
-    """Return the first `dimensions` numbers of a vector, scaled to unit length where that is wanted.
+    """Return the first `dimensions` numbers of a vector, scaled to unit length if `normalizes`.
 
     Args:
-        vector: float32, little-endian; so is what is returned.
+        vector: float32, little-endian, as is the result.
     """
     numbers = np.frombuffer(vector, "<f4")[:dimensions].astype(np.float64)
     length = float(np.linalg.norm(numbers)) if normalizes else 0.0

@@ -1,14 +1,14 @@
-"""Refuses in the gateway who would be late behind it, before a tokenizer, a classifier or an engine works for it.
+"""Admission in the gateway: refuse requests that would be late before tokenizer, classifier or engine work on them.
 
-Two things are known here. How many requests wait for their first text, and how fast first texts come: by Little's law
-the next one waits as long as these take, wherever on the way the queue is. Where little is asked, little is known of
-how fast they could come; so nobody is refused before those who wait show that there is a queue. And what an engine has
-just refused: what would wait behind the same queue is refused for a moment, then one is let through to ask again.
+The gate decides by two things. First, how many requests wait for their first text, and at what rate first texts come:
+by Little's law these give the next request's wait, wherever the queue is. At low load the rate says little about
+capacity, so nothing is refused until actual waits show that there is a queue. Second, an engine's recent refusal:
+requests that would join the same queue are refused for a short time, then one is let through to probe.
 
-A flow with fewer requests inside than its share is let in all the same: the queue is not its doing, and engines serve
-flows fairly. Lives on the gateway's event loop; pure but for the clock.
+A flow with fewer requests inside than its share is admitted all the same: it did not cause the queue, and engines serve
+flows fairly. Bound to the gateway's event loop; pure except for the clock.
 
-**Source:** Little, "A Proof for the Queuing Formula L = λW" (1961).
+**Source:** Little, "A Proof for the Queuing Formula L = lambda W" (1961).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from engine.errors import OverloadError
 
 NEW_SHARE = 0.05
 MIN_PASSED = 8
-"""Requests that have passed before anything is foretold from them."""
+"""Requests that must have passed before waits are predicted."""
 MAX_QUIET_S = 5.0
-"""Where nobody has passed for so long, the waits of those who have are no sign of a queue any more."""
+"""If none has passed for so long, past waits are no longer a sign of a queue."""
 PRESSED_SHARE = 0.5
-"""Of the bound: waits beyond it show that there is a queue."""
+"""Share of the bound; longer waits show that there is a queue."""
 MIN_INSIDE = 4
-"""So many may always wait: a server that is slow by itself is not overloaded."""
+"""So many may always wait: a server that is slow without load is not overloaded."""
 HOLD_SHARE = 0.25
-"""Of the wait that is allowed: so long an engine's refusal is repeated, and its queue does not run empty meanwhile."""
+"""Share of the allowed wait for which an engine's refusal is repeated; its queue does not run empty in that time."""
 MAX_HOLDS = 4096
 
 
@@ -45,7 +45,7 @@ class Passage:
 
 
 class _Hold(NamedTuple):
-    """An engine's refusal, repeated until a time to requests that it did not rank before the one that was refused."""
+    """An engine's refusal, repeated until `until_s` for requests that do not rank before the refused one."""
 
     until_s: float
     back_at_s: float
@@ -53,14 +53,14 @@ class _Hold(NamedTuple):
 
 
 class FrontGate:
-    """The door to one model, in one gateway.
+    """Admission to one model in one gateway.
 
     Args:
-        max_wait_s: longest wait for the first text that a new request may be foretold.
+        max_wait_s: longest predicted wait for the first text with which a new request is admitted.
 
     Attributes:
-        refused_by_reason: how many were refused: "wait", "held" in an engine's stead, or "replicas_full" by Serve, of
-            which no engine hears.
+        refused_by_reason: number of refusals: "wait" (predicted), "held" (repeating an engine's refusal) or
+            "replicas_full" (by Serve, before any engine).
     """
 
     def __init__(self, *, max_wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,22 +75,22 @@ class FrontGate:
         self.refused_by_reason: dict[str, int] = {}
 
     def wait_s(self, priority: int = 0) -> float:
-        """Return the seconds that a request of a priority would wait for its first text; 0 where that is unknown."""
+        """Return the predicted wait in seconds for a new request's first text; 0 if unknown."""
         if self._num_passed < MIN_PASSED:
             return 0.0
         return self._interval_s * sum(passage.priority <= priority for passage in self._entered_s_by_passage)
 
     @contextmanager
     def passage(self, flow: Hashable, timeout_s: float | None = None, priority: int = 0) -> Iterator[Passage]:
-        """Let a request in until its first text (`end`) or the end of the block.
+        """Admit a request; it counts as inside until its first text (`end`) or the end of the block.
 
         Args:
-            flow: requests of one wait behind the same queue.
+            flow: requests of one flow wait in the same queue.
             timeout_s: the request's own bound, besides the gate's.
             priority: lower is served first.
 
         Raises:
-            OverloadError: it would be late.
+            OverloadError: the request would be late.
         """
         self._check(flow, self._max_wait_s if timeout_s is None else min(timeout_s, self._max_wait_s), priority)
         now_s = self._clock()
@@ -111,7 +111,7 @@ class FrontGate:
             self.end(passage, has_passed=False)
 
     def end(self, passage: Passage, *, has_passed: bool = True) -> None:
-        """Note that a first text is there, or will never be; only the first call counts."""
+        """Record that the first text has come, or never will; only the first call counts."""
         entered_s = self._entered_s_by_passage.pop(passage, None)
         if entered_s is None:
             return
@@ -121,7 +121,7 @@ class FrontGate:
         if not has_passed:
             return
         now_s = self._clock()
-        # Between two first texts, as long as somebody waited.
+        # Time between two first texts, counting only while requests waited.
         took_s = now_s - max(self._passed_at_s, self._crowded_since_s)
         self._num_passed += 1
         weight = max(NEW_SHARE, 1 / self._num_passed)
@@ -140,13 +140,13 @@ class FrontGate:
             raise self._refusal("wait", wait_s - bound_s)
 
     def _longest_wait_s(self, now_s: float) -> float:
-        """Return the longer of what was waited in the mean of late, and what the oldest has waited so far."""
-        # The first of a dictionary is the oldest.
+        """Return the longer of the recent mean wait and the oldest waiting request's wait so far, in seconds."""
+        # Dictionaries keep insertion order: the first entry is the oldest.
         oldest_s = now_s - next(iter(self._entered_s_by_passage.values()))
         return oldest_s if now_s - self._passed_at_s > MAX_QUIET_S else max(oldest_s, self._mean_wait_s)
 
     def _has_share(self, flow: Hashable, bound_s: float) -> bool:
-        """Whether a flow has fewer inside than an equal part of those who could be served in time."""
+        """Tell whether a flow has fewer requests inside than an equal share of those that can be served in time."""
         num_flows = len(self._inside.keys() | {flow})
         return num_flows > 1 and self._inside[flow] + 1 <= bound_s / self._interval_s / num_flows
 

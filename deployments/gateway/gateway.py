@@ -1,6 +1,6 @@
-"""The ingress actor: which names are served and by whom, and what the routes call.
+"""The ingress actor: which names are served and by whom, and the methods that the routes call.
 
-The routes are injected (`create_app`), so that this house does not know them; they know the gateway by its methods.
+The routes are injected (`create_app`), so this package does not depend on them; they use the gateway's methods.
 """
 
 from __future__ import annotations
@@ -76,21 +76,21 @@ Asked = TypeVar("Asked", GenerationRequest, EmbeddingRequest, RerankRequest)
 
 
 class Gateway:
-    """One replica of the ingress; many may run side by side, and none holds anything that the others need.
+    """One replica of the ingress; many may run side by side, and none holds state that others need.
 
     Args:
-        create_app: makes the ASGI application that answers for this gateway.
-        models: handle of each base model's deployment, by its name.
-        tokenizer, safety: None for what runs in the gateway's own process.
-        registry: None where adapters cannot be changed while the server runs.
-        accounts: None where nothing is counted.
-        batches: None where no batches are run.
-        rerankers: handle of each cross-encoder's deployment, by its name.
+        create_app: makes the ASGI application that serves this gateway's routes.
+        models: handle of each base model's deployment, by name.
+        tokenizer, safety: None to run it in the gateway's own process.
+        registry: None if adapters cannot be changed while the server runs.
+        accounts: None if usage is not metered.
+        batches: None if batches are not supported.
+        rerankers: handle of each cross-encoder's deployment, by name.
 
     Attributes:
-        adapters: the names of adapters, and how they are changed.
-        meter: what counts what tenants use; None where nothing does.
-        batches: files and batches; None where there are none.
+        adapters: the names of adapters, and how to change them.
+        meter: meters the usage of tenants; None if usage is not metered.
+        batches: files and batches; None if they are not supported.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class Gateway:
         self._watch: ReplicaWatch | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Open what needs the event loop, and return the application; Serve calls it once, before any request."""
-        # The classifier first: what handles text makes do without torch where nobody has imported it.
+        """Start what needs the event loop and return the application. Serve calls it once, before any request."""
+        # The classifier first: loading tokenizers hides torch from transformers unless torch is already imported.
         self._classify = await self._classifier()
         codecs = await asyncio.to_thread(build_codecs, self._config.models)
         handle = self._tokenizer_handle
@@ -162,16 +162,16 @@ class Gateway:
         return self._app
 
     async def answer_inside(self, call: InsideCall) -> InsideAnswer:
-        """Answer a line of a batch as if its tenant had asked; asked by the actor that runs batches."""
+        """Answer a line of a batch as if its tenant had sent it. Called by the actor that runs batches."""
         assert self._app is not None
         return await answer_inside(self._app, call)
 
     def models(self) -> Sequence[ModelCard]:
-        """Return every servable name, bases before their adapters, and cross-encoders last."""
+        """Return the card of every servable name: bases before their adapters, and cross-encoders last."""
         return self._names.cards()
 
     def model(self, name: str) -> ModelCard | None:
-        """Return one servable name, which may be a version of an adapter; None where there is none."""
+        """Return the card of one servable name, which may be an adapter version; None if it is not served."""
         return self._names.card(name)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
@@ -179,9 +179,9 @@ class Gateway:
 
         Raises:
             RequestError: the request can never be served.
-            OverloadError: come back later.
+            OverloadError: the client should retry later.
             TimeoutError: the deadline has passed.
-            EngineError: we have failed.
+            EngineError: the server has failed.
         """
         target = self._names.target(request.model)
         request = self._timed(request)
@@ -216,7 +216,7 @@ class Gateway:
                     yield event
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """Return a vector of each input; errors as `generate`."""
+        """Return a vector for each input; raises the same errors as `generate`."""
         target = self._names.target(request.model)
         request = self._timed(request)
         with self._log.answer(request, target.model, target.adapter) as recorder:
@@ -234,7 +234,7 @@ class Gateway:
         return found
 
     async def tokenize(self, name: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
-        """Return what token ids a prompt to a model becomes.
+        """Return the token ids of a prompt to a model.
 
         Raises:
             RequestError: there is no such model, or the prompt cannot be encoded.
@@ -248,7 +248,7 @@ class Gateway:
         return Tokenized(token_ids=token_ids, max_model_len=model.config.max_model_len, texts=texts)
 
     async def detokenize(self, name: str, token_ids: Sequence[int]) -> str:
-        """Return the text of some token ids, special tokens left out.
+        """Return the text of token ids without special tokens.
 
         Raises:
             RequestError: there is no such model, or an id is outside its vocabulary.
@@ -262,7 +262,7 @@ class Gateway:
 
         Raises:
             RequestError: there is no classifier, or it cannot take these texts.
-            OverloadError: it cannot be reached in time, or has too much to do.
+            OverloadError: it cannot be reached in time, or is overloaded.
         """
         if self._classify is None or self._config.safety is None:
             raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
@@ -274,7 +274,7 @@ class Gateway:
             raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
 
     async def rerank(self, request: RerankRequest) -> Reranking:
-        """Return how well each document answers its query; errors as `generate`."""
+        """Return how well each document answers its query; raises the same errors as `generate`."""
         self._rerankers.check(request.model)
         request = self._timed(request)
         with self._log.answer(request, request.model) as recorder:
@@ -285,44 +285,44 @@ class Gateway:
         return found
 
     async def timelines(self, client_id: str) -> list[Timeline]:
-        """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""
+        """Return the timelines of a client request's answers from all gateways; empty if unknown."""
         return await self._overview.timelines(client_id)
 
     async def own_timelines(self, client_id: str) -> list[Timeline]:
-        """Return what this gateway knows of a client's request; asked by the one that the client asks."""
+        """Return this gateway's timelines of a client request. Called by the gateway that the client asked."""
         return self._log.find(client_id)
 
     async def health(self) -> HealthReport:
-        """Say whether everything that an answer needs has a replica that makes progress."""
+        """Report whether every part that an answer needs has a replica that makes progress."""
         return self._log.draining.told(await self._overview.health())
 
     async def drain(self, limit_s: float) -> None:
-        """Refuse what comes, and return once what is under way has ended; asked by whoever stops the server."""
+        """Refuse new answers and wait for running ones (`Draining.run`). Called by whoever stops the server."""
         await self._log.draining.run(limit_s, None if self._listener is None else self._listener.fail_all)
         if self.meter is not None:
             await self.meter.flush()
 
     async def metrics(self) -> bytes:
-        """Return the numbers of all gateways and engines in Prometheus' text format."""
+        """Return the metrics of all gateways and engines in Prometheus text format."""
         return await self._overview.metrics()
 
     async def metric_families(self) -> dict[str, FamilyText]:
-        """Return the numbers of this gateway; asked by the one that is scraped."""
+        """Return the metrics of this gateway. Called by the gateway that is scraped."""
         others = gateway_families(self._gates, self.meter)
         text = await asyncio.to_thread(self._metrics.text, serve.get_replica_context().replica_tag, others)
-        # Told of once more, so that a last answer is counted.
+        # Names no longer served are exported once more before they are dropped, so that their last answers count.
         await asyncio.to_thread(self._metrics.forget_all_but, self._names.has)
         return text
 
     async def close(self) -> None:
-        """Send the records of usage and the traces that have not been sent."""
+        """Flush usage records and traces that have not been sent."""
         if self.meter is not None:
             await self.meter.flush()
         if self._traced is not None:
             await self._traced.close()
 
     async def adopt(self, catalogue: Catalogue) -> None:
-        """Follow a change of the adapters' names; asked by the gateway that has made it."""
+        """Apply a change of the adapters' names. Called by the gateway that made it."""
         self.adapters.adopt(catalogue)
 
     def _count_answer(self, timeline: Timeline) -> None:
@@ -334,20 +334,20 @@ class Gateway:
             self.meter.record(timeline)
 
     def _trace_writer(self, config: TracingConfig) -> TraceWriter:
-        # Its packages are imported where traces are wanted, and nowhere else.
+        # Imported here so that its packages load only if tracing is on.
         from deployments.tracing import TraceWriter, otlp_exporter
 
         exporter = otlp_exporter(config.endpoint)
         return TraceWriter(exporter, self._overview.traces, service=config.service, sample_ratio=config.sample_ratio)
 
     def _timed(self, request: Asked) -> Asked:
-        """Return a request with the deadline of the configuration, where it has none of its own."""
+        """Return the request with the configured default timeout if it has none of its own."""
         if request.timeout_s is not None:
             return request
         return replace(request, timeout_s=self._config.default_timeout_s)
 
     async def _judge(self, texts: Sequence[str]) -> Sequence[Verdict]:
-        """Judge for a generation: without a verdict nothing passes, unless the configuration says otherwise."""
+        """Judge texts of a generation; without the classifier, raise if `fails_closed`, else let them pass."""
         try:
             return await self.moderate(texts)
         except OverloadError as error:

@@ -1,4 +1,4 @@
-"""Whether a grammar can be followed at all, asked before any model has to do with it."""
+"""Check whether a grammar can be followed at all, before any model is involved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.errors import RequestError
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 _HINTS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
-"""Formats that any text has: what pydantic writes of a secret, of bytes and of paths."""
+"""Formats that any string satisfies; pydantic writes them for secrets, bytes and paths."""
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 
 MAX_KNOWN = 256
@@ -25,7 +25,7 @@ MAX_REASON_CHARS = 300
 
 
 async def check_grammar(grammar: Grammar) -> None:
-    """Do nothing, off the event loop.
+    """Check, off the event loop, that a grammar can be followed.
 
     Raises:
         RequestError: the grammar cannot be followed; names the field that asked for it.
@@ -36,21 +36,21 @@ async def check_grammar(grammar: Grammar) -> None:
 
 
 async def followable(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-    """Return tools whose parameters a grammar can follow: any object where those of one that is not strict cannot.
+    """Return tools whose parameters can be enforced; a non-strict tool whose schema cannot be accepts any object.
 
     Raises:
-        RequestError: the parameters of a strict one cannot be followed.
+        RequestError: the parameters of a strict tool cannot be followed.
     """
     return await asyncio.to_thread(lambda: tuple(_followable(index, tool) for index, tool in enumerate(tools)))
 
 
 async def admitted(grammar: Grammar, beginnings: Sequence[str]) -> str | None:
-    """Return the first of the beginnings that a text may have which follows the grammar."""
+    """Return the first of `beginnings` with which a text that follows the grammar may begin, or None."""
     return await asyncio.to_thread(_admitted, grammar.source, tuple(beginnings))
 
 
 def without_hints(schema: Any) -> Any:
-    """Return a schema without the formats that rule nothing out; the grammar library refuses what it does not know."""
+    """Return a schema without the formats that rule nothing out: the grammar library rejects unknown formats."""
     if isinstance(schema, list):
         return [without_hints(item) for item in schema]
     if not isinstance(schema, dict):
@@ -82,7 +82,7 @@ def _followable(index: int, tool: ToolSpec) -> ToolSpec:
 def _admitted(source: str, beginnings: tuple[str, ...]) -> str | None:
     matcher = LLMatcher(LLTokenizer("byte"), source, log_level=0)
     for beginning in beginnings:
-        # To this tokenizer a byte is a token.
+        # With this tokenizer each byte is a token.
         token_ids = list(beginning.encode())
         if matcher.try_consume_tokens(token_ids) == len(token_ids):
             return beginning
@@ -92,12 +92,12 @@ def _admitted(source: str, beginnings: tuple[str, ...]) -> str | None:
 
 @lru_cache(MAX_KNOWN)
 def _reason_against(source: str) -> str:
-    # Bounded by the library's own limits, a tenth of a second for the largest that a request can hold.
+    # The library's own limits bound this to a tenth of a second for the largest grammar that a request can hold.
     try:
         complaint = LLMatcher.validate_grammar(source)
     except BaseException as error:
         if isinstance(error, Exception):
             raise
-        # It panics where it would quote a long value that is wrong, and a panic is no `Exception`.
+        # The library panics when it quotes a long invalid value, and a panic is not an `Exception`.
         return "The grammar library gave up on a value in it."
     return "" if complaint.startswith("WARNING") else " ".join(complaint.split())[:MAX_REASON_CHARS]

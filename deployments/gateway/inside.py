@@ -1,7 +1,7 @@
-"""Requests that the server makes to its own application, for a tenant whose key it does not know.
+"""Requests that the server makes to its own application on behalf of a tenant whose key it does not know.
 
-The application runs in the gateway's process as it does for HTTP: the same routes, limits and errors. Who asks is told
-in the scope, which no client can write to (`INSIDE`).
+The application runs in the gateway's process as for HTTP, with the same routes, limits and errors. The tenant is passed
+in the ASGI scope (`INSIDE`), which no client can write to.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.batches.values import InsideAnswer, InsideCall
 
 INSIDE = "inside"
-"""Where `scope["state"]` has the name of the tenant, empty where there are none."""
+"""Key in `scope["state"]` of the tenant's name, which is empty if there are no tenants."""
 BATCH_PRIORITY = 2**33
-"""Added to that of each request: more than a client can take off, so that theirs is below all others."""
+"""Added to each request's priority value: more than a client can subtract, so batches rank below all other requests."""
 
 MAX_ANSWER_BYTES = 4_000_000
-"""What Serve carries back in one message."""
+"""Bound on what Serve returns in one message."""
 _TOO_LARGE = json.dumps(
     {
         "error": {
@@ -34,7 +34,7 @@ _TOO_LARGE = json.dumps(
 
 
 async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
-    """Return what the application answers; cancelling this frees what it works on."""
+    """Return the application's answer; cancelling frees its work."""
     headers = {"content-type": "application/json", "x-request-id": call.request_id}
     if call.timeout_s is not None:
         # The bounds of `X-Request-Timeout`.
@@ -44,7 +44,7 @@ async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
         await app({**scope, "state": {INSIDE: call.tenant}}, receive, send)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(told), base_url="http://localhost") as client:
-        # A model's name stands in it as a client wrote it, and not all that JSON holds may stand in a URL.
+        # The path may hold a model name as the client wrote it in JSON; not every such character is legal in a URL.
         path = quote(call.path)
         answer = await client.request(call.method, path, content=call.body, headers=headers, timeout=None)
     if len(answer.content) > MAX_ANSWER_BYTES:

@@ -1,4 +1,4 @@
-"""What a gateway tells of the whole application: health, numbers, and what became of a request, wherever it was."""
+"""A gateway's view of the whole application: health, metrics, and the timelines of requests on any gateway."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from engine.trace import RequestTrace
 
 PROBE_TIMEOUT_S = 3.0
 SCRAPE_TIMEOUT_S = 8.0
-"""Prometheus itself waits for 10 s."""
+"""Below Prometheus' own timeout of 10 s."""
 
 
 class Overview:
-    """Asks all gateways, and all replicas of the models.
+    """Queries all gateways and all model replicas.
 
     Args:
-        models: handle of each base model's deployment, by its name.
-        parts: of what else an answer needs; None for what runs in the gateways' own processes.
+        models: handle of each base model's deployment, by name.
+        parts: handles of other deployments that answers need; None for parts that run in the gateways' own processes.
     """
 
     def __init__(self, models: Mapping[str, DeploymentHandle], parts: Mapping[str, DeploymentHandle | None]) -> None:
@@ -37,7 +37,7 @@ class Overview:
         self._parts = {name: handle for name, handle in parts.items() if handle is not None}
 
     async def health(self) -> HealthReport:
-        """Say whether everything that an answer needs has a replica that makes progress."""
+        """Report whether every part that an answer needs has a replica that makes progress."""
         states = iter(await asyncio.gather(*map(_state, (*self._models.values(), *self._parts.values()))))
         return HealthReport(
             state_by_model={name: next(states) for name in self._models},
@@ -45,7 +45,7 @@ class Overview:
         )
 
     async def metrics(self) -> bytes:
-        """Return the numbers of all gateways and engines, and who is ready, in Prometheus' text format."""
+        """Return the metrics of all gateways and engines, and readiness, in Prometheus text format."""
         handles = (gateways(), *self._models.values())
         health, *answers = await asyncio.gather(
             self.health(), *(ask_all(handle, "metric_families", timeout_s=SCRAPE_TIMEOUT_S) for handle in handles)
@@ -53,21 +53,21 @@ class Overview:
         return join([write([readiness(health)]), *(families for answer in answers for families in answer)])
 
     async def timelines(self, client_id: str) -> list[Timeline]:
-        """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""
+        """Return the timelines of a client request's answers from all gateways; empty if unknown."""
         answers = await ask_all(gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
         found = sorted((timeline for answer in answers for timeline in answer), key=lambda one: one.arrived_unix_s)
         traces = await ask_traces(((one.base, one.attempts) for one in found), self.traces)
         return [replace(one, stages=with_engine_stages(one, traces)) for one in found]
 
     async def traces(self, base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
-        """Return what the engines of a model know of attempts; a `deployments.timeline.TraceSource`."""
+        """Return the engines' traces of attempts on a model; a `deployments.timeline.TraceSource`."""
         if not attempts or base not in self._models:
             return {}
         return ChainMap(*await ask_all(self._models[base], "traces", attempts, timeout_s=PROBE_TIMEOUT_S))
 
 
 def gateways() -> DeploymentHandle:
-    """Return the handle of the deployment that this replica is one of."""
+    """Return the handle of this replica's own deployment."""
     context = serve.get_replica_context()
     return serve.get_deployment_handle(context.deployment, context.app_name)
 
@@ -80,7 +80,7 @@ async def _state(handle: DeploymentHandle) -> str:
 
 
 async def _has_none_to_have(handle: DeploymentHandle) -> bool:
-    """Tell whether Serve has let go of all replicas because nobody asked, or starts the first for who asks now."""
+    """Tell whether Serve has scaled the deployment to zero, or is just starting its first replica."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             status = await asyncio.to_thread(serve.status)
@@ -89,5 +89,5 @@ async def _has_none_to_have(handle: DeploymentHandle) -> bool:
         return False
     if deployment.status == "HEALTHY":
         return not deployment.replica_states
-    # What has lost its replicas is UNHEALTHY.
+    # A deployment that has lost its replicas is UNHEALTHY.
     return deployment.status in ("UPSCALING", "DOWNSCALING") and "RUNNING" not in deployment.replica_states

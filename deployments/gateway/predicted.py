@@ -1,4 +1,4 @@
-"""The text that a client expects an answer to be, as the tokens that the engine may draft."""
+"""Tokenize a client's predicted output, which the engine may use as draft tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine.errors import RequestError
 
 
 async def prediction_ids(model: ServedModel, text: str, *, field: str, patience_s: float) -> tuple[int, ...]:
-    """Return the token ids of a prediction, none where it is empty.
+    """Return the token ids of a prediction; empty for an empty text.
 
     Raises:
-        RequestError: it is longer than the context, or no text of this model's; it names `field`.
-        UnavailableError: there is no tokenizer.
+        RequestError: it is longer than the context, or cannot be encoded for this model; names `field`.
+        UnavailableError: the tokenizer cannot be reached.
     """
     if not text:
         return ()

@@ -1,6 +1,6 @@
-"""A generation that outlives its replica: what has come so far goes on elsewhere, as prior output.
+"""Resume a generation on another replica when its own is lost, with the tokens so far as prior output.
 
-Draws are a function of (seed, position) alone, so that what follows is what would have been.
+Sampling depends only on (seed, position), so the continuation is what the lost replica would have produced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.request import Emission, FinishReason, RequestId
 _logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 120.0
-"""How long a generation that has lost its replica waits for another one to be there."""
+"""How long a generation that has lost its replica waits for another one."""
 _POLL_S = 0.25
 
 
@@ -29,12 +29,12 @@ class TokenSource(Protocol):
     """The replicas of one base model, any of which can serve a call."""
 
     def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
-        """Yield what one attempt brings, what came together as one; closing the iterator frees the request.
+        """Yield the output of one attempt, coalesced as it arrives; closing the iterator frees the request.
 
         Raises:
-            ReplicaLostError: the replica has gone in the middle.
-            UnavailableError: no replica is there.
-            RequestError, OverloadError, EngineError: as the replica says.
+            ReplicaLostError: the replica was lost during the attempt.
+            UnavailableError: no replica is available.
+            RequestError, OverloadError, EngineError: as raised by the replica.
         """
         ...
 
@@ -43,9 +43,9 @@ class Resumption:
     """The attempts at one generation.
 
     Args:
-        call: the first attempt; its id is replaced for each.
-        on_attempt: told the id of each attempt.
-        on_resume: called before a later attempt.
+        call: the template of all attempts; each gets its own id.
+        on_attempt: called with the id of each attempt.
+        on_resume: called before each attempt after a lost replica.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Resumption:
         self._clock = clock
         self._token_ids: list[int] = []
         self._num_cached_tokens = 0
-        # Of the prediction, on the replicas that were lost and on the one that is there.
+        # Accepted and rejected draft tokens: in total, and on the lost replicas alone.
         self._counted = self._counted_before = (0, 0)
         self._lost_at_s: float | None = None
         self._started_s = clock()
 
     async def tokens(self) -> AsyncGenerator[Emission, None]:
-        """Yield what all attempts bring together; closing the iterator frees the request.
+        """Yield the output of all attempts together; closing the iterator frees the request.
 
         Raises:
-            ReplicaLostError: the last replica that may be tried has gone too.
+            ReplicaLostError: the last allowed attempt has lost its replica too.
             UnavailableError, RequestError, OverloadError, EngineError: as `TokenSource.tokens`.
         """
         num_resumes = 0
@@ -104,7 +104,7 @@ class Resumption:
                     return
                 self._on_resume()
             except UnavailableError:
-                # Who has just lost a replica waits for its successor; who has not begun is told to come back.
+                # A generation that lost its replica waits for a successor; one that has not begun is refused.
                 if self._lost_at_s is None or self._clock() - self._lost_at_s > MAX_WAIT_S:
                     raise
                 await asyncio.sleep(_POLL_S)
@@ -113,7 +113,7 @@ class Resumption:
         timeout_s = self._call.timeout_s
         if timeout_s is not None:
             timeout_s = max(0.0, timeout_s - (self._clock() - self._started_s))
-        # A new id for each attempt: the lost one may still run, and send, where it was.
+        # A new id for each attempt: a lost one may still run, and send, on its replica.
         request_id = RequestId(f"{uuid.uuid4().hex}-{num_resumes}")
         self._on_attempt(request_id)
         return replace(
@@ -126,13 +126,13 @@ class Resumption:
     def _noted(self, batch: Emission) -> Emission:
         if self._lost_at_s is None:
             self._num_cached_tokens = batch.num_cached_tokens or self._num_cached_tokens
-        # A second replica computes the prompt's anew; who has begun to read has had them.
+        # A second replica computes the prompt's log-probabilities again; a reader that has tokens has had them.
         prompt_logprobs = () if self._token_ids else batch.prompt_logprobs
         self._token_ids.extend(batch.token_ids)
         accepted, rejected = self._counted_before
         self._counted = batch.num_accepted + accepted, batch.num_rejected + rejected
         if self._lost_at_s is None and batch.num_cached_tokens == self._num_cached_tokens:
-            # As almost all are: a copy costs more than everything else here.
+            # The common case. A copy would cost more than everything else here.
             return batch
         return replace(
             batch,

@@ -1,4 +1,4 @@
-"""One base model as a gateway sees it: its configuration, its tokenizer, and the replicas that answer."""
+"""One base model as a gateway sees it: its configuration, its tokenizer, and its replicas."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class ServedModel:
     pool: Callable[[GenerationCall], Awaitable[GenerationResult]]
 
     def closed(self, request: GenerationRequest) -> GenerationRequest:
-        """Return a request with what it leaves open as the model's makers say."""
+        """Return the request with sampling parameters that it leaves open set to the model's defaults."""
         defaults: dict[str, Any] = {n: value for n, value in self.config.sampling.items() if n in request.open_params}
         return replace(request, params=replace(request.params, **defaults)) if defaults else request
 
 
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:
-    """Do nothing where a model has all these token ids, none of them negative.
+    """Check that all token ids are within a model's vocabulary.
 
     Raises:
-        RequestError: it has not.
+        RequestError: one is not; names the field and the id.
     """
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)

@@ -1,4 +1,4 @@
-"""The names that clients may ask for, and what each stands for."""
+"""The model names that clients may use, and what each refers to."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from deployments.registry.adapter_directory import AdapterDirectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a public name stands for: a base model, or one of its adapters."""
+    """What a public name refers to: a base model, or one of its adapters."""
 
     model: str
     adapter: AdapterRef | None = None
 
 
 class ServedNames:
-    """Base models, adapters and cross-encoders by their names, as they stand at the moment."""
+    """The base models, adapters and cross-encoders that are served now, by name."""
 
     def __init__(self, config: GatewayConfig, adapters: AdapterDirectory, rerankers: Rerankers) -> None:
         self._model_by_name = {model.name: model for model in config.models}
@@ -32,10 +32,10 @@ class ServedNames:
         self._rerankers = rerankers
 
     def target(self, name: str) -> Target:
-        """Return what generates under a name; of an alias that is split, a version by its share.
+        """Return the target of a name; for an alias with a traffic split, a version chosen by its share.
 
         Raises:
-            RequestError: nothing does.
+            RequestError: the name is unknown.
         """
         if name in self._model_by_name:
             return Target(model=name)
@@ -52,7 +52,7 @@ class ServedNames:
         return self._adapters.find(name) is not None
 
     def card(self, name: str) -> ModelCard | None:
-        """Return what `/v1/models/{name}` shows, also of a version by its number or as the latest."""
+        """Return what `/v1/models/{name}` shows; the name may also be a version, by number or as the latest."""
         listed = next((card for card in self.cards() if card.name == name), None)
         if listed is not None or (found := self._adapters.find(name)) is None:
             return listed

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens with the tokens as text, and how many of a prompt's may be told."""
+"""Log-probabilities with the tokens as text, and the bound on how many are returned for a prompt."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from engine.errors import RequestError
 from engine.request import TokenLogprobs
 
 Spelling = Callable[[int], bytes]
-"""From a token id to its bytes, as `deployments.tokenizer.token_pieces.TokenPieces` has it."""
+"""Maps a token id to its bytes, as `deployments.tokenizer.token_pieces.TokenPieces` does."""
 MAX_PROMPT_SCORES = 65_536
-"""They come all at once: with their heads they have to fit into what a stream may leave unread (1 MiB by default)."""
+"""They come all at once, and with their headers must fit into a stream's unread buffer (1 MiB by default)."""
 
 
 def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
-    """Do nothing where the log-probabilities that are asked of a prompt are not too many.
+    """Check that a request does not ask for too many log-probabilities of its prompt.
 
     Raises:
-        RequestError: they are.
+        RequestError: it does.
     """
     num_top = request.params.num_prompt_logprobs
     if num_top is None or (num_top + 1) * num_prompt_tokens <= MAX_PROMPT_SCORES:
@@ -62,7 +62,7 @@ def scored_prompt(
     *,
     hidden: Collection[int] = (),
 ) -> tuple[TokenScore, ...]:
-    """Return the scores of a prompt's tokens, as `scored`; the first has none, for it follows nothing."""
+    """Return the scores of a prompt's tokens like `scored`; the first has no log-probability: nothing precedes it."""
     first = _score(spelling, token_ids[0], None, hidden)
     return first, *scored(spelling, token_ids[1:], logprobs, hidden=hidden)
 

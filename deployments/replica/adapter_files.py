@@ -1,4 +1,4 @@
-"""How a model replica comes by the files of an adapter where its node does not share the registry's folder."""
+"""How a model replica gets an adapter's files when its node does not share the registry's folder."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from deployments.handle_calls import unwrap
 
 Locator = Callable[[AdapterRef], AdapterRef]
 READ_TIMEOUT_S = 20.0
-"""Of one chunk. Meanwhile one of two threads that read adapters waits."""
+"""Bound on reading one chunk. One of the two threads that read adapters blocks meanwhile."""
 
 
 def locator(config: AdapterCacheConfig | None, app_name: str) -> Locator:
-    """Return what finds an adapter's files on this node; they are asked of the registry where they are not, if any.
+    """Return a function that locates an adapter's files on this node and fetches missing ones from the registry.
 
-    It is for threads other than that of the event loop, which must run here.
+    Without a `config` it returns each reference unchanged. Call this on a running event loop, and the returned function
+    only from other threads: it blocks on that loop.
     """
     if config is None:
         return lambda ref: ref
@@ -34,7 +35,7 @@ def locator(config: AdapterCacheConfig | None, app_name: str) -> Locator:
 
 def _ask_registry(app_name: str) -> ReadFile:
     registry = serve.get_deployment_handle(REGISTRY, app_name)
-    # Where Serve's router lives on this loop, a handle can be asked from nowhere else.
+    # Serve's router may live on this loop; then the handle works only from here.
     loop = asyncio.get_running_loop()
 
     async def ask(ref: AdapterRef, file: str, offset: int) -> bytes:

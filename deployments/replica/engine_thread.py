@@ -1,6 +1,6 @@
-"""The only bridge between an engine's step loop and an event loop: a thread of its own, and one hop for each step.
+"""The only bridge between an engine's step loop and an event loop: a dedicated thread, and one hop per step.
 
-Whatever blocks the event loop does not hold up the engine, and a long step does not hold up the event loop.
+A blocked event loop does not delay the engine, and a long step does not block the event loop.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 MAX_STEP_S_BY_DEVICE = {"cuda": 60.0, "cpu": 600.0}
-"""A step that takes longer has hung. On a CPU a full step of a large model takes minutes."""
+"""A step that takes longer counts as hung. On a CPU a full step of a large model takes minutes."""
 
 
 class EngineThread:
     """Runs one engine from `start` to `stop`.
 
     Args:
-        on_step: called on the event loop with the emissions of one step, in order of the steps.
-        max_step_s: seconds without a finished step, with work there, after which the engine counts as hung.
+        on_step: called on the event loop with the emissions of each step, in step order.
+        max_step_s: an engine that has work but finishes no step for so many seconds counts as hung.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to step."""
+        """Start stepping."""
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the engine after the step under way; live requests end with FAILED first."""
+        """Stop the engine after the current step. Live requests end with FAILED first."""
         self.engine.stop()
         await asyncio.to_thread(self._thread.join)
-        # The last step's emissions were handed over before the thread ended: let the loop deliver them.
+        # The thread has scheduled the last step's emissions on the loop: let it deliver them.
         await asyncio.sleep(0)
 
     def trouble(self) -> str | None:
-        """Say in one sentence why the engine cannot be relied on, or None where it makes progress."""
+        """Return one sentence on why the engine is unhealthy, or None if it makes progress."""
         if not self._thread.is_alive():
             return "The engine's thread has ended."
         if not self.engine.is_alive:
@@ -69,12 +69,12 @@ class EngineThread:
         return None
 
     def _run(self) -> None:
-        # On a CPU this thread computes. A GPU waits for what it launches.
+        # On a CPU this thread computes, so it lowers its priority. With a GPU it must not: the GPU waits for launches.
         if self.engine.config.device == "cpu":
             machine.stand_back()
         self.engine.run(self._hand_over)
 
     def _hand_over(self, emissions: list[Emission]) -> None:
-        # A loop that has closed belongs to a process that is going away, and nobody is left to tell.
+        # If the loop is closed, the process is exiting and there is nobody left to notify.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_step, emissions)

@@ -1,4 +1,4 @@
-"""The actor that hosts one engine: its life-cycle, and what Serve and gateways ask of the engine itself."""
+"""The actor that hosts one engine: its life cycle, and what Serve and gateways query about the engine itself."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class ModelReplica(ReplicaServer):
         has_accounts: bool = False,
         adapter_cache: AdapterCacheConfig | None = None,
     ) -> None:
-        """Load the model, off the event loop, and start the engine; Serve awaits it.
+        """Load the model off the event loop and start the engine. Serve awaits this constructor.
 
         Args:
-            has_accounts: whether there is somebody to record what dead gateways cannot.
-            adapter_cache: None where there is no registry that could have adapters' files.
+            has_accounts: whether the application has an `Accounts` deployment to record usage for dead gateways.
+            adapter_cache: None if there is no registry to fetch adapter files from.
 
         Raises:
-            CheckpointError, ConfigError: the model cannot be served as it is configured.
+            CheckpointError, ConfigError: the model cannot be served as configured.
         """
         begin_actor()
         locate = locator(adapter_cache, serve.get_replica_context().app_name)
@@ -61,19 +61,19 @@ class ModelReplica(ReplicaServer):
         self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)
 
     async def adapter_places(self) -> tuple[str, dict[AdapterDigest, str]]:
-        """Return the replica's id, and where adapters lie on it."""
+        """Return the replica's id, and where each adapter resides on it."""
         return serve.get_replica_context().replica_tag, dict(self._engine.adapters.places())
 
     async def traces(self, request_ids: Sequence[RequestId]) -> dict[RequestId, RequestTrace]:
-        """Return what became of requests that ended here not long ago."""
+        """Return the traces of requests that ended here recently."""
         return self._engine.traces(request_ids)
 
     async def metric_families(self) -> dict[str, FamilyText]:
-        """Return the engine's numbers."""
+        """Return the engine's metrics in exposition format."""
         return write(self._metrics.families(self._engine.snapshot(drain_ended=True)))
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what an autoscaling policy may look at besides ongoing requests."""
+        """Return the metrics that an autoscaling policy may use besides ongoing requests."""
         snapshot = self._engine.snapshot()
         return {
             "num_running": float(snapshot.num_running),
@@ -87,7 +87,7 @@ class ModelReplica(ReplicaServer):
 
 
 def _build(config: ModelConfig, locate: Locator) -> Engine:
-    # torch is imported where an engine runs, and nowhere else.
+    # Imported here so that only processes that run an engine import torch.
     from engine.build import build_engine
 
     return build_engine(config.engine, config.adapters, locate=locate)

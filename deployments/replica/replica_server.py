@@ -1,6 +1,6 @@
-"""One engine, and an open call for every generation that it serves; `model_replica.py` is the actor around it.
+"""One engine and one open call for each generation that it serves; `model_replica.py` is the actor around it.
 
-A call stays open from admission to the last token, so that what Serve counts as ongoing is what the engine works on.
+A call stays open from admission to the last token, so Serve's count of ongoing requests matches the engine's work.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _logger = logging.getLogger(__name__)
 
 RELEASE_POLL_S = 0.01
 RETRY_AFTER_S = 2.0
-"""For who needs files that another node has, whose actor is being started again."""
+"""Retry-After for a request that needs adapter files from another node while the registry actor restarts."""
 SETTLE_S = 2.0
-"""So long gateways that were not reached may still send requests for an adapter that was unloaded."""
+"""For so long, gateways that missed an adapter's unloading may still send requests for it."""
 _GATEWAY_GONE = ReplicaLostError("The gateway has closed its channel.")
 
 
@@ -48,26 +48,26 @@ class _Generation:
 
     @property
     def reply_to(self) -> TokenAddress | None:
-        """Where its tokens go."""
+        """The gateway that its tokens go to."""
         return self.call.reply_to
 
     @property
     def adapter(self) -> AdapterDigest | None:
-        """What it uses besides the base model."""
+        """The adapter that it uses, or None for the base model."""
         return None if self.call.adapter is None else self.call.adapter.digest
 
 
 class ReplicaServer:
-    """The generations that one engine works on; a plain class, of which the actor is one.
+    """Serves the generations of one engine; a plain class that the actor inherits from.
 
-    Lives on the event loop that it is made on.
+    Bound to the event loop that it is created on.
 
     Args:
-        dial: makes what tokens leave by, given whom to tell of gateways that have gone; None where they go back by the
-            handle.
+        dial: creates the dialer for token channels, given a callback for gateways that are gone; None if tokens return
+            over the Serve handle.
         max_step_s: see `EngineThread`.
-        orphans: told of what gateways may not live to record; None where nobody records.
-        name: by which gateways know this replica; None where none asks how it is.
+        orphans: receives the usage that a gateway may die before recording; None if usage is not recorded.
+        name: the name by which gateways know this replica; None if it sends no load reports.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ReplicaServer:
         self._thread.start()
 
     async def generate(self, call: GenerationCall) -> GenerationResult:
-        """Serve one call whose tokens go to `call.reply_to`; ending the coroutine frees the request in the engine."""
+        """Serve one call whose tokens go to `call.reply_to`; cancelling it frees the request in the engine."""
         assert call.reply_to is not None
         assert self._dialer is not None
         fault = await self._grammar_fault(call)
@@ -105,7 +105,7 @@ class ReplicaServer:
         return await self._until_ended(call)
 
     async def generate_stream(self, call: GenerationCall) -> AsyncIterator[Emission | GenerationResult]:
-        """Yield the tokens of one call, what has come since the last read together; a failure's result comes last."""
+        """Yield the tokens of one call, coalescing those that came since the last read; a failure's result is last."""
         fault = await self._grammar_fault(call)
         if fault is not None:
             yield GenerationResult(fault=fault)
@@ -127,11 +127,11 @@ class ReplicaServer:
             self._close(call.request_id, generation)
 
     async def pool(self, call: GenerationCall) -> GenerationResult:
-        """Serve one call for a vector; ending the coroutine frees the request in the engine."""
+        """Serve one call for a vector; cancelling it frees the request in the engine."""
         return await self._until_ended(call)
 
     async def watch(self, address: TokenAddress) -> None:
-        """Tell a gateway from now on how this replica is."""
+        """Send load reports to a gateway from now on."""
         if self._dialer is None or self._reporter is None:
             return
         try:
@@ -142,7 +142,7 @@ class ReplicaServer:
         self._reporter.watch(address)
 
     def forget_gateway(self, address: TokenAddress) -> None:
-        """Free everything that a gateway has asked for: it has gone, and its calls may never be told."""
+        """Free all requests of a gateway that is gone: its calls may never be canceled."""
         if self._reporter is not None:
             self._reporter.forget(address)
         left = [g for g in self._generations.values() if g.reply_to == address and not g.ended.done()]
@@ -152,23 +152,24 @@ class ReplicaServer:
             generation.ended.set_result(GenerationResult(fault=_GATEWAY_GONE))
 
     async def trouble(self) -> str | None:
-        """Say in one sentence why this replica cannot be relied on, or None; asked by gateways."""
+        """Return one sentence on why this replica is unhealthy, or None. Gateways call it."""
         return self._thread.trouble()
 
     def check_health(self) -> None:
-        """Tell Serve whether the engine makes progress.
+        """Check for Serve that the engine makes progress.
 
         Raises:
-            EngineError: it does not; Serve replaces the replica.
+            EngineError: it does not; Serve then replaces the replica.
         """
         trouble = self._thread.trouble()
         if trouble is not None:
             raise EngineError(trouble)
 
     async def release_adapter(self, digest: AdapterDigest) -> int:
-        """Wait for the generations that use an adapter, forget it, and return the bytes that this freed.
+        """Wait for the generations that use an adapter, forget it, and return the number of bytes freed.
 
-        Those that begin well after this was asked use it because it was loaded again: it stays theirs.
+        Generations that begin more than `SETTLE_S` after this call mean that the adapter was loaded again: then it is
+        kept, and 0 returned.
         """
         last_s = time.monotonic() + SETTLE_S
         while True:
@@ -182,11 +183,11 @@ class ReplicaServer:
             freed = self._engine.adapters.release(digest)
             if freed is not None:
                 return freed
-            # Its last request has been answered, and the engine lets go of it with its next step.
+            # Its last request has been answered; the engine unpins it in its next step.
             await asyncio.sleep(RELEASE_POLL_S)
 
     async def stop(self) -> None:
-        """End the engine, and every open call with it."""
+        """Stop the engine, which ends every open call."""
         await self._thread.stop()
         if self._reporter is not None:
             self._reporter.close()
@@ -196,13 +197,13 @@ class ReplicaServer:
     async def _until_ended(self, call: GenerationCall) -> GenerationResult:
         generation = self._open(call)
         try:
-            # Unshielded, ending this coroutine would end the future, and the request would look as if it had ended.
+            # Unshielded, cancelling this coroutine would cancel the future, and the request would count as ended.
             return await asyncio.shield(generation.ended)
         finally:
             self._close(call.request_id, generation)
 
     async def _grammar_fault(self, call: GenerationCall) -> Exception | None:
-        """Compile the grammar of a call, off the event loop and off the engine's thread; return why it cannot be."""
+        """Compile a call's grammar off the event loop and off the engine's thread; return the fault if it fails."""
         if call.params.grammar is None:
             return None
         try:
@@ -227,11 +228,11 @@ class ReplicaServer:
     def _close(self, request_id: RequestId, generation: _Generation) -> None:
         self._generations.pop(request_id, None)
         if self._orphans is not None and not generation.ended.done():
-            # Its call was given up: by a gateway that records it, or that has died and whose channel will say so.
+            # The caller gave up: a live gateway records the usage itself, and a dead one is noticed by its channel.
             self._orphans.finished(generation.call, generation.num_tokens)
         if not generation.ended.done() or generation.ended.result().fault is _GATEWAY_GONE:
             self._engine.cancel(request_id)
-        # Who waits for it to end would wait for ever.
+        # Otherwise whoever still waits for it would wait forever.
         generation.ended.cancel()
 
     def _on_step(self, emissions: Sequence[Emission]) -> None:
@@ -282,6 +283,6 @@ class ReplicaServer:
 
 
 def _fault_of(error: RequestError | OverloadError | EngineError) -> Exception:
-    """Return what a gateway is told; an `EngineError` out of a call means that the engine has ended."""
-    # Where it was raised is nothing to a gateway, and would keep alive here what the frames hold.
+    """Return the fault to send to a gateway; an `EngineError` raised by a call means that the engine has ended."""
+    # A gateway has no use for the traceback, which would also keep the frames' locals alive here.
     return ReplicaLostError(str(error)) if isinstance(error, EngineError) else error.with_traceback(None)

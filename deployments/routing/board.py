@@ -1,18 +1,17 @@
-"""What a gateway knows of the replicas of one model, and the choice among them.
+"""What a gateway knows about the replicas of one model, and the choice among them.
 
-The choice is by expected time to the first token (`deployments.routing.estimate`), and by what it costs those who come
-after: a share of the work, which takes time from them where a prefix is computed anew, and one of the last rows, which
-they will wait for. Replicas whose costs differ by less than the estimate is worth are equal, and among equals the order
-is by rendezvous hashing of the prompt, so that gateways that know the same choose the same; but nobody is chosen who is
-much fuller than another.
+A replica's cost is the expected time to the first token (`deployments.routing.estimate`) plus the delay for later
+requests: a share of the prefill work, which is wasted if a prefix is recomputed, and their wait if one of the last rows
+is taken. Costs that differ by less than the estimate's accuracy count as equal. Among equals, rendezvous hashing of the
+prompt decides, so that gateways with equal knowledge choose alike, but never for a replica much fuller than another.
 
     an adapter's homes: the first n replicas by its own rendezvous hash, n by its rate (`deployments.routing.demand`)
 
-Where an adapter is not loaded, a replica that is no home of it counts its loading double: what is loaded there takes
-the place of others'. So cold adapters stay where they are, and hot ones find more replicas.
+If an adapter is not loaded on a replica that is not one of its homes, its load time counts double: loading it there
+displaces other adapters. So cold adapters stay where they are, and hot ones spread to more replicas.
 
-Pure. Thread-safe: Serve may run its router on a thread of its own. Memory is bounded by the replicas that there are
-and by the requests that are open.
+Pure. Thread-safe: Serve may run its router on a thread of its own. Memory is bounded by the number of replicas and of
+open requests.
 **Source:** rendezvous hashing: Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998.
 """
 
@@ -32,17 +31,17 @@ from engine.request import RequestId
 
 EQUAL_S = 0.003
 EQUAL_SHARE = 0.1
-"""Times that differ by less than the larger of both are taken for equal."""
+"""Costs above the least by no more than the larger of `EQUAL_S` and this share of the least count as equal."""
 MAX_UNEVENNESS = 0.25
-"""Among equals nobody is chosen whose rows are so much fuller than the emptiest's."""
+"""Among equals, a replica is not chosen if its occupancy exceeds the lowest by more than this."""
 WORK_SHARE = 0.5
-"""Of the time that a prompt takes to compute: what it is held to cost those who come after."""
+"""Share of a prompt's prefill time that counts as its cost to later requests."""
 FOREIGN_LOAD = 2.0
-"""Times its reading that an adapter costs where it has no home."""
+"""Factor on the load time of an adapter on a replica that is not one of its homes."""
 MAX_OPEN = 1 << 16
-"""Requests held in mind; the oldest of more must have been left without a word."""
+"""Bound on tracked requests; beyond it the oldest is dropped, as its end was never reported."""
 LOST_S = 60.0
-"""So long a replica is left alone that a request was lost on, unless it reports; Serve replaces a hung one sooner."""
+"""How long a replica that lost a request is avoided unless it reports; Serve replaces a hung one sooner."""
 
 
 class Board:
@@ -58,13 +57,13 @@ class Board:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens in a block, or 0 where no replica that is known keeps prefixes."""
+        """Tokens per block, or 0 if no replica has reported a prefix cache."""
         with self._lock:
             reports = [state.report for state in self._state_by_id.values() if state.report]
         return max((report.block_tokens for report in reports if report.landmark_blocks), default=0)
 
     def set_replicas(self, replica_ids: Sequence[str]) -> None:
-        """Follow Serve's list: who is not on it is forgotten."""
+        """Adopt Serve's list of replicas and forget all others."""
         with self._lock:
             known = self._state_by_id
             self._is_several = len(replica_ids) > 1
@@ -73,19 +72,19 @@ class Board:
             self._replica_by_request = {r: i for r, i in self._replica_by_request.items() if i in self._state_by_id}
 
     def wants_reports(self) -> bool:
-        """Whether there are several replicas, one of which is not heard of: somebody should ask them to report."""
+        """Whether there are several replicas and some have not reported, so that they should be asked to."""
         with self._lock:
             return self._is_several and any(state.report is None for state in self._state_by_id.values())
 
     def hear(self, report: LoadReport, now_s: float, source: object = None) -> None:
-        """Take over a report; `source` is the connection that it came by. Who is not on Serve's list is ignored."""
+        """Apply a report that came over the connection `source`; ignored if the replica is not on Serve's list."""
         with self._lock:
             state = self._state_by_id.get(report.replica_id)
             if state is not None:
                 state.hear(report, now_s, source)
 
     def lose_source(self, source: object, now_s: float) -> list[RequestId]:
-        """A connection has ended: forget what came by it, leave its replica alone, and return what was sent there."""
+        """Handle the end of a connection: void its reports, avoid its replica, and return the requests sent there."""
         sent: list[RequestId] = []
         with self._lock:
             for state in self._state_by_id.values():
@@ -102,7 +101,7 @@ class Board:
             self._replica_by_request = {r: i for r, i in self._replica_by_request.items() if i != replica_id}
 
     def lose_request(self, request_id: str, now_s: float) -> None:
-        """A request was lost on its replica: nobody is sent there until it reports again."""
+        """Record that a replica lost a request: avoid it for `LOST_S` seconds, or until it reports again."""
         with self._lock:
             state = self._state_by_id.get(self._replica_by_request.get(request_id, ""))
             if state is not None:
@@ -110,7 +109,7 @@ class Board:
         self.end(request_id)
 
     def choose(self, asked: Asked, candidates: Sequence[str], now_s: float) -> list[str]:
-        """Return the candidates, best first, without those that are lost; the first counts as chosen until `end`."""
+        """Return the candidates, best first, without lost ones; the first counts as chosen until `end`."""
         with self._lock:
             self._unsend(asked.request_id)
             states = [self._state_by_id.setdefault(i, ReplicaState(i)) for i in candidates]
@@ -126,7 +125,7 @@ class Board:
             return [best, *(i for _, i in others)]
 
     def move(self, request_id: str, replica_id: str) -> None:
-        """Take note that Serve has sent a request elsewhere than was chosen: there was no room."""
+        """Record that Serve sent a request to another replica than was chosen, which had no room."""
         with self._lock:
             chosen = self._replica_by_request.get(request_id)
             if chosen is None or chosen == replica_id or replica_id not in self._state_by_id:
@@ -137,7 +136,7 @@ class Board:
             self._replica_by_request[request_id] = replica_id
 
     def end(self, request_id: str) -> None:
-        """Take note that a request has ended, or has never begun. Idempotent."""
+        """Record that a request has ended, or never began. Idempotent."""
         with self._lock:
             self._unsend(request_id)
 
@@ -147,7 +146,7 @@ class Board:
         return self._averaged[1]
 
     def _costs(self, asked: Asked, found: dict[str, Estimate], defaults: LoadReport, now_s: float) -> dict[str, float]:
-        """Return what each replica costs: its expected time, and what others lose by work, a row and a loading."""
+        """Return each replica's cost: the expected time, plus the cost to others of work, a row and an adapter load."""
         cost_by_id = {i: e.first_token_s + WORK_SHARE * e.work_s + e.crowding_s for i, e in found.items()}
         if asked.adapter is None:
             return cost_by_id
@@ -189,7 +188,7 @@ def _best(asked: Asked, found: dict[str, Estimate], cost_by_id: dict[str, float]
 
 
 def _defaults(states: Sequence[ReplicaState]) -> LoadReport:
-    """Return the averages of what replicas have measured, for those that have not."""
+    """Return the averages of the replicas' measurements, as defaults for replicas without any."""
     reports = [state.report for state in states if state.report is not None]
     if not reports:
         return LoadReport(model="", replica_id="")
@@ -213,7 +212,7 @@ def _defaults(states: Sequence[ReplicaState]) -> LoadReport:
 
 
 def weight(key: int, replica_id: str) -> int:
-    """Return the rendezvous weight of a replica for a key of 64 bits; every process finds the same."""
+    """Return the rendezvous weight of a replica for a 64-bit key, the same in every process."""
     mixed = (key ^ _hash_of(replica_id)) * 0x9E3779B97F4A7C15 & _MASK
     mixed = (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _MASK
     return mixed ^ mixed >> 32
@@ -225,5 +224,5 @@ _hash_of = lru_cache(maxsize=4096)(hash64)
 
 @cache
 def board_of(model: str) -> Board:
-    """Return this process's board of a model: the router that Serve makes and the gateway's channel meet there."""
+    """Return this process's board of a model, shared by Serve's router and the gateway's token channel."""
     return Board()

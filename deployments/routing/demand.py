@@ -1,4 +1,4 @@
-"""How much work each adapter asks for, so that a hot one gets several replicas and a cold one few. Pure."""
+"""How much work each adapter causes, so that a hot one gets several replicas and a cold one few. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections import OrderedDict
 
 MEMORY_S = 30.0
-"""A request's work counts for about so long."""
+"""Time constant of the exponential decay of a request's work."""
 FULL_SHARE = 0.5
 """An adapter that keeps a replica busy for this share of the time gets one more."""
 MAX_ADAPTERS = 4096
 
 
 class AdapterDemand:
-    """Replica-seconds a second that adapters ask for; of more than `MAX_ADAPTERS` the longest unasked is forgotten."""
+    """Replica-seconds per second that adapters demand; beyond `MAX_ADAPTERS` the least recently used is forgotten."""
 
     def __init__(self) -> None:
         self._by_adapter: OrderedDict[int, tuple[float, float]] = OrderedDict()
@@ -29,10 +29,10 @@ class AdapterDemand:
             self._by_adapter.popitem(last=False)
 
     def share(self, adapter: int, now_s: float) -> float:
-        """Return how many replicas the adapter would keep busy: 0.5 is one for half of the time."""
+        """Return how many replicas the adapter keeps busy: 0.5 is one replica half of the time."""
         share, at_s = self._by_adapter.get(adapter, (0.0, now_s))
         return share * math.exp(-max(0.0, now_s - at_s) / MEMORY_S)
 
     def num_homes(self, adapter: int, now_s: float, num_gateways: int) -> int:
-        """Return how many replicas the adapter deserves; other gateways are taken to see as much of it."""
+        """Return how many home replicas the adapter gets, assuming that each gateway sees the same demand."""
         return 1 + int(self.share(adapter, now_s) * num_gateways / FULL_SHARE)

@@ -1,9 +1,9 @@
-"""How long a request would wait for its first token on a replica, from what the replica told and what was sent since.
+"""Estimate a request's time to the first token on a replica, from its last report and the requests sent since.
 
-    expected = max(time for the prompts before it, for a row and, beside them, for its adapter)
-               + time for the rest of its own prompt + the step under way + what the replica is overdue
+    expected = max(time for the prompts before it, for a row and, in parallel, for its adapter)
+               + time for the uncached part of its own prompt + the current step + the replica's delay
 
-Pure. Times are monotonic seconds of the gateway; the replica's clock plays no part.
+Pure. Times are monotonic seconds of the gateway; the replica's clock is not used.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from deployments.routing.asked import Asked
 from deployments.routing.report import LoadReport
 
 REPORT_PERIOD_S = 0.1
-"""How often a replica whose numbers change reports; one at rest does so every `KEEPALIVE_S`."""
+"""Report interval of a replica whose state changes; an idle one reports every `KEEPALIVE_S`."""
 KEEPALIVE_S = 1.0
 OVERDUE_S = 3.0
-"""A replica that has said nothing for so long is expected to be as late with its tokens."""
+"""A replica silent for longer is expected to be as late with its tokens."""
 DEFAULT_TOKENS_PER_S = 1000.0
 DEFAULT_ADAPTER_LOAD_S = 0.5
 COMING_SHARE = 0.3
-"""Of the time to read an adapter: what is left where it is being read, or lies in host memory, on the average."""
+"""Average share of an adapter's load time that remains if it is being read or is in host memory."""
 SPARE_SHARE = 0.1
-"""Of a replica's rows: who takes one of the last makes those wait who come after."""
+"""Last share of a replica's rows: taking one of these makes later requests wait."""
 UNSEEN_S = 10.0
-"""A request that a replica has not seen for so long is on its way no more."""
+"""A request that a replica has not seen for so long no longer counts as on its way."""
 MAX_LANDMARKS = 8192
-"""Landmarks kept of one replica: what one tells of its cache, and as many of the tiers below."""
+"""Bound per replica: as many landmarks as it reports for its cache, and as many for the lower tiers."""
 
 
 @dataclass(slots=True)
@@ -44,13 +44,13 @@ class Sent:
 
 @dataclass(slots=True)
 class ReplicaState:
-    """One replica as a gateway knows it; without a report it counts as one at rest that holds nothing.
+    """One replica as a gateway knows it; without a report it counts as idle and empty.
 
     Attributes:
-        source: the connection that its reports come by.
-        unseen: requests that were sent and are not in its numbers yet.
-        sent_landmarks: what it has in its cache, or is about to have, for requests of this gateway that are open.
-        lost_until_s: until then nobody is sent there, unless it reports; None for no such time.
+        source: the connection that its reports come over.
+        unseen: requests that were sent and are not in its reported numbers yet.
+        sent_landmarks: landmarks that it caches, or soon will, for open requests of this gateway.
+        lost_until_s: it is avoided until then unless it reports; None for not at all.
     """
 
     replica_id: str
@@ -66,7 +66,7 @@ class ReplicaState:
     lost_until_s: float | None = None
 
     def hear(self, report: LoadReport, now_s: float, source: object) -> None:
-        """Take over a report. One that tells changes of what was never told is of no use, and ignored."""
+        """Apply a report. Changes without a preceding whole report over the same connection are ignored."""
         if report.is_whole:
             self.landmarks.clear()
         elif source is not self.source or self.report is None:
@@ -85,18 +85,18 @@ class ReplicaState:
             del self.unseen[next(iter(self.unseen))]
 
     def forget(self) -> None:
-        """Take everything that the replica told for void."""
+        """Void everything that the replica has reported."""
         self.report, self.source = None, None
         self.landmarks.clear()
         self.device = self.coming = frozenset()
 
     def send(self, request_id: str, sent: Sent) -> None:
-        """Take note of a request that goes there."""
+        """Record a request sent to this replica."""
         self.sent[request_id] = self.unseen[request_id] = sent
         self.sent_landmarks.update(sent.landmarks)
 
     def end(self, request_id: str) -> None:
-        """Take note of a request's end."""
+        """Record a request's end."""
         sent = self.sent.pop(request_id, None)
         self.unseen.pop(request_id, None)
         for mark in () if sent is None else sent.landmarks:
@@ -107,14 +107,14 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What sending a request to a replica would mean.
+    """The expected effect of sending a request to a replica.
 
     Attributes:
-        num_new_tokens: of its prompt, those to be computed.
-        work_s: time that they take.
-        crowding_s: time that those who come after wait longer for a row.
-        occupancy: rows taken or waited for, by rows that there are; above 1 where requests wait.
-        has_adapter: nothing is to be loaded.
+        num_new_tokens: tokens of its prompt that must be computed.
+        work_s: time to compute them.
+        crowding_s: additional time that later requests wait for a row.
+        occupancy: rows taken or waited for per row; above 1 if requests wait.
+        has_adapter: the adapter is on the device, in host memory or being read, or none is needed.
     """
 
     first_token_s: float
@@ -126,16 +126,16 @@ class Estimate:
 
 
 def estimate(asked: Asked, state: ReplicaState, now_s: float, defaults: LoadReport) -> Estimate:
-    """Return what to expect of one replica.
+    """Return the estimate for one replica.
 
     Args:
-        defaults: stands in for what the replica has not measured yet.
+        defaults: used for what the replica has not measured yet.
     """
     report = state.report or defaults
     rate = report.prefill_tokens_per_s or defaults.prefill_tokens_per_s or DEFAULT_TOKENS_PER_S
     age_s = now_s - state.heard_at_s if state.report else 0.0
     unseen = state.unseen.values()
-    # It works on while we hear nothing, but for no longer than it was silent by its own rule.
+    # The replica has worked on since its report, but changes older than one report period would have been reported.
     queued = max(0.0, report.queued_tokens - rate * min(age_s, REPORT_PERIOD_S)) if state.report else 0.0
     wait_s = (queued + sum(sent.num_new_tokens for sent in unseen)) / rate
     taken = len(unseen) + (report.num_running + report.num_waiting if state.report else 0)
@@ -147,7 +147,7 @@ def estimate(asked: Asked, state: ReplicaState, now_s: float, defaults: LoadRepo
     num_new = max(1, asked.num_tokens - _num_cached(asked, state, report))
     first_token_s = max(wait_s, load_s) + num_new / rate
     if state.report:
-        # How long its last step took says nothing of a replica at rest: it may have been a long prompt's.
+        # The duration of an idle replica's last step means nothing: it may have been a long prefill.
         first_token_s += report.step_s if report.num_running else 0.0
         first_token_s += report.stalled_s + (age_s if age_s > OVERDUE_S else 0.0)
     return Estimate(first_token_s, num_new, num_new / rate, crowding_s, taken / report.max_running, has_adapter)
@@ -164,7 +164,7 @@ def _adapter(
 
 
 def _num_cached(asked: Asked, state: ReplicaState, report: LoadReport) -> int:
-    """Return how many leading tokens the replica has, or is about to have, in its cache."""
+    """Return how many leading tokens are in the replica's prefix cache, or soon will be."""
     depth = 0
     for mark in asked.landmarks(report.landmark_blocks):
         if mark not in state.landmarks and mark not in state.sent_landmarks:

@@ -1,8 +1,8 @@
-"""What a model replica pushes to every gateway that watches it: one report. Pure.
+"""The load report that a model replica pushes to every gateway that watches it. Pure.
 
     report   length u32, little-endian (bytes that follow) | magic b"AR" | JSON: an object of the fields of `LoadReport`
 
-It travels on the token channel between frames. What is not exactly the fields, each within its bounds, raises
+It travels on the token channel between frames. Anything but exactly these fields, each within its bounds, raises
 `FrameError`.
 """
 
@@ -24,21 +24,21 @@ MAX_SEEN = 0xFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """How a replica is, and what has changed since the report before.
+    """A replica's load, and what has changed since its previous report.
 
     Attributes:
         model: the base model's name.
-        replica_id: Serve's.
+        replica_id: Serve's id.
         queued_tokens: prompt tokens of accepted requests that are still to be computed.
-        num_gateways: gateways that watch this replica.
-        prefill_tokens_per_s, step_s: as measured; 0 where nothing has been.
+        num_gateways: number of gateways that watch this replica.
+        prefill_tokens_per_s, step_s: as measured; 0 if not measured yet.
         turnover_s: time between two requests' ends while others waited for a row.
-        stalled_s: since the last finished step, where there is work.
-        adapter_load_s: to read an adapter; 0 where none has been read.
-        landmark_blocks: a landmark for so many blocks; 0 where no prefix is kept.
-        is_whole: landmarks and adapters are all that there are; what was told before is void.
-        adapters: marks of those on the device, and of those in host memory or being read; None where unchanged.
-        seen: requests of the gateway this goes to, accepted since the report before: they are in the numbers.
+        stalled_s: time since the last finished step if there is work.
+        adapter_load_s: time to read an adapter; 0 if none has been read.
+        landmark_blocks: stride of landmarks in blocks; 0 without a prefix cache.
+        is_whole: landmarks and adapters are complete and replace all earlier reports.
+        adapters: marks of those on the device, and of those in host memory or being read; None if unchanged.
+        seen: the receiving gateway's requests accepted since the previous report; the numbers include them.
     """
 
     model: str
@@ -63,17 +63,17 @@ class LoadReport:
 
 
 def adapter_mark(digest: AdapterDigest) -> int:
-    """Return the 64 bits of an adapter's digest by which reports speak of it."""
+    """Return the 64 bits of an adapter's digest that identify it in reports."""
     return int(digest[:16], 16)
 
 
 def is_report(body: bytes) -> bool:
-    """Whether the body of a frame is a report."""
+    """Tell whether the body of a frame is a report."""
     return body.startswith(MAGIC)
 
 
 def encode_report(report: LoadReport) -> bytes:
-    """Return a report as bytes, its length prefix included.
+    """Return a report as bytes, including its length prefix.
 
     Raises:
         FrameError: a number or a name is out of bounds.
@@ -146,4 +146,4 @@ _IS_VALID = {
     "tuple[Sequence[int], Sequence[int]] | None": _are_adapters,
     "Sequence[str]": _are_names,
 }
-"""By the annotation of a field."""
+"""Validators by the annotation of a field."""

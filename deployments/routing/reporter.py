@@ -1,6 +1,6 @@
-"""A replica's end of routing: tells the gateways that watch it how it is, as often as that changes.
+"""A replica's end of routing: reports its load to the gateways that watch it, as often as it changes.
 
-Nobody watches a replica that is the only one, and then nothing here runs.
+Gateways watch only models with several replicas; without watchers nothing here runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from engine.ports import AdapterStock
 from engine.request import RequestId
 
 _AS_MEASURED = {field.name for field in fields(LoadReport)} & {field.name for field in fields(EngineLoad)}
-"""What the engine tells is told as it is."""
+"""Fields copied unchanged from the engine's load."""
 
 
 class ReplicaName(NamedTuple):
-    """Which model a replica serves, and its id among that model's."""
+    """The model that a replica serves, and the replica's id."""
 
     model: str
     replica_id: str
@@ -31,7 +31,7 @@ class ReplicaName(NamedTuple):
 
 @dataclass(slots=True)
 class _Watcher:
-    """A gateway that is told; `seen` are its requests since the last report."""
+    """A gateway that gets reports; `seen` holds its requests accepted since the last one."""
 
     is_new: bool = True
     seen: list[RequestId] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _Watcher:
 
 @dataclass(slots=True)
 class _Told:
-    """What every watcher knows that is not new."""
+    """The last reported state, known to every watcher that is not new."""
 
     landmarks: frozenset[int] = frozenset()
     adapters: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
@@ -48,11 +48,11 @@ class _Told:
 
 
 class Reporter:
-    """Reports of one replica to all its watchers. Lives on one event loop.
+    """Sends the reports of one replica to all its watchers. Bound to one event loop.
 
     Args:
-        load, stock: the engine's.
-        send: sends a report; nothing happens where the gateway has gone.
+        load, stock: the engine's load and adapters.
+        send: sends a report; does nothing if the gateway is gone.
     """
 
     def __init__(
@@ -75,30 +75,30 @@ class Reporter:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, address: TokenAddress) -> None:
-        """Report to a gateway from now on, beginning with everything."""
+        """Report to a gateway from now on, starting with a whole report."""
         watcher = self._watchers.setdefault(address, _Watcher())
         watcher.is_new = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
     def forget(self, address: TokenAddress) -> None:
-        """Report to a gateway no more."""
+        """Stop reporting to a gateway."""
         self._watchers.pop(address, None)
 
     def note(self, address: TokenAddress, request_id: RequestId) -> None:
-        """Take note that the engine has a gateway's request."""
+        """Record that the engine has a gateway's request."""
         watcher = self._watchers.get(address)
         if watcher is not None and len(watcher.seen) < MAX_SEEN:
             watcher.seen.append(request_id)
 
     def close(self) -> None:
-        """End all reports."""
+        """Stop all reports."""
         self._watchers.clear()
         if self._task is not None:
             self._task.cancel()
 
     def report(self) -> None:
-        """Send each watcher what it does not know; nothing where nothing has changed for less than `KEEPALIVE_S`."""
+        """Send each watcher what is new to it; without news, only once `KEEPALIVE_S` seconds have passed."""
         now_s = self._clock()
         load, told = self._load(), self._told
         places = self._stock.places()
@@ -138,14 +138,14 @@ class Reporter:
 
 
 class Turnover:
-    """How far apart requests end while others wait for a row: what a newcomer behind them has to wait for each."""
+    """Estimates the time between requests' ends while others wait for a row: a new request's wait per one ahead."""
 
     def __init__(self) -> None:
         self._turnover_s = 0.0
         self._since: tuple[int, float] | None = None
 
     def observe(self, load: EngineLoad, now_s: float) -> float:
-        """Take note of the engine at a moment, and return the seconds between two ends; 0 where nothing is known."""
+        """Update with the engine's current load and return the seconds between two ends; 0 if unknown."""
         if not load.num_waiting or load.num_running < load.max_running:
             self._since = None
         elif self._since is None:

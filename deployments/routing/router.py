@@ -1,7 +1,7 @@
 """Serve's request router for model replicas: asks this process's board which replica answers first.
 
-Serve makes one for each handle, in whichever process holds it, and sends this module there by value: it keeps no state
-of its own, and the board is found by the model's name.
+Serve creates one for each handle, in the process that holds the handle, and sends this module there by value. So the
+module keeps no state of its own, and finds the board by the model's name.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from deployments.routing.asked import asked_of
 from deployments.routing.board import Board, board_of
 
 MAX_RANKS = 8
-"""So many replicas are tried one after another; all that are left are then tried together."""
+"""So many replicas are tried one after another, then all the others together."""
 
 
 class FirstTokenRouter(RequestRouter):
-    """Sends a generation where its first token is expected first.
+    """Sends a generation to the replica that is expected to return its first token first.
 
-    With one replica, or a call that is no generation, it does what Serve does by itself.
+    With one replica, or for other calls, the choice is left to Serve.
     """
 
     def initialize_state(self, *, model: str) -> None:
-        """Find the board; Serve calls it once."""
+        """Find the board. Serve calls it once."""
         self._board: Board = board_of(model)
-        # Which request the task under way routes. Serve finds requests by an id that all calls of one HTTP request
-        # share, and an answer of several choices makes several calls.
+        # The request that the current task routes. Serve finds requests by an id that all calls of one HTTP request
+        # share, and a request for several choices makes several calls.
         self._routed: ContextVar[PendingRequest | None] = ContextVar("routed", default=None)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Follow Serve's list."""
+        """Pass Serve's list of replicas on to the board."""
         super().update_replicas(replicas)
         self._board.set_replicas([replica.replica_id.unique_id for replica in replicas])
 
@@ -46,17 +46,17 @@ class FirstTokenRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replicas in the order in which they are to be tried."""
+        """Return the replicas in the order in which to try them."""
         self._routed.set(pending_request)
         if pending_request is None:
             return [candidate_replicas]
-        # Where all are full, Serve waits a while before it asks again.
+        # If all are full, Serve waits a while before it retries.
         pending_request.routing_context.should_backoff = True
         call = _generation(pending_request)
         if len(candidate_replicas) < 2 or call is None:
             return [candidate_replicas]
         if pending_request.future.done():
-            # Its caller has gone, and nobody would tell the board of its end.
+            # Its caller is gone, and nobody would report its end to the board.
             return []
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         order = self._board.choose(asked_of(call, self._board.block_tokens), list(by_id), time.monotonic())
@@ -64,7 +64,7 @@ class FirstTokenRouter(RequestRouter):
         return [*([replica] for replica in ranked[:MAX_RANKS]), ranked[MAX_RANKS:]]
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
-        """Give a replica to the very request that it was chosen for."""
+        """Assign a replica to exactly the request that it was chosen for."""
         routed = self._routed.get()
         if routed is None:
             super()._fulfill_next_pending_request(replica, request_metadata)

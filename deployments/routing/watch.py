@@ -1,4 +1,4 @@
-"""A gateway's end of routing: asks replicas to report, and puts what they tell on the boards."""
+"""A gateway's end of routing: asks replicas for reports and applies them to the boards."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ASK_TIMEOUT_S = 5.0
 
 
 class ReplicaWatch:
-    """The boards of all models, and the task that keeps them told. Lives on one event loop.
+    """The boards of all models, and the task that asks replicas for reports. Bound to one event loop.
 
     Args:
-        handles: of each model's deployment.
+        handles: handle of each model's deployment, by name.
     """
 
     def __init__(self, handles: Mapping[str, DeploymentHandle]) -> None:
@@ -31,24 +31,24 @@ class ReplicaWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, address: TokenAddress) -> None:
-        """Ask replicas to report to `address`, as soon as a model has several."""
+        """Start asking the replicas of every model that has several to report to `address`."""
         self._task = asyncio.create_task(self._run(address))
 
     def hear(self, report: LoadReport, connection: object) -> None:
-        """Take over a report."""
+        """Apply a report to its model's board."""
         board = self.boards.get(report.model)
         if board is not None:
             board.hear(report, time.monotonic(), connection)
 
     def lose(self, connection: object) -> list[RequestId]:
-        """Forget what came by a connection that has ended, and return the requests that were sent to its replica."""
+        """Void the reports of a connection that has ended, and return the requests that were sent to its replica."""
         now_s = time.monotonic()
         return [request_id for board in self.boards.values() for request_id in board.lose_source(connection, now_s)]
 
     async def _run(self, address: TokenAddress) -> None:
         while True:
             unheard = [name for name, board in self.boards.items() if board.wants_reports()]
-            # Who does not answer is asked again with the next round.
+            # Replicas that do not answer are asked again in the next round.
             await asyncio.gather(
                 *(ask_all(self._handles[name], "watch", address, timeout_s=ASK_TIMEOUT_S) for name in unheard)
             )
