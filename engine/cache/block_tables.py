@@ -1,13 +1,13 @@
-"""The block tables of every running request: what it shares, what it takes, what it names for those who come later.
+"""The block tables of every running request: blocks it shares, blocks it owns, and block names for later requests.
 
     blocks   [ shared with equal prefixes ][ its own, full and named ][ its own, being filled ]
     tokens   0 ................................. num_computed ........ num_tokens
 
-Where some layers look back no further than a window, they have tables of their own (`engine.cache.layout`): what lies
-before it is let go, and the null block stands in its place.
+Layers with a sliding window have tables of their own (`engine.cache.layout`): blocks before the window are released and
+replaced by the null block.
 
-Joins `BlockPool`, `PrefixIndex`, `CacheTiers` and, where layers keep states, `StateMarks`; knows requests, but not
-which of them deserves a block. Runs of neighbouring blocks may be lent to who keeps something else in their memory.
+Combines `BlockPool`, `PrefixIndex`, `CacheTiers` and, if layers keep states, `StateMarks`. It knows requests, but not
+which of them deserves a block. Runs of adjacent blocks may be lent, so that other data can use their memory.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from engine.scheduling.step_costs import StepCosts
 from engine.step import Snapshot, StepRow
 
 SEEK_AGAIN_S = 0.25
-"""To look for a long prompt takes milliseconds, which each step would take that it waits."""
+"""Looking up a long prompt takes milliseconds, which would otherwise be added to each step while it waits."""
 
 
 class BlockTables:
-    """Gives blocks to requests and takes them back; what it fills are `LiveRequest.tables`."""
+    """Gives blocks to requests and takes them back, by way of `LiveRequest.tables`."""
 
     def __init__(self, config: ResolvedConfig, clock: Callable[[], float], mover: BlockMover | None = None) -> None:
         self._clock = clock
@@ -56,18 +56,18 @@ class BlockTables:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that requests hold, 0 to 1."""
+        """Share of the blocks that are held but not lent, 0 to 1."""
         return (self._pool.num_held - self.num_lent) / self._pool.num_blocks
 
     @property
     def num_lent(self) -> int:
-        """Blocks that are lent."""
+        """Number of lent blocks."""
         return sum(map(len, self._lent))
 
     def try_open(self, live: LiveRequest, *, spare: int) -> bool:
-        """Give a request the blocks of all its known tokens, and mark as computed those that the cache holds.
+        """Give a request blocks as `try_extend` does, shared ones for cached tokens, which count as computed.
 
-        Does nothing and returns False unless `spare` more blocks of each table stay free.
+        Does nothing and returns False unless `spare` more blocks per table stay free.
         """
         names = self._shareable_names(live)
         num_shared = self._num_found(names)
@@ -93,25 +93,25 @@ class BlockTables:
         return True
 
     def num_to_compute(self, live: LiveRequest) -> int:
-        """Return how many tokens of a request without blocks the cache does not hold."""
+        """Return how many tokens of a request without blocks are not in the cache."""
         num_shared = self._num_found(self._shareable_names(live))
         return live.num_tokens - num_shared * self._block_tokens
 
     def try_extend(self, live: LiveRequest) -> bool:
-        """Lengthen a request's tables to all its known tokens, or the next step's; False changes nothing."""
-        # As nearly always, and of every request in every step. The last table is the shortest: those that forget are.
+        """Lengthen a request's tables to all known tokens, windowed ones to the next step's; False changes nothing."""
+        # The common case, checked for every request in every step. Windowed tables come last and are the shortest.
         if len(live.tables[-1]) * self._block_tokens >= live.num_tokens:
             return True
         return self._try_lengthen(live.tables, self._lacking(live.tables, live.num_computed, live.num_tokens))
 
     def extend_beyond(self, live: LiveRequest, count: int, *, spare: int) -> int:
-        """Make room for tokens beyond its known ones if `spare` blocks of each table stay free.
+        """Make room for tokens beyond the known ones if `spare` blocks per table stay free.
 
         Args:
-            count: tokens that are wanted.
+            count: wanted number of such tokens.
 
         Returns:
-            For how many there is room.
+            How many of them fit.
         """
         lacking = self._lacking(live.tables, live.num_computed, live.num_tokens + count)
         if sum(lacking) <= self._pool.num_free - spare * len(lacking):
@@ -119,9 +119,9 @@ class BlockTables:
         return min(count, len(live.tables[-1]) * self._block_tokens - live.num_tokens)
 
     def settle(self, live: LiveRequest, start: int, end: int, snapshots: Sequence[Snapshot] = ()) -> None:
-        """Take it as a fact that the cache holds the request's tokens from `start` to `end`, and those states of it.
+        """Record that the cache now holds the request's tokens from `start` to `end` and the given states.
 
-        Full blocks get names, and those are let go that no later step of it reads.
+        Full blocks get names, and blocks that no later step of the request reads are released.
         """
         first, last = start // self._block_tokens, end // self._block_tokens
         if self._has_index and last > first:
@@ -140,19 +140,19 @@ class BlockTables:
     def with_states(
         self, rows: tuple[StepRow, ...], live_by_id: Mapping[RequestId, LiveRequest]
     ) -> tuple[StepRow, ...]:
-        """Return a step's rows with the states that they go on from and leave, where layers have such."""
+        """Return a step's rows with the states to resume from and the snapshots to write, if layers have states."""
         return rows if self._states is None else self._states.take(rows, live_by_id)
 
     def drop_unsettled(self, rows: Sequence[StepRow]) -> None:
-        """Forget what a finished step has kept of requests that have failed, or had ended."""
+        """Free the snapshots of a finished step that belong to failed or already ended requests."""
         if self._states is not None:
             self._states.drop_unsettled(rows)
 
     def close(self, live: LiveRequest) -> None:
-        """Take a request's blocks back; those with names stay findable until they are reused."""
+        """Take a request's blocks back; named ones stay findable until they are reused."""
         num_full = 0
         if self._has_index and live.request.retention_s:
-            # What is not full has no name, and is worth nothing to anybody.
+            # A partial block has no name, so no other request could use it.
             num_full = live.num_computed // self._block_tokens
         for blocks in live.tables:
             num_left = blocks.count(self._null)
@@ -163,9 +163,9 @@ class BlockTables:
         live.num_computed = live.num_seeks = 0
 
     def bring_back(self, waiting: Sequence[LiveRequest], num_running: int, costs: StepCosts) -> None:
-        """Begin to fetch what the tiers below hold of those who come next, where that is sooner than computing it.
+        """Advance the tiers, and fetch prefixes of the next waiting requests from them where that beats computing them.
 
-        A free block for each request that runs, and for the one that waits, is left.
+        Leaves one free block per table for each running request and for the waiting one.
         """
         if not self.tiers.are_there:
             return
@@ -184,11 +184,11 @@ class BlockTables:
                 live.num_seeks += found is not None
 
     def is_coming(self, live: LiveRequest) -> bool:
-        """Return whether what a waiting request begins with is on its way to the device."""
+        """Return whether a fetch of a waiting request's prefix is in flight."""
         return self.tiers.is_worth_waiting_for(live.ticket)
 
     def try_lend(self, count: int) -> range | None:
-        """Lend a run of blocks that nobody holds, with the prefixes they had, if half of all blocks stay free."""
+        """Lend a run of free blocks, evicting the prefixes in them, if half of all blocks stay free; else None."""
         if self._pool.num_free - count < self._pool.num_blocks // 2:
             return None
         run = self._pool.try_take_run(count)
@@ -197,12 +197,12 @@ class BlockTables:
         return run
 
     def take_back(self, run: range) -> None:
-        """End a loan: nobody reads or writes the run's memory any more."""
+        """End a loan; the borrower must no longer read or write the run's memory."""
         self._lent.remove(run)
         self._pool.release(map(BlockId, run))
 
     def check(self, running: Sequence[LiveRequest]) -> None:
-        """Raise AssertionError unless exactly the tables of `running` hold blocks, and nothing is shared wrongly."""
+        """Raise AssertionError unless only `running`, loans and fetches hold blocks, and nothing is shared wrongly."""
         self._pool.check()
         self._index.check(self._pool)
         self.tiers.check()
@@ -225,14 +225,14 @@ class BlockTables:
                     assert content_by_block.setdefault(block, content) == content, f"block {block} is shared wrongly"
 
     def _lacking(self, tables: Sequence[Sequence[BlockId]], num_computed: int, num_tokens: int) -> list[int]:
-        """Return how many blocks each table of a request lacks for its next step."""
+        """Return how many blocks each table of a request still needs for its next step."""
         return [
             max(0, self._reach.end(window, num_computed, num_tokens) - len(blocks))
             for blocks, window in zip(tables, self._reach.windows, strict=True)
         ]
 
     def _try_lengthen(self, tables: Sequence[list[BlockId]], counts: Sequence[int]) -> bool:
-        """Give each of some tables so many blocks more; False changes nothing."""
+        """Append `counts[i]` new blocks to each table i; False changes nothing."""
         if not any(counts):
             return True
         taken = self._pool.try_take(sum(counts), self._clock())
@@ -244,7 +244,7 @@ class BlockTables:
         return True
 
     def _leave_behind(self, blocks: list[BlockId], count: int) -> None:
-        """Let go of the first blocks of a table; those that have been before are the null block."""
+        """Release the first `count` blocks of a table that are not the null block yet."""
         start = count
         while start and blocks[start - 1] != self._null:
             start -= 1
@@ -254,7 +254,7 @@ class BlockTables:
         self.tiers.let_go(left)
 
     def _num_found(self, names: Sequence[BlockName]) -> int:
-        """Return behind how many leading blocks of a chain a request can go on."""
+        """Return how many leading blocks of a chain a request can reuse."""
 
         def reached(chain: Sequence[BlockName]) -> int:
             return self._reach.longest(chain, self._index.__contains__)
@@ -262,10 +262,10 @@ class BlockTables:
         return reached(names) if self._states is None else self._states.longest(names, reached)
 
     def _shareable_names(self, live: LiveRequest) -> list[BlockName]:
-        """Return the names of the blocks that a request need not compute if it finds them."""
+        """Return the names of the blocks that a request need not compute if they are cached."""
         if not self._has_index or live.needs_every_token:
             return []
-        # The last token is always computed: its logits are what the next one is drawn from.
+        # The last token is always computed: the next one is drawn from its logits.
         return live.names_of((live.num_tokens - 1) // self._block_tokens, self._block_tokens)
 
     def _reuse(self, block: BlockId) -> None:

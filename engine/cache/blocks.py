@@ -1,12 +1,12 @@
-"""Blocks of the KV cache as numbers: who holds which, which are free, and which free one is reused next.
+"""The blocks of the KV cache as numbers: who holds which, which are free, and which free one is reused next.
 
     held by n > 0 requests                       free, least recently used first
     ref_count[b] = n                             plain <-> b <-> b <-> ... <-> plain
                                                  kept  <-> b <-> b <-> ... <-> kept
 
-A free block keeps its content until it is taken, so that the prefix index can revive it. Those that somebody wants kept
-are taken after all others, but never more than half of all blocks: nobody holds the cache by wishing. Knows neither
-tokens nor tensors.
+A free block keeps its content until it is taken, so that the prefix index can revive it. Blocks with a retention time
+are taken after all others, but at most half of all blocks are kept this way, so that retention cannot occupy the cache.
+Knows neither tokens nor tensors.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class BlockPool:
     """A fixed number of blocks with reference counts and two intrusive doubly linked free lists; O(1) for each block.
 
     Args:
-        num_blocks: how many there are; ids are 0 to num_blocks - 1.
-        on_reuse: told of each block that is taken from the free list, before its content may be overwritten.
+        num_blocks: number of blocks; ids are 0 to num_blocks - 1.
+        on_reuse: called with each block taken from a free list, before its content may be overwritten.
     """
 
     def __init__(self, num_blocks: int, on_reuse: Callable[[BlockId], None] = lambda _: None) -> None:
         self.num_blocks = num_blocks
         self._on_reuse = on_reuse
         self._ref_count = [0] * num_blocks
-        # An extra node is a list's head and tail in one: no end needs a case of its own.
+        # A sentinel node is a list's head and tail in one, so that the ends need no special cases.
         self._plain, self._kept = num_blocks, num_blocks + 1
         self._next = [*range(1, num_blocks + 1), 0, self._kept]
         self._previous = [num_blocks, *range(num_blocks), self._kept]
@@ -51,10 +51,10 @@ class BlockPool:
         return self._ref_count[block]
 
     def try_take(self, count: int, now_s: float = 0.0) -> list[BlockId] | None:
-        """Take `count` blocks, least recently used first, or none at all if there are fewer.
+        """Take `count` blocks, least recently used first, or return None if there are fewer free ones.
 
         Args:
-            now_s: on the clock of `release`: from when on it was wished for, a block is kept no longer.
+            now_s: time on the clock of `release`; kept blocks at the head of their list that have expired become plain.
         """
         if count > self._num_free:
             return None
@@ -71,7 +71,7 @@ class BlockPool:
         return taken
 
     def try_take_run(self, count: int) -> range | None:
-        """Take `count` neighbours that nobody holds or wants kept, the last such at a multiple of it, or none."""
+        """Take the last run of `count` free blocks, none kept, that starts at a multiple of `count`, or return None."""
         for start in range((self.num_blocks // count - 1) * count, -1, -count):
             stop = start + count
             if not any(self._ref_count[start:stop]) and not any(self._kept_until_s[start:stop]):
@@ -83,19 +83,19 @@ class BlockPool:
         return None
 
     def share(self, block: BlockId) -> None:
-        """Hold a block whose content is wanted; revives it where it was free."""
+        """Take a reference to a block for its content; revives the block if it was free."""
         if self._ref_count[block] == 0:
             self._unlink(block)
         self._ref_count[block] += 1
 
     def release(self, blocks: Iterable[BlockId], keep_until_s: float = 0.0) -> None:
-        """Let go of a request's blocks, given in the order of its table.
+        """Release a request's blocks, given in the order of its table.
 
-        The last one goes to the front of those released: a prefix is worth more than what follows it, so that its end
-        is reused first.
+        Of these blocks the last is reused first, because a prefix is worth more than what follows it.
 
         Args:
-            keep_until_s: until when they are to be taken after others, if nobody has wished for longer; 0 for no wish.
+            keep_until_s: retention time, until which they are taken after others; 0 for none. The latest one given for
+                a block counts.
         """
         for block in reversed(list(blocks)):
             if self._ref_count[block] <= 0:
@@ -108,7 +108,7 @@ class BlockPool:
                     self._give_up_oldest_kept()
 
     def check(self) -> None:
-        """Raise AssertionError unless the free lists and the reference counts tell one story."""
+        """Raise AssertionError unless the free lists and the reference counts agree."""
         seen: set[int] = set()
         for head, num_seen in ((self._kept, self._num_kept), (self._plain, self._num_free)):
             block = self._next[head]
@@ -124,11 +124,11 @@ class BlockPool:
         assert len(seen) + sum(count > 0 for count in self._ref_count) == self.num_blocks, "a block is lost"
 
     def _give_up_oldest_kept(self) -> None:
-        """Count the kept block that was let go of first as one that nobody wants kept, let go of just now."""
+        """Move the kept block that was released first to the tail of the plain list."""
         block = self._next[self._kept]
         self._unlink(block)
         self._kept_until_s[block] = 0.0
-        # At the end: a wish must not let a block be taken sooner than none would.
+        # At the tail: retention must not make a block be reused sooner than without it.
         self._link(block, before=self._plain)
 
     def _unlink(self, block: int) -> None:

@@ -1,13 +1,13 @@
-"""Which layers share a block of the KV cache: those that look equally far back, so that what all have left is free.
+"""Which layers share a block of the KV cache: those with equal windows, so that all of them are done with it at once.
 
-    layer      0  1  2  3  4  5     w: looks back a window, f: to the beginning
+    layer      0  1  2  3  4  5     w: sliding window, f: full attention
                w  w  f  w  w  f
-    table      1  1  0  2  2  0     as many layers to a table as there are of the rarest kind
+    table      1  1  0  2  2  0     as many layers per table as the rarest kind has
     place      0  1  0  0  1  1
 
 A block holds the keys and values of the layers of one table, at their places; blocks of all tables are of one size and
 come from one pool (Kwon et al., 2023, arXiv 2309.06180, section 4, for one table; vLLM's hybrid KV cache for several).
-Where all layers look equally far back there is one table, and a block holds all layers. Pure.
+If all layers have the same window, there is one table, and a block holds all layers. Pure.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 MAX_TABLES = 8
-"""Each costs the host some time in every step."""
+"""Each table costs the host some time in every step."""
 TILE_TOKENS = 128
-"""Attention reads keys in aligned tiles of at most so many: of the first, what the window has left is read unseen."""
+"""Attention reads keys in aligned tiles of at most this many; the first may begin before the window, masked there."""
 
 
 class Place(NamedTuple):
-    """Where a layer's keys and values lie: in the blocks of which table, and behind how many other layers there."""
+    """Location of a layer's keys and values: the table, and the number of layers before it in a block."""
 
     table: int
     number: int
@@ -37,7 +37,7 @@ class CacheLayout:
 
     Attributes:
         windows: how many of the last positions the layers of each table see; 0 for all.
-        places: of each layer.
+        places: the place of each layer.
     """
 
     windows: tuple[int, ...]
@@ -45,12 +45,12 @@ class CacheLayout:
 
     @classmethod
     def single(cls, num_layers: int) -> CacheLayout:
-        """Return the layout of one table, which keeps everything."""
+        """Return the layout of a single table with full attention."""
         return cls((0,), tuple(Place(0, index) for index in range(num_layers)))
 
     @classmethod
     def of(cls, windows: Sequence[int]) -> CacheLayout:
-        """Return the layout for layers with such windows, 0 for none."""
+        """Return the layout for the windows of all layers, 0 for full attention."""
         num_by_window = Counter(windows)
         size = min(num_by_window.values())
         while sum(-(-count // size) for count in num_by_window.values()) > MAX_TABLES:
@@ -67,5 +67,5 @@ class CacheLayout:
 
     @cached_property
     def num_places(self) -> int:
-        """Layers that a block has room for."""
+        """Number of layers that a block has room for."""
         return 1 + max(place.number for place in self.places)

@@ -1,10 +1,10 @@
 """Names of full blocks, so that a prefix is computed once and shared exactly when it may be.
 
     name(block i) = SHA-256("block", name(block i-1), number of tokens, tokens of block i)
-    name(block -1) = SHA-256("root", "A" adapter digest, "S" salt), each with a flag of presence and its length
+    name(block -1) = SHA-256("root", "A" adapter digest, "S" salt), each value after a presence flag and its length
 
 Two requests share a block only if everything that its content depends on is equal: all tokens up to its end, the
-adapter, and the tenant's salt. A cryptographic hash, for a collision would serve one tenant another's content.
+adapter, and the tenant's salt. The hash is cryptographic because a collision would serve one tenant another's content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BlockName = NewType("BlockName", bytes)
 
 
 def root_name(adapter: AdapterDigest | None, salt: str) -> BlockName:
-    """Return the name that chains of this adapter and salt begin with."""
+    """Return the root name of all chains with this adapter and salt."""
     digest = hashlib.sha256(b"antiphon prefix 1 root\n")
     for tag, value in ((b"A", adapter), (b"S", salt)):
         encoded = b"" if value is None else value.encode("utf-8", "surrogatepass")
@@ -38,48 +38,49 @@ def child_name(parent: BlockName, token_ids: Sequence[int]) -> BlockName:
 
 
 ASIDE = 1 << 62
-"""Stands for the place in a chain of what is no landmark: the parts of a block in tables behind the first."""
+"""Chain index of parts that are never landmarks: those of a block in any table but the first."""
 MAX_LANDMARKS = 4096
-"""About so many names of the cache are told to others, and as many of the tiers below it."""
+"""Approximate number of published names of the cache, and of the tiers below it."""
 
 
 def landmark(name: BlockName) -> int:
-    """Return the 64 bits of a name by which others speak of it."""
+    """Return the 64-bit form in which a name is published."""
     return int.from_bytes(name[:8], "little")
 
 
 class Landmarks:
-    """Every `stride_blocks`-th name of each indexed chain: what the cache holds in outline, small enough to be sent.
+    """Every `stride_blocks`-th name of each indexed chain: an outline of the cache that is small enough to send.
 
         blocks     0 1 2 3 4 5 6 7 8 ...     with a stride of 4, blocks 3, 7, ... are landmarks
 
-    Whoever knows a prompt's names knows to within a stride how much of it is here. Of what lies in tiers below only the
-    newest are kept: there may be far more of them.
+    From them and a prompt's names, anyone can tell to within a stride how much of the prompt is cached. Of the tiers
+    below only the newest landmarks are kept, because these tiers may hold far more blocks.
 
     Args:
-        num_blocks: of the cache; the stride is the smallest power of two that leaves at most `MAX_LANDMARKS`.
+        num_blocks: blocks of the cache; the stride is the smallest power of two that is at least
+            num_blocks / `MAX_LANDMARKS`.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.stride_blocks = 1 << max(0, (num_blocks - 1) // MAX_LANDMARKS).bit_length()
         self._marks: set[int] = set()
-        # Those of them that only lower tiers hold, the oldest first.
+        # The landmarks that only lower tiers hold, oldest first.
         self._below: OrderedDict[int, None] = OrderedDict()
 
     def add(self, name: BlockName, index: int) -> None:
-        """Take note of the `index`-th name of a chain, which the cache holds."""
+        """Add the `index`-th name of a chain, which the cache holds."""
         if self._is_mark(index):
             self._marks.add(landmark(name))
             self._below.pop(landmark(name), None)
 
     def add_below(self, name: BlockName, index: int) -> None:
-        """Take note of the `index`-th name of a chain, which only a lower tier holds."""
+        """Add the `index`-th name of a chain, which only a lower tier holds."""
         if self._is_mark(index):
             self._marks.add(landmark(name))
             self._sink(landmark(name))
 
     def drop(self, name: BlockName, *, is_below: bool = False) -> None:
-        """Forget a name that the cache holds no more, landmark or not; remember it where a lower tier does."""
+        """Drop a name the cache no longer holds, landmark or not; with `is_below`, keep it as held by a lower tier."""
         mark = landmark(name)
         if is_below and mark in self._marks:
             self._sink(mark)
@@ -89,7 +90,7 @@ class Landmarks:
 
     def copy(self) -> frozenset[int]:
         """Return all landmarks; any thread."""
-        # One operation of the interpreter on plain integers: the engine's thread cannot come between.
+        # A single interpreter operation on plain integers: the engine's thread cannot interrupt it.
         return frozenset(self._marks)
 
     def _is_mark(self, index: int) -> bool:
@@ -103,10 +104,10 @@ class Landmarks:
 
 
 class PrefixIndex:
-    """Which block holds which name; at most one block for a name, at most one name for a block.
+    """Maps names to blocks, one to one.
 
     Args:
-        is_elsewhere: whether a lower tier holds what a block held.
+        is_elsewhere: returns whether a lower tier holds a name.
     """
 
     def __init__(self, landmarks: Landmarks, is_elsewhere: Callable[[BlockName], bool] = lambda _: False) -> None:
@@ -123,11 +124,11 @@ class PrefixIndex:
         return name in self._block_by_name
 
     def name_of(self, block: BlockId) -> BlockName | None:
-        """Return the name of what a block holds, or None."""
+        """Return the name of a block's content, or None."""
         return self._name_by_block.get(block)
 
     def depth_of(self, block: BlockId) -> int:
-        """Return the `index` that a block with a name was inserted with."""
+        """Return the `index` with which a named block was inserted."""
         return self._depth_by_block[block]
 
     def block_of(self, name: BlockName) -> BlockId:
@@ -143,7 +144,7 @@ class PrefixIndex:
             self._landmarks.add(name, index)
 
     def evict(self, block: BlockId) -> None:
-        """Forget what the block held; it is about to be overwritten."""
+        """Remove a block that is about to be overwritten."""
         name = self._name_by_block.pop(block, None)
         if name is not None:
             del self._block_by_name[name], self._depth_by_block[block]

@@ -1,4 +1,4 @@
-"""How far back the block tables of a request reach: what its next tokens still see, and how many blocks that takes.
+"""How far back the block tables of a request reach: which blocks its next tokens still read, and how many that takes.
 
     blocks   [ left behind ][ seen from `start` on ][ start .. end: this step's ][ ... ]
     window                  |<---- window ---->|
@@ -16,16 +16,16 @@ from engine.cache.prefix_index import BlockName
 
 
 def name_in(name: BlockName, table: int) -> BlockName:
-    """Return the name of a block's part in one table; names are digests, which do not differ by one byte alone."""
+    """Return the name of a block's part in one table; unique, as no two digests differ in just one byte."""
     return BlockName(bytes((name[0] ^ table,)) + name[1:]) if table else name
 
 
 class Reach:
-    """What requests hold in the tables of a cache.
+    """Computes which blocks requests need in the tables of a cache.
 
     Args:
-        windows: of each table, as `engine.cache.layout.CacheLayout`.
-        step_tokens: that one request may compute in one step.
+        windows: window of each table, as in `engine.cache.layout.CacheLayout`.
+        step_tokens: most tokens that one request may compute in one step.
     """
 
     def __init__(self, windows: Sequence[int], block_tokens: int, step_tokens: int) -> None:
@@ -34,45 +34,45 @@ class Reach:
         self._step_tokens = step_tokens
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Return the blocks of so many tokens in one table that keeps all."""
+        """Return the number of blocks for `num_tokens` tokens in a table without a window."""
         return -(-num_tokens // self.block_tokens)
 
     def resting(self, num_tokens: int) -> int:
-        """Return the blocks, of all tables, that a request of so many tokens holds while it decodes."""
+        """Return how many blocks, over all tables, a request of `num_tokens` tokens holds at most while it decodes."""
         return sum(self._at_most(num_tokens, window, window + TILE_TOKENS) for window in self.windows)
 
     def most(self, num_tokens: int) -> int:
-        """Return the most blocks that a request of so many tokens ever holds: while its prompt is computed.
+        """Return the most blocks that a request of `num_tokens` tokens ever holds, namely during prefill.
 
-        One step is under way, whose blocks are not left behind before it is done, and another one planned.
+        One step is in flight, which keeps its blocks until it is done, and another one is planned.
         """
         steps = 2 * self._step_tokens
         return sum(self._at_most(num_tokens, window, window + TILE_TOKENS + steps) for window in self.windows)
 
     def capacity(self, num_blocks: int, longest: int) -> int:
-        """Return the most tokens, up to `longest`, of a request that so many blocks are enough for in any case."""
+        """Return the length, up to `longest`, of the longest request for which `num_blocks` blocks always suffice."""
         return bisect_right(range(1, longest + 1), num_blocks, key=self.most)
 
     def end(self, window: int, num_computed: int, num_tokens: int) -> int:
-        """Return how many blocks a table needs for the next step: where it forgets, no more than that step's."""
+        """Return how many blocks a table needs: for all known tokens or, with a window, to the end of the next step."""
         return self.num_blocks(min(num_tokens, num_computed + self._step_tokens) if window else num_tokens)
 
     def num_left(self, window: int, position: int) -> int:
-        """Return how many leading blocks of a table nobody reads who computes from `position` on."""
+        """Return how many leading blocks of a table are not read by computing from `position` on."""
         if not window:
             return 0
         return max(0, position - window + 1) // TILE_TOKENS * TILE_TOKENS // self.block_tokens
 
     def seen(self, count: int) -> list[range]:
-        """Return, for each table, which of the first `count` blocks whoever goes on behind them sees."""
+        """Return for each table which of the first `count` blocks are in the window of the token after them."""
         end = count * self.block_tokens
         first = (max(0, end - window + 1) // self.block_tokens if window else 0 for window in self.windows)
         return [range(min(start, count), count) for start in first]
 
     def longest(self, names: Sequence[BlockName], has: Callable[[BlockName], bool]) -> int:
-        """Return behind how many leading blocks of a chain one can go on, if what `has` says of parts is there."""
+        """Return how many leading blocks of a chain can be reused if exactly the parts that satisfy `has` are there."""
         count, last = len(names), -1
-        # Each table may want less than the one before; what all of them want no less than is what all have.
+        # Each table may shorten the result of the one before; repeat until no table shortens it.
         while count != last:
             last = count
             for table, window in enumerate(self.windows):
@@ -84,7 +84,7 @@ class Reach:
             return next((i for i, name in enumerate(names) if not has(name_in(name, table))), len(names))
         end = len(names)
         for i in range(end - 1, -1, -1):
-            # Whoever goes on behind `end` sees nothing before what lies a window back.
+            # The token after `end` blocks sees nothing before its window.
             if i < max(0, end * self.block_tokens - window + 1) // self.block_tokens:
                 break
             if not has(name_in(names[i], table)):
@@ -92,6 +92,6 @@ class Reach:
         return end
 
     def _at_most(self, num_tokens: int, window: int, reach: int) -> int:
-        """Bound the blocks of a table that keeps `reach` tokens, whose ends may lie inside of blocks."""
+        """Bound the blocks of a table that keeps `reach` tokens, either end of which may be inside a block."""
         held = self.num_blocks(num_tokens)
         return min(held, self.num_blocks(reach) + 2) if window else held

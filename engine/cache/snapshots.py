@@ -1,10 +1,10 @@
-"""States kept at the ends of some blocks, as numbers: which is where, and which is given up next.
+"""States kept at the ends of some blocks, as numbers: which place holds which state, and which is evicted next.
 
     prefix   [ block ][ block ][ block ][ block ][ block ]
-    state                     |^                |^            each has the name of the block that it stands behind
+    state                     |^                |^            each is named like the block that it follows
 
-Of layers that keep a state instead of keys a prefix is found as far as there are both its blocks and a state at its
-end. Knows neither tokens nor tensors.
+For layers that keep a state instead of keys, a cached prefix reaches only to a position with both its blocks and a
+state. Knows neither tokens nor tensors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from engine.cache.prefix_index import BlockName
 
 
 class Snapshots:
-    """A fixed number of places for states: each is free, being written by a step under way, or has a name.
+    """A fixed number of places for states: each is free, being written by a step in flight, or named.
 
-    The one that nobody has asked for longest is given up first.
+    The least recently used state is evicted first.
     """
 
     def __init__(self, num_places: int) -> None:
@@ -29,23 +29,23 @@ class Snapshots:
 
     @property
     def num_written(self) -> int:
-        """Places that steps under way write."""
+        """Number of places that steps in flight write."""
         return len(self._written)
 
     def __contains__(self, name: BlockName) -> bool:
         return name in self._place_by_name
 
     def longest(self, names: Sequence[BlockName], reached: Callable[[Sequence[BlockName]], int]) -> int:
-        """Return behind how many leading blocks of a chain one can go on.
+        """Return how many leading blocks of a chain can be reused.
 
         Args:
-            reached: tells it of what blocks there are.
+            reached: returns the same for the blocks alone, without regard to states.
         """
         count = reached(names)
         while count:
             while count and names[count - 1] not in self._place_by_name:
                 count -= 1
-            # Where windows are, less may be there behind fewer blocks.
+            # With windows, a shorter chain may need parts that the longer one did not.
             there = reached(names[:count])
             if there == count:
                 break
@@ -53,14 +53,14 @@ class Snapshots:
         return count
 
     def use(self, name: BlockName) -> int:
-        """Return where a state is, which somebody asks for."""
+        """Return the place of a state and mark it as just used."""
         self._place_by_name.move_to_end(name)
         return self._place_by_name[name]
 
     def try_take(self) -> int | None:
-        """Take a place to be written, a free one or that of the state that is given up; None if all are being written.
+        """Take a place to write, free or of an evicted state; None if all are being written.
 
-        From now on nobody finds what was there. Steps are computed in order: one before may read it still.
+        The evicted state can no longer be found, but earlier steps may still read it: steps are computed in order.
         """
         if not self._free and self._place_by_name:
             self.forget(next(iter(self._place_by_name)))
@@ -71,7 +71,7 @@ class Snapshots:
         return place
 
     def settle(self, place: int, name: BlockName) -> bool:
-        """Name what has been written; False, and the place is free again, where another one has that state."""
+        """Name a written state; if another place already holds it, free this one and return False."""
         self._written.remove(place)
         if name in self._place_by_name:
             self._free.append(place)
@@ -81,19 +81,19 @@ class Snapshots:
         return True
 
     def give_back(self, places: Collection[int]) -> None:
-        """Free those places that are being written still: whoever took them has ended, or failed."""
+        """Free those of the places that are still being written: their request has ended or failed."""
         for place in self._written.intersection(places):
             self._written.remove(place)
             self._free.append(place)
 
     def forget(self, name: BlockName) -> None:
-        """Free the place of a state that leads nowhere any more; one that is not kept is ignored."""
+        """Free the place of a state that is no longer useful; ignore one that is not kept."""
         place = self._place_by_name.pop(name, None)
         if place is not None:
             self._free.append(place)
 
     def check(self, is_indexed: Callable[[BlockName], bool]) -> None:
-        """Raise AssertionError unless each place is one thing, and each state has the block whose name it bears."""
+        """Raise AssertionError unless each place is free, written or named, and each name has an indexed block."""
         named = [*self._place_by_name.values()]
         assert sorted([*self._free, *self._written, *named]) == [*range(self._num_places)], "a place is lost or doubled"
         assert all(map(is_indexed, self._place_by_name)), "a state is kept whose block has gone"

@@ -1,12 +1,11 @@
-"""Tiers below the device's cache, host memory and disk: which blocks lie there, and when they go there and come back.
+"""Tiers below the device's cache, host memory and disk: which blocks they hold, and when blocks move down and back up.
 
-    device: free, named, soon to be reused --store--> each tier that has it not
+    device: free, named, soon to be reused --store--> each tier that does not hold it
     a tier --fetch, while its request waits--> device: free, and found by its name as if it had never left
 
-The same index with another place: a block has one name wherever it lies, and what came back is shared like all else.
-Nobody waits for a copy but the request whose prefix is fetched. A block that is needed before its copy is done is
-overwritten, and the copy comes to nothing. Pure: standard library only; the engine's thread owns it, a `BlockMover`
-copies.
+A block has the same name in every tier, and a fetched block is shared like any other. Only the request whose prefix is
+fetched waits for a copy. A block that is needed before it has been stored is overwritten, and its copy is discarded.
+Pure: standard library only; owned by the engine's thread, while a `BlockMover` copies.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from engine.cache.reach import Reach, name_in
 from engine.ports import BlockMover, FetchOrder, KeptBlock, StoreOrder
 
 RESERVE_SHARE = 0.5
-"""Of all blocks, as many are to be free without a loss: unnamed, or held by a tier. A long prompt takes many."""
+"""Share of all blocks to keep free with nothing to lose: unnamed, or held by a tier. A long prompt takes many."""
 MAX_STORING = 64
-"""Blocks on their way down at once: what is ordered too early may be overwritten before it is copied."""
+"""Most blocks being stored at once: those ordered too early may be overwritten before they are copied."""
 MAX_FETCHES = 4
-"""Requests at once whose prefixes come back, and as many look for theirs before it is their turn."""
+"""Most concurrent fetches, and the number of next waiting requests that look for their prefixes."""
 MAX_SEEKS = 2
-"""So often may a request wait for a fetch: its own, and one of somebody else with the same beginning."""
+"""Most fetches that a request waits for: its own, and one of another request with the same prefix."""
 MIN_PATIENCE_S, MAX_PATIENCE_S = 0.1, 10.0
-"""A fetch is waited for as long as what it brings would take to compute, but within these: a disk may hang."""
+"""A fetch is awaited as long as computing its content would take, within these bounds, as a disk may hang."""
 
 
 class _Tier:
-    """The slots of one tier by the names of what they hold, the least recently used first."""
+    """The slots of one tier by the names of their content, least recently used first."""
 
     def __init__(self, num_slots: int, kept: Iterable[KeptBlock]) -> None:
         self.num_slots = num_slots
@@ -43,36 +42,36 @@ class _Tier:
         self._reading: set[BlockName] = set()
 
     def try_take(self) -> tuple[int, BlockName | None] | None:
-        """Return a slot to be written, and whose content it had; None where each is being read or written."""
+        """Return a slot to write and the name evicted from it, if any; None if all are being read or written."""
         if self._free:
             return self._free.pop(), None
         name = next((name for name in self.slot_by_name if name not in self._reading), None)
         return None if name is None else (self.slot_by_name.pop(name), name)
 
     def put(self, name: BlockName, slot: int) -> None:
-        """Take it as a fact that a slot holds the content of a name; the first one keeps it."""
+        """Record that a slot holds a name's content; if another slot already does, free this one."""
         if name in self.slot_by_name:
             self._free.append(slot)
         else:
             self.slot_by_name[name] = slot
 
     def give_back(self, slot: int) -> None:
-        """Free a slot whose content came to nothing."""
+        """Free a slot that could not be written."""
         self._free.append(slot)
 
     def open(self, name: BlockName) -> int:
-        """Return the slot of a name that it holds, kept from being overwritten until `close`."""
+        """Return the slot of a held name and protect it from being overwritten until `close`."""
         self._reading.add(name)
         return self.slot_by_name[name]
 
     def close(self, name: BlockName, *, is_good: bool) -> None:
-        """End an `open`; what could not be read is forgotten."""
+        """End an `open`; a name that could not be read is dropped."""
         self._reading.remove(name)
         if not is_good:
             self._free.append(self.slot_by_name.pop(name))
 
     def touch(self, name: BlockName) -> None:
-        """Count a name as used just now."""
+        """Mark a name as just used."""
         if name in self.slot_by_name:
             self.slot_by_name.move_to_end(name)
 
@@ -86,11 +85,11 @@ class _Tier:
 
 @dataclass(slots=True)
 class _Fetch:
-    """What one fetch holds until it is done: its prefix on the device, and blocks for what follows it.
+    """The blocks that one fetch holds until it is done: the prefix on the device, and blocks to fill after it.
 
     Attributes:
-        until_s: from when on nobody waits for it, and it holds nothing any more.
-        is_given_up: it holds nothing any more; only its slots are still being read.
+        until_s: time from which nobody waits for it, and its blocks are released.
+        is_given_up: its blocks are released; only its slots are still being read.
     """
 
     shared: list[BlockId]
@@ -100,15 +99,17 @@ class _Fetch:
 
     @property
     def blocks(self) -> list[BlockId]:
-        """What it holds, in the order of the chain."""
+        """The blocks that it holds, in the order of the chain."""
         return [] if self.is_given_up else [*self.shared, *(order.block for order in self.orders)]
 
 
 class CacheTiers:
-    """The tiers of one cache, the nearest first; without any every method does nothing.
+    """The tiers of one cache, nearest first.
+
+    Without any, `advance` and `try_fetch` must not be called, and the other methods do nothing.
 
     Attributes:
-        num_stored_blocks, num_fetched_blocks: since the start.
+        num_stored_blocks, num_fetched_blocks: totals since the start.
     """
 
     def __init__(
@@ -133,29 +134,29 @@ class CacheTiers:
 
     @property
     def are_there(self) -> bool:
-        """Whether there is any tier."""
+        """Whether there are any tiers."""
         return bool(self._tiers)
 
     def holds(self, name: BlockName) -> bool:
-        """Return whether some tier holds a block."""
+        """Return whether any tier holds a block."""
         return any(name in tier.slot_by_name for tier in self._tiers)
 
     def is_worth_waiting_for(self, ticket: int | None) -> bool:
-        """Return whether a fetch is not done yet, and has not been given up."""
+        """Return whether a fetch is neither done nor given up."""
         fetch = None if ticket is None else self._fetch_by_ticket.get(ticket)
         return fetch is not None and not fetch.is_given_up
 
     def held(self) -> Iterable[BlockId]:
-        """Yield the blocks that fetches hold, each as often as they do."""
+        """Yield the blocks that fetches hold, once per fetch."""
         for fetch in self._fetch_by_ticket.values():
             yield from fetch.blocks
 
     def use(self, block: BlockId) -> None:
-        """Take note that a request holds a block."""
+        """Record that a request holds a block."""
         self._dirty.pop(block, None)
 
     def let_go(self, blocks: Sequence[BlockId]) -> None:
-        """Take note that somebody holds some blocks no more, given in the order of a chain."""
+        """Record that a holder has released some blocks, given in the order of a chain."""
         if not self._tiers:
             return
         for block in reversed(blocks):
@@ -168,23 +169,23 @@ class CacheTiers:
                 self._dirty[block] = name, self._index.depth_of(block)
 
     def overwrite(self, block: BlockId) -> None:
-        """Take note that a block is about to be given to somebody else."""
+        """Record that a block is about to be reused, and abandon its copy."""
         self._dirty.pop(block, None)
         if self._storing.pop(block, None) is not None:
             assert self._mover is not None
             self._mover.abandon(block)
 
     def give_up_one(self) -> bool:
-        """End a fetch for the sake of a request that runs and finds no block; False where none holds any."""
+        """Give up a fetch because a running request finds no free block; False if no fetch holds any."""
         return any(self._try_give_up(ticket) for ticket in [*self._fetch_by_ticket])
 
     def advance(self, *, now_s: float, is_idle: bool) -> None:
-        """Take what has been copied as a fact, and order that what would be reused soon is copied.
+        """Process finished copies, give up overdue fetches, and order stores of blocks that would be reused soon.
 
         Args:
-            now_s: on the clock of `try_fetch`.
-            is_idle: nobody asks for anything, and all else may be copied too. What is asked for all the time is never
-                reused, and a restart should find that first of all.
+            now_s: time on the clock of `try_fetch`.
+            is_idle: whether there are no requests, so that all other free blocks may be stored too. Blocks in constant
+                use are never about to be reused, yet are the most valuable after a restart.
         """
         assert self._mover is not None
         for order, were_written in self._mover.stored():
@@ -200,7 +201,7 @@ class CacheTiers:
             block, (name, depth) = self._dirty.popitem(last=False)
             order = StoreOrder(block, name, depth, self._slots_for(name))
             if all(slot is None for slot in order.slots):
-                # Every slot is being read or written.
+                # No tier has a slot to give: all are being read or written.
                 self._dirty[block] = name, depth
                 self._dirty.move_to_end(block, last=False)
                 break
@@ -212,22 +213,22 @@ class CacheTiers:
     def try_fetch(
         self, names: Sequence[BlockName], *, spare: int, now_s: float, worth_s: Callable[[int], float]
     ) -> int | None:
-        """Begin to bring back what follows the beginning of a chain that the device holds.
+        """Start to fetch the part of a chain that follows what the device holds.
 
         Args:
-            names: of the chain's full blocks.
-            spare: blocks that are to stay free.
+            names: names of the chain's full blocks.
+            spare: blocks that must stay free.
             now_s: see `BlockPool.try_take`.
-            worth_s: how many seconds may pass until so many blocks are back.
+            worth_s: returns the longest time in seconds that fetching a number of blocks may take to pay off.
 
         Returns:
-            The ticket of a fetch to wait for, which may be another one's; None for nothing, or no room.
+            The ticket of the fetch to wait for, maybe another request's; None if no fetch is possible or pays off.
         """
         if self._pool.num_free <= spare:
             return None
         assert self._mover is not None
         count = self._reach.longest(names, self._index.__contains__)
-        # What is on its way is held until it is there.
+        # Slots of fetches in flight are protected until these are done, so their names count too.
         could = self._reach.longest(names, lambda name: name in self._index or self.holds(name))
         _, missing = self._parts(names, could)
         if not missing:
@@ -246,7 +247,7 @@ class CacheTiers:
         if could <= count or worth_s(could - count) < self._mover.fetch_s(len(missing)):
             return None
         for block in shared:
-            # What follows them would be of no use without them.
+            # The fetched blocks would be useless without the ones before them.
             self._pool.share(block)
             self.use(block)
         blocks = self._pool.try_take(len(missing), now_s)
@@ -256,7 +257,7 @@ class CacheTiers:
         return self._begin(_Fetch(shared, orders, now_s + patience_s))
 
     def check(self) -> None:
-        """Raise AssertionError unless slots, copies and free blocks tell one story."""
+        """Raise AssertionError unless slots, copies and free blocks agree."""
         for tier, num_writing in zip(self._tiers, self._num_writing, strict=True):
             tier.check(num_writing)
         for block, (name, _) in self._dirty.items():
@@ -266,7 +267,7 @@ class CacheTiers:
             assert self._index.name_of(block) == order.name, f"block {block} is stored under a wrong name"
 
     def _slots_for(self, name: BlockName) -> tuple[int | None, ...]:
-        """Return a slot for a block of each tier, None where it is there already or no slot can be had."""
+        """Return a slot of each tier for a block; None where the tier holds it already or has no slot to give."""
         slots: list[int | None] = []
         for number, tier in enumerate(self._tiers):
             taken = None if name in tier.slot_by_name else tier.try_take()
@@ -295,7 +296,7 @@ class CacheTiers:
     def _fitting(
         self, names: Sequence[BlockName], count: int, spare: int
     ) -> tuple[int, list[BlockId], list[tuple[BlockName, int]]]:
-        """Return the most leading blocks of a chain, up to `count`, that can be read and find room; and their parts."""
+        """Return how many leading blocks, up to `count`, can be fetched and fit in free blocks, with their `_parts`."""
         while True:
             count = self._reach.longest(names[:count], self._can_be_had)
             shared, missing = self._parts(names, count)
@@ -306,7 +307,7 @@ class CacheTiers:
             count = max(0, count - overflow)
 
     def _parts(self, names: Sequence[BlockName], count: int) -> tuple[list[BlockId], list[tuple[BlockName, int]]]:
-        """Return what is seen behind `count` blocks: the device's blocks, and the names and depths of all others."""
+        """Return the parts read after `count` blocks: blocks on the device, and names and depths of missing ones."""
         shared: list[BlockId] = []
         missing: list[tuple[BlockName, int]] = []
         for table, seen in enumerate(self._reach.seen(count)):
@@ -338,11 +339,11 @@ class CacheTiers:
         return ticket
 
     def _land(self, ticket: int, num_good: int) -> None:
-        """Name what was brought back, and let go of it, so that whoever waits for it finds it."""
+        """Name the fetched blocks and release them, so that waiting requests find them."""
         fetch = self._fetch_by_ticket.pop(ticket)
         for i, order in enumerate(fetch.orders):
             del self._ticket_by_name[order.name]
-            # Only the first that could not be read is known to be bad; behind it nothing was tried.
+            # Only the first unreadable order is known to be bad; those after it were not tried.
             self._tiers[order.tier].close(order.name, is_good=fetch.is_given_up or i != num_good)
             if i < num_good and not fetch.is_given_up:
                 self._index.insert(order.name, order.block, order.depth)
@@ -352,7 +353,7 @@ class CacheTiers:
         self._let_go_of(fetch)
 
     def _try_give_up(self, ticket: int) -> bool:
-        """Take back the blocks of a fetch, from now on unwritten; False where there is none."""
+        """Stop a fetch from writing and release its blocks; False if it was given up before."""
         fetch = self._fetch_by_ticket[ticket]
         assert self._mover is not None
         if fetch.is_given_up:

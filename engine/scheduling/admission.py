@@ -1,12 +1,13 @@
-"""Lets requests in that can be served in time, and refuses the others at once with the time at which they could.
+"""Admission control: accept requests that can be served in time and refuse the rest at once, with a retry time.
 
-A request is refused where the forecast (`engine.scheduling.forecast`) says that
+A request is refused if the forecast (`engine.scheduling.forecast`) says that
 
-- its own bound of tokens would not be there by its deadline,
-- the deadline of one that is before it could no longer be kept,
-- it would wait longer than `max_queue_s` until its prompt is begun.
+- it could not generate its maximum number of tokens by its deadline,
+- it would make an earlier request miss a deadline that could otherwise be kept, or
+- its prompt would wait longer than `max_queue_s` to start.
 
-Before there are measurements, everything is let in that finds room. Pure; requests are asked about one by one.
+Until step costs are known, every request is accepted as long as the queue has room. Pure; requests are checked one at a
+time.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from engine.scheduling.step_costs import StepCosts
 MAX_RETRY_AFTER_S = 120.0
 MIN_RETRY_AFTER_S = 1.0
 RISK = 1.25
-"""A deadline that leaves less than so many times what the answer takes is at risk."""
+"""A deadline is at risk if the time left is less than this multiple of the time that the answer takes."""
 FALLBACK_RATE = 1.0
-"""Requests a second, before anything is known."""
+"""Requests per second, assumed until a rate has been measured."""
 
 
 class Admission:
-    """The door of one engine.
+    """Admission control of one engine.
 
     Args:
-        num_lent: returns the blocks of the cache that requests cannot have.
+        num_lent: returns how many cache blocks are lent and thus unavailable to requests.
 
     Attributes:
-        costs: what steps cost; told by who runs them.
-        reader: of what is before a request.
-        refused_by_reason: how many were refused, by `engine.errors.OverloadError.reason`.
+        costs: step costs, updated by whoever runs the steps.
+        reader: reads the backlog ahead of a request.
+        refused_by_reason: refusals counted by `engine.errors.OverloadError.reason`.
     """
 
     def __init__(self, config: ResolvedConfig, reader: BacklogReader, num_lent: Callable[[], int] = lambda: 0) -> None:
@@ -49,15 +50,15 @@ class Admission:
         self.refused_by_reason: dict[str, int] = {}
 
     def check_queue(self, num_waiting: int, num_running: int, requests_per_s: float) -> None:
-        """Refuse whoever finds the queue full; it may come back when half of it will be gone.
+        """Refuse a request if the queue is full; the retry time is when half of the queue should be gone.
 
         Args:
-            requests_per_s: at which requests have ended while there was work; 0 before any has.
+            requests_per_s: rate at which requests have ended while there was work; 0 before any has.
 
         Raises:
-            OverloadError: it is full.
+            OverloadError: the queue is full.
         """
-        # Rows that are free now will be given to the first of those who wait.
+        # Rows that are free now will go to the first waiting requests.
         if num_waiting >= self._config.max_queued_requests + self._config.max_num_seqs - num_running:
             raise self._refusal(
                 "queue_full",
@@ -66,15 +67,15 @@ class Admission:
             )
 
     def check_time(self, request: Request, backlog: Backlog, prompt_tokens: int, now_s: float) -> None:
-        """Refuse whoever could not be served in time.
+        """Refuse a request that could not be served in time.
 
         Args:
-            prompt_tokens: of a step that also decodes, as things are.
+            prompt_tokens: current limit of prompt tokens in a step that also decodes.
 
         Raises:
-            OverloadError: it could not, or only at the cost of one that was promised to be.
+            OverloadError: it would be late, or would make an accepted request miss its deadline.
         """
-        # Who goes on, after its replica has died or in a beam search, was let in before.
+        # A continuation, after its replica died or in a beam search, was admitted before.
         if request.prior_output_ids or not self.costs.is_known(now_s):
             return
         foretold = forecast(
@@ -95,15 +96,15 @@ class Admission:
             )
 
     def is_too_late(self, live: LiveRequest, now_s: float) -> bool:
-        """Whether a waiting request could not end by its deadline even if it had the engine for itself from now on."""
+        """Whether a waiting request would miss its deadline even with the engine to itself from now on."""
         return not live.output_ids and self._is_short_of_time(live, now_s, num_rows=1, margin=1.0)
 
     def is_at_risk(self, live: LiveRequest, num_running: int, now_s: float) -> bool:
-        """Whether a waiting request will miss its deadline unless it begins soon, beside those that run."""
+        """Whether a waiting request will miss its deadline unless it soon starts alongside the running ones."""
         return self._is_short_of_time(live, now_s, num_rows=num_running + 1, margin=RISK)
 
     def _is_short_of_time(self, live: LiveRequest, now_s: float, *, num_rows: int, margin: float) -> bool:
-        """Whether a deadline leaves less than `margin` times what the answer takes in steps of so many rows."""
+        """Whether the time left is less than `margin` times what the answer takes in steps of `num_rows` rows."""
         deadline_s = live.request.deadline_s
         if deadline_s is None or not self.costs.is_known(now_s):
             return False

@@ -1,9 +1,9 @@
-"""What a request would find before it: live requests as the forecast's loads. Pure: standard library only.
+"""The work ahead of a new request: live requests as the loads of the forecast. Pure: standard library only.
 
-A request that is told to go on to its bound (`ignore_eos`) is expected to; of any other that is before somebody the
-answer is expected to be as long as its flow's answers are in the mean. A request that asks to be let in is held to its
-own bound, unless that is only what the context has room for. Of prompts the prefix cache is expected to hold as large
-a share as of those before.
+A request with `ignore_eos` is expected to generate up to its limit. Any other request ahead is expected to generate as
+many tokens as its flow's answers have on average. A request that asks for admission is charged its own `max_tokens`,
+unless the context ends first. The prefix cache is expected to hold the same share of each prompt as it has held
+so far.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
 
 
 class BacklogReader:
-    """Reads the scheduler's queues, and changes nothing: any thread may ask while the engine's thread goes on."""
+    """Reads the scheduler's queues without changing them; any thread may call it while the engine's thread runs."""
 
     def __init__(self, config: ResolvedConfig, queue: FairQueue, counters: SchedulerCounters) -> None:
         self._config = config
@@ -35,8 +35,8 @@ class BacklogReader:
         waiting: Sequence[LiveRequest],
         unread: Iterable[Request],
     ) -> Backlog:
-        """Return who is served before `request`; `unread` are those that came but are not in a queue yet."""
-        # A list is copied in one go, whatever the engine's thread does.
+        """Return the requests served before `request`; `unread` ones have arrived but are not queued yet."""
+        # The copy is atomic, whatever the engine's thread does meanwhile.
         running, waiting = tuple(running), tuple(waiting)
         rank = rank_of(request.priority, tag=self._queue.next_tag(flow_of(request)), arrival=1 << 62)
         ahead = sorted((live for live in waiting if live.rank < rank), key=lambda live: live.rank)
@@ -51,15 +51,15 @@ class BacklogReader:
         )
 
     def load(self, live: LiveRequest) -> Load:
-        """Return what is left to do for a live request."""
+        """Return the remaining work of a live request."""
         num_output = len(live.output_ids)
         num_left = max(1, self._expected_output(live.request) - num_output)
-        # What the cache holds of a request with a row is found already.
+        # A request with a row has already claimed its cached prefix.
         share = self._uncached_share if live.row is None else 1.0
         return self._load(live.request, live.num_wanted, share, len(live.request.prompt_ids) + num_output, num_left)
 
     def asking_load(self, request: Request) -> Load:
-        """Return what a request asks for that is not let in yet."""
+        """Return the work of a request that asks for admission."""
         is_open = len(request.prompt_ids) + request.params.max_tokens >= self._config.max_model_len
         return self._new_load(request, self._expected_output(request) if is_open else request.params.max_tokens)
 
@@ -71,7 +71,7 @@ class BacklogReader:
         return Load(
             prompt_tokens=num_wanted * share if num_wanted > 1 else num_wanted,
             output_tokens=num_left,
-            # One more of each table: the scheduler keeps them free for each that runs.
+            # One more block per table: the scheduler keeps that many free for each running request.
             num_blocks=self._reach.resting(num_known + num_left) + len(self._reach.windows),
             deadline_s=request.deadline_s,
         )
@@ -93,7 +93,7 @@ class BacklogReader:
         waiting: Iterable[LiveRequest],
         unread: Iterable[Request],
     ) -> bool:
-        """Whether a row would be given up for it (`engine.scheduling.row_shares`)."""
+        """Whether another flow would yield a row to the request (`engine.scheduling.row_shares`)."""
         flow = flow_of(request)
         held = Counter(flow_of(live.request) for live in running)
         asking = Counter(flow_of(live.request) for live in waiting) + Counter(map(flow_of, unread))

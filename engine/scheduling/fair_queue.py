@@ -1,18 +1,18 @@
-"""Fair shares of the engine: who has had much comes later. Pure: standard library only.
+"""Fair shares of the engine: flows that have used much are served later. Pure: standard library only.
 
-Every adapter of every tenant is a flow. A request gets a start tag as it comes: the virtual time or, where its
-flow's earlier requests have claimed more than that, the time by which they would be done if the flow had the engine for
-itself. Requests are served by tag, and virtual time is the latest tag that was served, so that
+Each pair of tenant and adapter is a flow. A request gets a start tag on arrival: the virtual time or, if later, the
+time by which its flow's earlier requests would be done if the flow had the engine to itself. Requests are served in
+order of their tags, and virtual time is the highest tag served so far. Hence
 
-- a flow that is alone, or asks for less than there is, is served as it comes;
-- a request of any other flow comes before the backlog of one that floods;
-- of flows that all have a backlog, each gets the same service, to within one request each.
+- a flow that is alone, or asks for less than there is, is served as its requests arrive;
+- a request of any other flow is served before the backlog of a flow that floods the engine;
+- flows that all have a backlog get equal service, to within one request each.
 
-Virtual time also creeps on with every step, so that no crowd of new flows can keep anybody waiting for ever.
+Virtual time also creeps forward with every step, so that no crowd of new flows can make anyone wait forever.
 
-**Source:** Goyal, Vin, Cheng, "Start-time Fair Queueing" (SIGCOMM 1996); the costs are those of Sheng et al., "Fairness
-in Serving Large Language Models" (OSDI 2024): tokens of prompt and answer, of which the answer's are expected to be as
-many as the flow's earlier answers had.
+**Source:** Goyal, Vin, Cheng, "Start-time Fair Queueing" (SIGCOMM 1996). Costs follow Sheng et al., "Fairness in
+Serving Large Language Models" (OSDI 2024): prompt tokens plus output tokens, the latter estimated from the flow's
+earlier answers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 MAX_KNOWN_FLOWS = 4096
 FIRST_GUESS_TOKENS = 64.0
 NEW_SHARE = 0.2
-"""Weight of the newest answer in a flow's mean length."""
+"""Weight of the newest answer in a flow's mean output length."""
 CREEP = 1 / 64
-"""Of virtual time with each step: small beside what a step serves, and not nothing."""
+"""Advance of virtual time per step: small compared with what a step serves, but not zero."""
 
 
 @dataclass(slots=True)
@@ -37,33 +37,33 @@ class _Flow:
 
 
 class FairQueue:
-    """Start tags for requests.
+    """Assigns start tags to requests.
 
     Args:
-        num_rows: requests that decode at once.
-        step_tokens: prompt tokens that one step computes.
+        num_rows: requests that can decode at once.
+        step_tokens: prompt tokens that one step can compute.
     """
 
     def __init__(self, *, num_rows: int, step_tokens: int) -> None:
         self._num_rows = num_rows
         self._step_tokens = step_tokens
-        # Least recently used first; flows with live requests are never forgotten.
+        # Least recently used first; flows with live requests are never evicted.
         self._flows: OrderedDict[Hashable, _Flow] = OrderedDict()
         self._time = 0.0
 
     def note_step(self) -> None:
-        """Let virtual time creep on."""
+        """Advance virtual time by the creep of one step."""
         self._time += CREEP
 
     def note_service(self, tag: float) -> None:
-        """Take note that a request of this tag is served."""
+        """Record that a request with this tag is served."""
         self._time = max(self._time, tag)
 
     def tag(self, flow: Hashable, *, num_prompt: int, max_output: int, swap_steps: float = 0.0) -> float:
-        """Return the start tag of a new request, in steps; `end` must follow once it has ended.
+        """Return the start tag of a new request, in steps. `end` must be called when the request ends.
 
         Args:
-            swap_steps: what it costs to fetch the request's adapter, which its flow pays for as for tokens.
+            swap_steps: cost of fetching the request's adapter, charged to its flow like tokens.
         """
         start = self.next_tag(flow)
         known = self._flows.setdefault(flow, _Flow())
@@ -73,18 +73,18 @@ class FairQueue:
         return start
 
     def next_tag(self, flow: Hashable) -> float:
-        """Return the start tag that a new request of a flow would get; any thread may ask."""
+        """Return the start tag that a new request of a flow would get; any thread."""
         known = self._flows.get(flow)
-        # Nobody pays for time that nobody else wanted: a flow without requests starts anew.
+        # An idle flow starts afresh: it does not pay for time that no other flow wanted.
         return self._time if known is None or not known.num_live else max(self._time, known.next_tag)
 
     def mean_output(self, flow: Hashable) -> float:
-        """Return how many tokens the flow's answers have in the mean; any thread may ask."""
+        """Return the mean number of output tokens of the flow's answers; any thread."""
         known = self._flows.get(flow)
         return FIRST_GUESS_TOKENS if known is None else known.mean_output
 
     def end(self, flow: Hashable, *, num_output: int | None) -> None:
-        """Take note of the end of a request and of how many tokens it was answered with; None where it wanted none."""
+        """Record the end of a request and its number of output tokens, None if it generates none."""
         known = self._flows[flow]
         known.num_live -= 1
         if num_output is not None:
@@ -96,5 +96,5 @@ class FairQueue:
             del self._flows[idle]
 
     def cost(self, flow: Hashable, *, num_prompt: int, max_output: int) -> float:
-        """Return the time that a request is expected to take of the whole engine, in steps."""
+        """Return the expected time of the whole engine that a request uses, in steps."""
         return num_prompt / self._step_tokens + min(max_output, self.mean_output(flow)) / self._num_rows

@@ -1,15 +1,15 @@
-"""When a request would get its first token and its last, if it came now. Pure: standard library only.
+"""Predicts when a request that arrived now would get its first and its last token. Pure: standard library only.
 
-Requests are played forward in the order in which the scheduler serves them: every one takes a row and blocks as soon as
-they are free and all before it have theirs, computes its prompt when those before it have computed theirs, and then
-draws a token in every step.
+Simulates requests in the order in which the scheduler serves them. Each takes a row and blocks once they are free and
+all requests before it have theirs, computes its prompt once those before it have computed theirs, and then draws a
+token in every step.
 
     steps    0 ............ start ........ first ................ end
              [ waits for a row, blocks )[ prompt )[ one token each step )
 
-Steps become seconds by what a step costs with all of them in the batch, and all their prompts are counted for each of
-them. So a forecast is late rather than early: what it promises is kept if nobody overtakes, and nobody who comes later
-is let in who would break it (`Forecast.breaks_s`). Adapters that are still to be loaded are not foreseen.
+Every step is costed as if all requests were in the batch, and every request is charged the prompts of all of them. So
+a forecast errs on the late side: its times are kept as long as nobody overtakes, and no later request is admitted that
+would break them (`Forecast.breaks_s`). The time to load adapters is not included.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from engine.scheduling.step_costs import StepCosts
 
 
 class Load(NamedTuple):
-    """What is left to do for one request.
+    """Remaining work of one request.
 
     Attributes:
-        prompt_tokens: to be computed before the next token is drawn; at most 1 where it decodes.
-        output_tokens: still to be drawn, at least 1.
-        num_blocks: of the cache, as it ends.
-        deadline_s: monotonic time by which it has to end; None for never.
+        prompt_tokens: tokens to compute before the next one is drawn; at most 1 if the request decodes.
+        output_tokens: tokens still to be drawn, at least 1.
+        num_blocks: cache blocks that it holds when it ends.
+        deadline_s: monotonic time by which it must end; None for no deadline.
     """
 
     prompt_tokens: float
@@ -40,13 +40,13 @@ class Load(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """Who is served before a request.
+    """The work served before a request.
 
     Attributes:
-        running: they hold rows.
+        running: requests that hold rows.
         waiting: in the order in which they will get rows.
-        takes_row: whether a flow with more than its share of the rows gives one up for the request.
-        num_steps, num_prompt_tokens: handed to the device and counted as done, though they are not.
+        takes_row: whether a flow with more than its share of the rows yields one to the request.
+        num_steps, num_prompt_tokens: work submitted to the device that the loads already count as done.
     """
 
     running: tuple[Load, ...] = ()
@@ -57,13 +57,13 @@ class Backlog(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the request would have the engine for itself."""
+        """Whether the request would have the engine to itself."""
         return not (self.running or self.waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What the engine has: rows, blocks of the cache, and prompt tokens that a step computes beside full rows."""
+    """The engine's rows, its cache blocks, and the prompt tokens of a step in which every row also decodes."""
 
     num_rows: int
     num_blocks: int
@@ -72,14 +72,14 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds from now.
+    """Predicted times of a request, in seconds from now.
 
     Attributes:
-        start_s: until its prompt is begun.
-        first_s, end_s: until its first token, and its last.
-        alone_s: until its last, if it were alone.
-        breaks_s: until the last one ends whose deadline could be kept, and could not if the request came in; 0 where
-            there is none.
+        start_s: until its prompt starts.
+        first_s, end_s: until its first and its last token.
+        alone_s: until its last token if it had the engine to itself.
+        breaks_s: until the last of those requests ends whose deadlines would be kept without this request but not with
+            it; 0 if there are none.
     """
 
     start_s: float
@@ -96,7 +96,7 @@ class _Place(NamedTuple):
 
 
 def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts, now_s: float) -> Forecast:
-    """Foretell what becomes of a request; linear in the backlog, but for the logarithm of the rows."""
+    """Predict the times of a request in O(n log rows), n being the length of the backlog."""
     before = (*backlog.running, *backlog.waiting)
     *places, place = _places(load, backlog, capacity)
     tokens = backlog.num_prompt_tokens + sum(other.prompt_tokens for other in before if other.prompt_tokens > 1)
@@ -111,7 +111,7 @@ def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts,
             left_s = other.deadline_s - now_s
             if kept_s <= left_s < steps * step_s + prompt_s + own_prompt_s:
                 breaks_s = max(breaks_s, kept_s)
-    # It misses the step that is under way.
+    # The request misses the step in flight.
     missed = backlog.num_steps + (0 if backlog.is_empty else 1)
     return Forecast(
         start_s=(missed + place.start) * step_s + prompt_s,
@@ -123,13 +123,13 @@ def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts,
 
 
 def least_s(load: Load, capacity: Capacity, costs: StepCosts, num_rows: int = 1) -> float:
-    """Return what a request takes that begins at once, in steps of so many rows; for itself where it is one."""
+    """Return the seconds of a request that starts at once, in steps of `num_rows` rows; 1 means it runs alone."""
     place = _place(load, 0, 0.0, capacity)
     return place.end * costs.step_s(num_rows) + _prompt_s(load, costs)
 
 
 def _places(load: Load, backlog: Backlog, capacity: Capacity) -> Iterator[_Place]:
-    """Yield where everyone comes, in steps from now; the request itself is the last."""
+    """Yield when each request is served, in steps from now; the asking request comes last."""
     prompts_done = 0.0
     ends: list[tuple[int, int]] = []
     now = num_used = 0
@@ -162,7 +162,7 @@ def _place(load: Load, row_free: int, prompts_done: float, capacity: Capacity) -
 
 
 def _prompt_s(load: Load, costs: StepCosts) -> float:
-    # One token is a row among those that decode.
+    # A single token counts as a decoding row.
     return costs.prompt_s(load.prompt_tokens) if load.prompt_tokens > 1 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Which requests can no longer be served: they are ended before they cost another step. Pure: standard library only."""
+"""Finds requests that cannot be served any more, so that they cost no further step. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEADLINE_LOST = "The request waited so long that its answer cannot be complete b
 
 
 class Ending(NamedTuple):
-    """A request that ends, and why."""
+    """A request to end, and why."""
 
     live: LiveRequest
     reason: FinishReason
@@ -27,10 +27,10 @@ def hopeless(
     is_too_late: Callable[[LiveRequest, float], bool],
     now_s: float,
 ) -> Iterator[Ending]:
-    """Yield the requests whose deadline has passed, or will have before they can end, or whose adapter cannot be had.
+    """Yield requests that have missed or are bound to miss their deadline, or whose adapter cannot become resident.
 
     Args:
-        is_too_late: whether a request that has no row would miss its deadline even if it had the engine for itself.
+        is_too_late: whether a request without a row would miss its deadline even with the engine to itself.
     """
     error_by_adapter: dict[str, str | None] = {}
     for live in requests:

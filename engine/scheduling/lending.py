@@ -1,10 +1,11 @@
-"""Lends free blocks of the cache to adapters that find no room, and takes them back where requests need them.
+"""Lends free cache blocks to adapters that find no room, and reclaims them when requests need them.
 
     free blocks --(adapters lacked room, half of the cache is free)--> lent --(a request finds no block)--> free
 
-One pool for both, as in S-LoRA (Sheng et al., 2023, arXiv 2311.03285, section 5), but in runs of neighbours: a stretch
-of a layer's keys is then as long as a matrix needs, and neither attention nor products learn of it. Pure: standard
-library only; the engine's thread owns it.
+Adapters and requests share one pool, as in S-LoRA (Sheng et al., 2023, arXiv 2311.03285, section 5), but loans are runs
+of adjacent blocks. The keys of one layer in a run are then a stretch long enough for a matrix, so that neither the
+attention kernels nor the matrix products need to know of loans. Pure: standard library only; owned by the engine's
+thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from engine.scheduling.live_request import LiveRequest
 
 
 class CacheLending:
-    """What of the cache is lent. A request of full length always fits beside: `engine.resolve` bounds the loans."""
+    """Manages the loans. `engine.resolve` bounds them so that a request of maximum length always fits beside them."""
 
     def __init__(self, config: ResolvedConfig, tables: BlockTables, gate: AdapterGate) -> None:
         self._config = config
@@ -24,7 +25,7 @@ class CacheLending:
         self._gate = gate
 
     def offer(self) -> None:
-        """Lend one run more where adapters have lacked room and the cache has it to spare."""
+        """Lend one more run if adapters have lacked room and the cache can spare it."""
         count, most = self._config.lent_run_blocks, self._config.max_lent_blocks
         if not count or self._tables.num_lent + count > most or not self._gate.lacked_room():
             return
@@ -33,16 +34,16 @@ class CacheLending:
             self._gate.lend(run)
 
     def try_open(self, live: LiveRequest, *, spare: int) -> bool:
-        """Open a request's table (`BlockTables.try_open`), with blocks that were lent where others do not do."""
+        """Open a request's tables (`BlockTables.try_open`), reclaiming lent blocks if there are too few free ones."""
         while not self._tables.try_open(live, spare=spare):
             if not self._take_back():
                 return False
         return True
 
     def try_extend(self, live: LiveRequest) -> bool:
-        """Lengthen a request's table (`BlockTables.try_extend`).
+        """Lengthen a request's tables (`BlockTables.try_extend`).
 
-        Where others do not do, it gets blocks that were lent, or that are being filled for somebody who waits.
+        If there are too few free blocks, reclaim lent ones, then those being fetched for a waiting request.
         """
         while not self._tables.try_extend(live):
             if not self._take_back() and not self._tables.tiers.give_up_one():
@@ -50,7 +51,7 @@ class CacheLending:
         return True
 
     def _take_back(self) -> bool:
-        """Have idle adapters leave one run; False where there is none that running requests leave alone."""
+        """Reclaim one run by evicting its adapters; False if running requests use adapters in every run."""
         run = self._gate.give_back() if self._tables.num_lent else None
         if run is None:
             return False

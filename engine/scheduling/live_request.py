@@ -1,9 +1,9 @@
-"""A request from its arrival to its end, as the scheduler keeps it: a few integers, its blocks and its block names.
+"""A request from arrival to end, as the scheduler sees it: a few integers, its blocks and its block names.
 
     0 <= num_computed <= num_tokens = len(prompt) + len(output)
 
-Tokens before `num_computed` are in the cache, or will be when the steps under way are done. Pre-emption sets it to 0
-and keeps everything else.
+Tokens before `num_computed` are in the cache, or will be once the steps in flight are done. Preemption sets it to 0 and
+keeps the known tokens and block names.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from engine.speculation.drafter import Drafter
 from engine.trace import RequestTrace, TraceNotes
 
 PENDING = -1
-"""Stands for a token that a step under way draws."""
+"""Placeholder for a token that a step in flight will draw."""
 
 MAX_HEAD_START_STEPS = 4096
 HALF_HEAD_START_PRIORITY = 8
 
 
 class Rank(NamedTuple):
-    """A request's place in every order that the scheduler keeps; lower is served first.
+    """A request's position in every order that the scheduler uses; lower is served first.
 
-    A request's turn is its start tag (`engine.scheduling.fair_queue`), in virtual steps. A priority is a head start in
-    the queue, not a class of its own: the turn counts as if it were
+    A request's turn is its start tag (`engine.scheduling.fair_queue`), in virtual steps. A priority is not a class of
+    its own but a head start or a handicap: it delays the turn by
 
         MAX_HEAD_START_STEPS * priority / (|priority| + HALF_HEAD_START_PRIORITY)
 
-    steps later than it is. The head start grows with the priority and stays below its bound, so that nothing whose turn
-    is 2 * MAX_HEAD_START_STEPS after a request's is ever served before it, whatever the priorities. A deadline at
-    risk is one head start more (`LiveRequest.hurry`).
+    steps, a negative number for a negative priority. The delay stays below MAX_HEAD_START_STEPS either way, so that
+    priorities alone never let a request overtake one whose turn is 2 * MAX_HEAD_START_STEPS earlier. A deadline at risk
+    gives another head start of MAX_HEAD_START_STEPS (`LiveRequest.hurry`).
     """
 
     virtual_step: float
@@ -45,18 +45,18 @@ class Rank(NamedTuple):
 
 
 def rank_of(priority: int, *, tag: float, arrival: int) -> Rank:
-    """Return the rank of the `arrival`-th request, whose flow's turn is at step `tag`."""
+    """Return the rank of the `arrival`-th request, whose turn is at virtual step `tag`."""
     head_start = MAX_HEAD_START_STEPS * priority / (abs(priority) + HALF_HEAD_START_PRIORITY)
     return Rank(tag + head_start, priority, arrival)
 
 
 def flow_of(request: Request) -> tuple[str, AdapterDigest | None]:
-    """Return whose share of the engine a request takes: a tenant's with an adapter."""
+    """Return the flow whose share of the engine a request uses: its pair of tenant and adapter."""
     return request.tenant, request.adapter
 
 
 class Drawn(NamedTuple):
-    """The tokens that a step brought, and what is told of them and of the prompt."""
+    """The tokens that a step drew for a request, with log-probabilities of them and of the prompt."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
@@ -65,29 +65,29 @@ class Drawn(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveRequest:
-    """Mutable state of one request; the scheduler's alone.
+    """Mutable state of one request; owned by the scheduler.
 
     Attributes:
-        rank: who is served first and who is pre-empted last.
-        tag: its flow's turn.
+        rank: lower is served first and preempted last.
+        tag: start tag from the fair queue.
         is_hurried: whether its deadline was at risk while it waited.
-        has_yielded: whether it has given its row to another flow before.
-        output_ids: generated tokens, those of `Request.prior_output_ids` included; the last ones may be `PENDING`.
+        has_yielded: whether it has yielded its row to another flow.
+        output_ids: generated tokens, including `Request.prior_output_ids`; the last ones may be `PENDING`.
         queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
-        tables: its blocks, by the tables of the cache's layout; none while it waits.
+        tables: its block tables, one for each table of the cache's layout; empty while it waits.
         row: index in the runner's buffers while the request runs, None while it waits.
-        is_guest: whether the row is one of those that are kept for newcomers (`ResolvedConfig.num_guest_rows`).
+        is_guest: whether it holds one of the extra rows for newcomers (`ResolvedConfig.num_guest_rows`).
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
-        num_skips: plans that could not admit it only because every slot for adapters was taken.
-        names: names of its leading full blocks, as far as they were needed.
-        state_from, num_begun, branch: where layers keep states, since its admission: the place of that from which it
-            goes on, behind how many tokens that is, and how many the cache had the blocks of.
-        answer_state: the name of the last state that was kept of its answer.
-        ticket, num_seeks, next_seek_s: of the last fetch of its beginning, how many there were since it waits, and when
-            it may look for another one (`engine.cache.tiers`).
-        notes: for its trace.
-        prompt_logprobs: of the prompt's tokens from the second on, as far as they have been computed.
-        drafter: guesses how its answer goes on; None until it is asked.
+        num_skips: plans that did not admit it only because every adapter slot was taken.
+        names: names of its leading full blocks, computed on demand.
+        state_from, num_begun, branch: for layers with states, set at admission: the place of the state to resume from,
+            the number of tokens it covers, and the number of tokens whose blocks were in the cache.
+        answer_state: name of the last state kept of its answer.
+        ticket, num_seeks, next_seek_s: the last fetch of its prefix, the number of fetches since it began to wait, and
+            when it may next look for one (`engine.cache.tiers`).
+        notes: notes for its trace.
+        prompt_logprobs: log-probabilities of the prompt tokens from the second on, as far as computed.
+        drafter: source of draft tokens for its answer; None until first used.
     """
 
     request: Request
@@ -124,23 +124,23 @@ class LiveRequest:
 
     @property
     def num_wanted(self) -> int:
-        """Known tokens that are not in the cache yet."""
+        """Known tokens still to be computed."""
         return len(self.request.prompt_ids) + len(self.output_ids) - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
-        """Whether what is wanted is output; it is more than one token where a grammar has left no choice of some."""
+        """Whether it computes output, several tokens if a grammar forced some; one last prompt token counts too."""
         return self.num_computed >= len(self.request.prompt_ids) or self.num_wanted == 1
 
     @property
     def wants_scores(self) -> bool:
-        """Whether tokens of the prompt still lack the log-probabilities that are asked for."""
+        """Whether requested log-probabilities of prompt tokens are still missing."""
         wanted = self.request.params.num_prompt_logprobs is not None
         return wanted and len(self.prompt_logprobs) < len(self.request.prompt_ids) - 1
 
     @property
     def needs_every_token(self) -> bool:
-        """Whether what the cache holds has to be computed anew, for what is not in it is asked for."""
+        """Whether cached tokens must be recomputed: the request needs outputs that the cache does not hold."""
         return self.wants_scores or self.request.pooling is Pooling.MEAN
 
     def names_of(self, num_blocks: int, block_tokens: int) -> list[BlockName]:
@@ -156,7 +156,7 @@ class LiveRequest:
         return self.names[:num_blocks]
 
     def trace(self, reason: FinishReason, now_s: float, now_unix_s: float) -> RequestTrace:
-        """Return what became of the request, which ends now."""
+        """Return the trace of the request, which ends now."""
 
         def since(at_s: float | None) -> float | None:
             return None if at_s is None else at_s - self.queued_at_s
@@ -176,13 +176,13 @@ class LiveRequest:
         )
 
     def is_full(self, max_model_len: int) -> bool:
-        """Return whether the request ends with its newest token, whatever that is."""
+        """Return whether the request ends with its newest token, whichever it turns out to be."""
         if self.request.pooling is not None:
             return not self.num_wanted
         return len(self.output_ids) >= self.request.params.max_tokens or self.num_tokens >= max_model_len
 
     def hurry(self) -> None:
-        """Give it a head start, for its deadline is at risk."""
+        """Give the request a head start because its deadline is at risk."""
         self.is_hurried = True
         self.rank = self.rank._replace(virtual_step=self.rank.virtual_step - MAX_HEAD_START_STEPS)
 
@@ -194,7 +194,7 @@ class LiveRequest:
         pooled: bytes | None = None,
         error: str | None = None,
     ) -> Emission:
-        """Return what is told of it: tokens, its end, or both."""
+        """Return an emission with new tokens, the end of the request, or both."""
         return Emission(
             request_id=self.request.request_id,
             token_ids=() if drawn is None else drawn.token_ids,
@@ -209,14 +209,14 @@ class LiveRequest:
         )
 
     def drop_pending(self) -> None:
-        """Forget the tokens that are still to be drawn."""
+        """Drop the placeholders of tokens that are still to be drawn."""
         while self.output_ids and self.output_ids[-1] == PENDING:
             self.output_ids.pop()
 
     def put(
         self, index: int, token_ids: Sequence[int], eos_ids: frozenset[int], max_model_len: int
     ) -> FinishReason | None:
-        """Put tokens where the first one's place was kept, up to one that ends the request; returns why it does."""
+        """Write tokens at `index` and after it, up to one that ends the request; return the reason, or None."""
         for place, token_id in enumerate(token_ids, index):
             if place < len(self.output_ids):
                 self.output_ids[place] = token_id
@@ -239,6 +239,6 @@ class LiveRequest:
 
 
 def unread_tokens(requests: Sequence[LiveRequest]) -> tuple[int, int]:
-    """Return the tokens left to compute of prompts under way, and of those that wait."""
+    """Return the tokens left to compute of running prompts and of waiting requests."""
     running = sum(live.num_wanted for live in requests if live.row is not None and live.num_wanted > 1)
     return running, sum(live.num_wanted for live in requests if live.row is None)

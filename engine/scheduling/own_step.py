@@ -1,9 +1,9 @@
-"""Short prompts of flows that have nothing running are computed by themselves, in a step of their own.
+"""Computes short prompts of flows that have nothing running in a step of their own.
 
-A first token leaves with the step that draws it. Beside a flood of decodes or the chunks of a long prompt that step
-takes as long as theirs, though the prompt alone would take a fraction. On a CPU it even goes before the rest of the
-step under way, which waits between two layers. The others lose what a step costs whatever it computes; the time of the
-prompt itself they would have shared in any case. Pure: standard library only.
+A first token leaves with the step that draws it. Beside many decodes or the chunks of a long prompt, that step takes
+far longer than the short prompt alone would. On a CPU an own step even runs before the rest of the step in flight,
+which pauses before a norm, between layers or within one. Other requests lose only the fixed cost of a step: they would
+have shared the time of the prompt itself anyway. Pure: standard library only.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from engine.scheduling.live_request import LiveRequest, flow_of
 from engine.scheduling.step_costs import StepCosts
 
 MAX_SHARE = 0.5
-"""What a step costs whatever it computes, of the time of the others' step: more would buy too little."""
+"""Largest fixed cost of a step, as a share of the others' step, at which an own step still gains enough."""
 MAX_PRICE = 0.04
-"""What all of them may cost the others, of their time: where every request is of another flow, each is a newcomer."""
+"""Bound on the cost of all own steps, as a share of the others' time: if each request is a flow, all are newcomers."""
 MAX_AT_ONCE = 4
-"""So many may follow each other, with a step of the others between two, where there was none for long."""
+"""Own steps in a burst after a long time without any; they still alternate with steps of the others."""
 
 
 def newcomers(running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) -> Iterator[LiveRequest]:
-    """Yield whom a step of its own is for: those of flows with nothing running, as long as they are next by rank.
+    """Yield the waiting requests of flows with nothing running, by rank, up to the first that is not eligible.
 
-    Whoever has a better rank is never overtaken, and so an endless row of newcomers starves nobody.
+    They never overtake a waiting request of better rank, so that an endless stream of newcomers starves nobody.
     """
     busy = {flow_of(live.request) for live in running}
     for live in sorted(waiting, key=attrgetter("rank")):
@@ -35,16 +35,16 @@ def newcomers(running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) ->
 
 
 class OwnSteps:
-    """When newcomers may have a step of their own: never twice in a row, or they could hold up the others for ever."""
+    """Decides when newcomers get an own step: never twice in a row, which could hold up the others forever."""
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
         self._others_s = self._owed_s = 0.0
         self.may_be = True
-        """Whether the last step was one of the others'."""
+        """Whether the last step was not an own step."""
 
     def note(self, num_decodes: int, num_prompt_tokens: int, *, is_own: bool) -> None:
-        """Take note of a step that begins."""
+        """Record a step that begins."""
         self.may_be = not is_own
         if is_own:
             self._owed_s += self._costs.base_s or 0.0
@@ -53,7 +53,7 @@ class OwnSteps:
             self._owed_s = max(0.0, self._owed_s - MAX_PRICE * self._others_s)
 
     def pays(self, running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) -> bool:
-        """Whether there may be one now, and it is worth its price beside steps such as the others' last one."""
+        """Whether an own step is allowed now and worth its cost, judged by the others' last step."""
         base_s = self._costs.base_s
         if base_s is None or not (self.may_be and running and waiting):
             return False

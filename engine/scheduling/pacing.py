@@ -1,24 +1,24 @@
-"""Sizes the prompt's share of a step from measured times, so that a long prompt does not hold up running streams.
+"""Sizes the prefill share of a step from measured times, so that a long prompt does not hold up running streams.
 
-Pure. What a prompt token costs depends on the model, the processor, the context before it and on who else is at work;
-it is measured all the time, and the next step takes as many as fit into the time that streams may wait.
+Pure. The cost of a prompt token depends on the model, the processor, the context before it and other load. It is
+measured continuously, and the next step takes as many prompt tokens as fit into the time that streams may wait.
 """
 
 from __future__ import annotations
 
 FIRST_TOKENS = 128
 MIN_TOKENS = 16
-"""Below this a prompt would hardly advance; a step cannot be made shorter than its decodes anyway."""
+"""With fewer a prompt would hardly advance; a step cannot be made shorter than its decodes anyway."""
 MIN_MEASURED_TOKENS = 16
-"""Steps with fewer prompt tokens say more about the decodes beside them."""
+"""The time of a step with fewer prompt tokens is dominated by its decodes."""
 
 
 class PrefillPace:
     """How many prompt tokens a step may compute beside decodes.
 
     Args:
-        target_s: how long such a step should take.
-        max_tokens: never more than this.
+        target_s: target duration of such a step.
+        max_tokens: upper bound.
     """
 
     def __init__(self, target_s: float, max_tokens: int) -> None:
@@ -27,7 +27,7 @@ class PrefillPace:
         self.num_tokens = min(FIRST_TOKENS, max_tokens)
 
     def observe(self, num_prefill_tokens: int, took_s: float) -> None:
-        """Take note of a step: go halfway to what would have met the target, at once where it was far over it."""
+        """Record a step: move halfway to the count that would have met the target, or all the way if far over it."""
         if num_prefill_tokens < MIN_MEASURED_TOKENS or took_s <= 0:
             return
         fitting = num_prefill_tokens * self._target_s / took_s

@@ -1,4 +1,4 @@
-"""The adapters that one plan pins for the requests that it admits."""
+"""Pins adapters for the requests that one plan admits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from engine.ports import AdapterGate
 from engine.scheduling.live_request import LiveRequest
 
 MAX_SKIPS = 64
-"""So often may a request be passed over for want of a slot; then the next slot is its own."""
+"""A request skipped more often than this for lack of an adapter slot gets the next free slot."""
 
 
 def is_ready(gate: AdapterGate, is_coming: Callable[[LiveRequest], bool], live: LiveRequest) -> bool:
-    """Return whether a waiting request could run now: its adapter pinned, and nothing that it waits for under way."""
+    """Return whether a waiting request could run now: its adapter can be pinned, and it awaits no fetch."""
     if is_coming(live):
         return False
     adapter = live.request.adapter
@@ -26,7 +26,7 @@ def is_ready(gate: AdapterGate, is_coming: Callable[[LiveRequest], bool], live: 
 
 
 class Pins:
-    """The adapters that one plan pins for admissions; each one that is not to be had is asked for once."""
+    """The adapters that one plan pins for admissions; an adapter that cannot be pinned is tried only once."""
 
     def __init__(self, gate: AdapterGate) -> None:
         self._gate = gate
@@ -34,7 +34,7 @@ class Pins:
         self._wants_slot_by_refused: dict[AdapterDigest, bool] = {}
 
     def try_pin(self, live: LiveRequest) -> bool:
-        """Pin the adapter of a request that is about to be admitted; the base model needs none."""
+        """Pin the adapter of a request about to be admitted; always True for the base model."""
         adapter = live.request.adapter
         if adapter is None:
             return True
@@ -47,6 +47,6 @@ class Pins:
         return False
 
     def undo(self, live: LiveRequest) -> None:
-        """Give back the pin of a request that was not admitted after all."""
+        """Undo the pin of a request that was not admitted after all."""
         if live.request.adapter is not None:
             self._gate.unpin(live.request.adapter)

@@ -1,4 +1,4 @@
-"""What can be known of a request before it is queued: whether this engine can ever serve it. Pure."""
+"""Checks before a request is queued whether this engine can ever serve it. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from engine.request import Request
 
 
 def check_request(request: Request, config: ResolvedConfig) -> None:
-    """Do nothing where a request can be served.
+    """Check that a request can be served.
 
     Raises:
-        RequestError: it never can.
+        RequestError: it can never be served.
     """
     limit, known_ids = config.max_model_len, (*request.prompt_ids, *request.prior_output_ids)
     num_prompt, num_prior, num_known = len(request.prompt_ids), len(request.prior_output_ids), len(known_ids)

@@ -1,4 +1,4 @@
-"""Whose rows go to whom where there are more requests than rows: every flow is entitled to an equal share of them."""
+"""Shares out rows when there are more requests than rows: every flow is entitled to an equal share of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def who_yields(
     num_rows: int,
     is_ready: Callable[[LiveRequest], bool],
 ) -> Iterator[tuple[LiveRequest, LiveRequest]]:
-    """Yield who gives its row away, each with the request that it has to wait behind.
+    """Yield the requests that give up their row, each with the request that it must wait behind.
 
-    A flow with fewer rows than its share gets some for its first requests in waiting, from flows with more than theirs,
-    the last by rank first. Who yields waits behind all that the other flow is entitled to, and yields only once: from
-    then on it runs to its end.
+    A flow below its share gets rows for its first waiting requests from flows above theirs, whose last request by rank
+    yields first. A request that yields waits behind all requests that the other flow is entitled to run, and yields
+    only once: it then runs to its end.
 
     Args:
-        running: holds every row; guests among them are nobody's share.
+        running: the requests that hold all rows; guests count toward no flow's share.
         is_ready: whether a waiting request could run if it had a row.
     """
     running = [live for live in running if not live.is_guest]
@@ -29,7 +29,7 @@ def who_yields(
     asking = {flow_of(live.request) for live in waiting}
     share = max(1, num_rows // len(held.keys() | asking))
     if all(held[flow] >= share for flow in asking):
-        return  # as nearly always: and who waits may be many
+        return  # The common case; skips sorting a possibly long queue.
     queues: dict[object, list[LiveRequest]] = {}
     for live in sorted(waiting, key=lambda r: r.rank):
         queues.setdefault(flow_of(live.request), []).append(live)

@@ -1,7 +1,7 @@
-"""The rows of the runner's buffers: `max_num_seqs` for all, and some that are kept for newcomers.
+"""The rows of the runner's buffers: `max_num_seqs` for all requests, plus some reserved for newcomers.
 
-A step that is computed needs all rows that it has. Where every one is taken, a newcomer who is to go before the rest of
-that step is a guest: it stays until its end in a row that nobody else is given. Pure: standard library only.
+A step in flight needs all of its rows. If every row is taken, a newcomer that should go before the rest of that step
+becomes a guest: until its end it occupies a reserved row, which no other request may have. Pure: standard library only.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class Rows:
 
     @property
     def is_left(self) -> bool:
-        """Whether there is a row for anybody."""
+        """Whether any request can have a row."""
         return self._num_taken - self._num_guests < self._config.max_num_seqs
 
     @property
     def is_left_for_newcomer(self) -> bool:
-        """Whether there is a row for a newcomer, and a token for it in the budget of steps in which all decode."""
+        """Whether there is a row for a newcomer, and a token for it in the budget of steps in which all rows decode."""
         has_row = self.is_left or self._num_guests < self._config.num_guest_rows
         return has_row and self._num_taken < self._config.max_batched_tokens
 
     def take(self, live: LiveRequest) -> None:
-        """Give a request a row; it is a guest where there is none for anybody."""
+        """Give a request a row, as a guest if only reserved rows are left."""
         live.is_guest = not self.is_left
         self._num_guests += live.is_guest
         live.row = self._free.pop()
 
     def give_back(self, live: LiveRequest) -> None:
-        """Take a request's row."""
+        """Take a request's row back."""
         assert live.row is not None, "a request without a row gives one back"
         self._free.append(live.row)
         self._released.append(live.row)
@@ -51,12 +51,12 @@ class Rows:
         live.row, live.is_guest = None, False
 
     def released(self) -> tuple[int, ...]:
-        """Return the rows that were given back since this was last asked."""
+        """Return the rows given back since the last call."""
         released, self._released = tuple(self._released), []
         return released
 
     def check(self, running: Sequence[LiveRequest]) -> None:
-        """Raise AssertionError unless `running` hold the rows that are taken."""
+        """Raise AssertionError unless exactly the taken rows are held by `running`."""
         rows = [live.row for live in running if live.row is not None]
         assert len(rows) == len(running), "a running request has no row"
         assert sorted([*rows, *self._free]) == list(range(self._config.num_rows)), "a row is lost or doubled"

@@ -1,27 +1,27 @@
 """Decides what each step computes. One token budget, no prefill mode and no decode mode.
 
-    plan:     running decodes -> prefills and admissions by rank, until the budget, the rows or the blocks are spent
-    advance:  the device has been told: what the step computes counts as computed, what it draws is pending
-    commit:   what the step computed becomes fact: blocks get names, tokens are emitted, requests end
+    plan:     running decodes -> prefills and admissions by rank, until the budget, the rows or the blocks run out
+    advance:  the plan is submitted: what it computes counts as computed, what it draws is pending
+    commit:   the step is done: its blocks get names, tokens are emitted, requests end
 
 Between `advance` and `commit` another step may be planned, so that a device need not wait for its host. Such a plan
-takes no block and no row away from anyone: it is None where it would have to.
+takes no block and no row from a running request: `plan` returns None if it would have to.
 
-Guarantees, all held by property tests: the budget is never exceeded; a block is shared only by equal prefixes of one
-adapter and salt; whatever ends, in any way and at any moment, returns its blocks, row and adapter pin; every request
-ends. The last rests on three bounds:
+Guarantees, all checked by property tests: the budget is never exceeded; a block is shared only by equal prefixes of one
+adapter and salt; a request that ends, in any way and at any moment, returns its blocks, row and adapter pin; every
+request ends. The last one rests on three bounds:
 
-- every decode runs in every step, but for those of newcomers (`engine.scheduling.own_step`), of which there are never
-  two in a row: a request enters the batch, and reaches its last token, only in a step that had a token of the budget
-  for it beside all decodes, so that there are never more decodes than budget;
-- every other order (who is admitted, who prefills first, who is pre-empted last) is the rank that a request got when
-  it came, and may lose once, to a flow that holds fewer rows than its share: its flow's turn
-  (`engine.scheduling.fair_queue`), which virtual time reaches, and in which priorities, and a deadline at risk, are
-  bounded head starts (`Rank`). Only finitely many can ever come before it;
-- once a request has been skipped `MAX_SKIPS` times for want of a slot for its adapter, no request of an adapter that
-  ranks behind it is admitted until it is: the pins that hold the slots run out.
+- Every decode runs in every step except the own steps of newcomers (`engine.scheduling.own_step`), of which there are
+  never two in a row. A request enters the batch, and starts to decode, only in a step with a token of the budget for it
+  beside all decodes. So there are never more decodes than budget.
+- Every other order (admission, prefill, and in reverse preemption) follows the rank that a request got on arrival. It
+  may lose rank once, to a flow with fewer rows than its share. The rank is the flow's turn
+  (`engine.scheduling.fair_queue`), which virtual time reaches, with bounded head starts for priorities and for
+  deadlines at risk (`Rank`). So only finitely many requests can ever come before it.
+- Once a request has been skipped `MAX_SKIPS` times for lack of an adapter slot, no adapter request that ranks behind
+  it is admitted before it: the pins that hold the slots run out.
 
-Pure: standard library only; not thread-safe, the engine's thread owns it.
+Pure: standard library only; not thread-safe, owned by the engine's thread.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _RANK = attrgetter("rank")
 
 
 class Scheduler:
-    """Requests waiting and running, and the blocks and rows they hold.
+    """Waiting and running requests, and the blocks and rows they hold.
 
     Args:
         eos_ids: token ids that end a generation unless the request ignores them.
         clock: monotonic seconds.
-        mover: of the tiers below the cache; None for none.
+        mover: copies blocks to and from the tiers below the cache; None if there are none.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class Scheduler:
         return self._tables.usage
 
     def unread_prompts(self) -> tuple[int, int]:
-        """Return the prompt tokens left to compute of running and of waiting requests; any thread, nearly exact."""
+        """Return the prompt tokens left to compute of running and of waiting requests, approximately; any thread."""
         return unread_tokens(list(self._live.values()))
 
     def add(self, request: Request) -> None:
-        """Queue a request that `check_request` has let pass, under an id that is not alive."""
+        """Queue a request that `check_request` has accepted; its id must not belong to a live request."""
         assert request.request_id not in self._live, "a request has the id of another"
         swap_s = 0.0 if request.adapter is None else self._gate.swap_s(request.adapter)
         tag = self._fair_queue.tag(
@@ -136,29 +136,29 @@ class Scheduler:
             self._gate.prepare(request.adapter)
 
     def backlog(self, request: Request, unread: Iterable[Request]) -> Backlog:
-        """Return who would be served before a request that is not added yet; any thread may ask."""
+        """Return the requests served before one that is not added yet; any thread."""
         return self.admission.reader.before(request, self._running, self._waiting, unread)
 
     def cancel(self, request_id: RequestId) -> None:
-        """End a request now, wherever it is; an unknown id is one that has ended and is ignored."""
+        """End a request now, waiting or running; ignore an unknown id, whose request has ended."""
         if (live := self._live.get(request_id)) is not None:
             self._end(live, FinishReason.CANCELLED)
 
     def fail_all(self, error: str) -> None:
-        """End every request with FAILED; the device is gone."""
+        """End every request with FAILED after a device failure."""
         for live in [*self._live.values()]:
             self._end(live, FinishReason.FAILED, error=error)
 
     def drain(self) -> list[Emission]:
-        """Hand over the emissions gathered so far."""
+        """Return and clear the emissions gathered so far."""
         emissions, self._outbox = self._outbox, []
         return emissions
 
     def plan(self, prefill_cap: int | None = None) -> StepPlan | None:
-        """Return the work of the next step, or None where nothing can run before a step under way is committed.
+        """Return the work of the next step, or None if nothing can run, at least until a step in flight is committed.
 
         Args:
-            prefill_cap: prompt tokens of a step that also decodes; the configuration's bound holds besides.
+            prefill_cap: limit of prompt tokens in a step that also decodes, in addition to the configured one.
         """
         self._end_hopeless()
         if not self._yield_rows():
@@ -175,9 +175,9 @@ class Scheduler:
         return self._planned(draft, is_own=False)
 
     def plan_newcomers(self, prefill_cap: int | None = None) -> StepPlan | None:
-        """Return a step of newcomers' short prompts alone (`engine.scheduling.own_step`), or None where none is to be.
+        """Return a step of only newcomers' short prompts (`engine.scheduling.own_step`), or None if none is due.
 
-        It takes nothing from anybody, and may go before a step under way.
+        It preempts no request, and may run before a step in flight.
         """
         if not self._own_steps.pays(self._running, self._waiting):
             return None
@@ -193,7 +193,7 @@ class Scheduler:
         return self._planned(draft, is_own=True)
 
     def is_newcomer(self, request: Request) -> bool:
-        """Whether a request that is not added yet might have a step of its own at once; any thread may ask."""
+        """Whether a request that is not added yet might get an own step at once; any thread."""
         return self._own_steps.may_be and flow_of(request) not in {flow_of(live.request) for live in [*self._running]}
 
     def _planned(self, draft: StepDraft, *, is_own: bool) -> StepPlan | None:
@@ -208,7 +208,7 @@ class Scheduler:
         return StepPlan(step_id=self._num_plans, rows=rows, released_rows=released, is_speculative=has_drafts)
 
     def advance(self, plan: StepPlan) -> None:
-        """Count a plan's work as done: it has been handed to the device, which computes plans in order."""
+        """Count a plan's work as done once it is submitted to the device, which computes plans in order."""
         self._num_under_way += 1
         for row in plan.rows:
             live = self._live[row.request.request_id]
@@ -217,15 +217,15 @@ class Scheduler:
                 live.output_ids.append(PENDING)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
-        """Turn a finished step into facts and return what it, and everything since the last call, brought."""
+        """Apply a finished step's result and return all emissions since the last call."""
         now_s = self._clock()
         self._num_under_way -= 1
         self._step_clock.end(plan, now_s)
-        # Backwards, for prompts are the last rows: a first token leaves before those of streams that have begun.
+        # In reverse, because prompts are the last rows: first tokens are emitted before those of running streams.
         for row in reversed(plan.rows):
             request_id = row.request.request_id
             live = self._live.get(request_id)
-            # It may have ended meanwhile, and its name be another's by now.
+            # The request may have ended meanwhile, and another one may have its id by now.
             if live is None or live.request is not row.request:
                 continue
             self._step_clock.note(live.notes, row, live.queued_at_s)
@@ -253,19 +253,19 @@ class Scheduler:
         assert len(self._live) == len(self._running) + len(self._waiting), "a request is in two queues"
 
     def _end_hopeless(self) -> None:
-        """End the requests that nobody waits for any more, or will by then, and those whose adapter cannot be had."""
+        """End requests that miss their deadline or cannot get their adapter; hurry waiting ones that may miss it."""
         requests, now_s, is_too_late = [*self._live.values()], self._clock(), self.admission.is_too_late
         for live, reason, error in hopeless(requests, self._gate, is_too_late, now_s):
             self._end(live, reason, error=error)
-        # Most have no deadline, and all who wait are looked at in every step.
+        # Filtered first: every step looks at all waiting requests, and most have no deadline.
         for live in [live for live in self._waiting if live.request.deadline_s is not None and not live.is_hurried]:
             if self.admission.is_at_risk(live, len(self._running), now_s):
                 live.hurry()
 
     def _yield_rows(self) -> bool:
-        """Where every row is taken, take some from flows with more than their share, for those with less that wait.
+        """If every row is taken, preempt requests of flows above their share for waiting ones of flows below theirs.
 
-        Returns False where one would have to be taken whose step is under way.
+        Returns False if that would preempt a request while a step is in flight.
         """
         if self._rows.is_left or not self._waiting:
             return True
@@ -280,9 +280,9 @@ class Scheduler:
         return True
 
     def _serve_decodes(self, draft: StepDraft) -> bool:
-        """Give running requests the blocks of their next step, pre-empting others for them, and a token if they decode.
+        """Give running requests blocks for their next step, preempting others if needed, and a token if they decode.
 
-        Returns False where one would have to be pre-empted whose step is under way.
+        Returns False if that would preempt a request while a step is in flight.
         """
         for live in sorted(self._running, key=_RANK):
             if live.row is None or live.is_full(self._config.max_model_len):
@@ -298,11 +298,10 @@ class Scheduler:
         return True
 
     def _serve_prefills(self, draft: StepDraft) -> None:
-        """Spend what is left of the budget by rank: on prompts under way, on tokens that were forced on requests that
-        decode, and on waiting requests.
+        """Spend the rest of the budget by rank: on running prompts, forced tokens of decodes, and waiting requests.
 
         The first waiting request that finds no blocks ends admission: if smaller ones overtook it, a large one would
-        wait for ever.
+        wait forever.
         """
         candidates = [live for live in self._running if live.num_wanted > 1]
         candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
@@ -316,12 +315,12 @@ class Scheduler:
                 can_admit = self._try_admit(live, draft, pins)
 
     def _try_admit(self, live: LiveRequest, draft: StepDraft, pins: Pins) -> bool:
-        """Give a waiting request, whose adapter is pinned, a row, blocks and its share of the step.
+        """Give a waiting request with a pinned adapter a row, blocks and its share of the step.
 
-        False changes nothing but that its adapter is no longer pinned for it.
+        On False its adapter is unpinned again; nothing else changes, but lent blocks may have been reclaimed.
         """
-        # A free block for each request keeps an admission from forcing a pre-emption in the very next step; a request
-        # that is alone needs none, for the whole cache is its own.
+        # A free block per request keeps an admission from forcing a preemption in the very next step; a lone request
+        # needs none, as it has the whole cache.
         spare = len(self._running) + 1 if self._running else 0
         if not self._lending.try_open(live, spare=spare):
             pins.undo(live)
@@ -339,7 +338,7 @@ class Scheduler:
         return True
 
     def _fill_in(self, live: LiveRequest, row: StepRow, result: StepResult, now_s: float) -> None:
-        """Put a drawn token where its place was kept among the outputs, and behind it what came with it."""
+        """Replace the placeholder of a drawn token, and append the tokens that came with it."""
         request_id, index = live.request.request_id, row.end - len(live.request.prompt_ids)
         token_ids = result.token_ids_by_request[request_id]
         num_known = len(live.output_ids)
@@ -361,10 +360,10 @@ class Scheduler:
             self._end(live, reason, drawn)
 
     def _preempt(self, live: LiveRequest) -> None:
-        """Send a running request back to wait; it will be computed anew, mostly from the prefix cache."""
+        """Return a running request to the queue; it will be recomputed, mostly from the prefix cache."""
         self._release(live)
         if live.wants_scores:
-            live.prompt_logprobs.clear()  # Computed anew, all of them.
+            live.prompt_logprobs.clear()  # All of them are recomputed.
         self._waiting.append(live)
         live.notes.num_preemptions += 1
         self.counters.num_preemptions += 1
@@ -378,14 +377,14 @@ class Scheduler:
         pooled: bytes | None = None,
         error: str | None = None,
     ) -> None:
-        """Return all that the request holds and emit its end; what is still drawn for it comes to nothing."""
+        """Release all that the request holds and emit its end; tokens still being drawn for it are discarded."""
         live.drop_pending()
         if live.row is None:
             self._waiting.remove(live)
         else:
             self._release(live)
         del self._live[live.request.request_id]
-        # Vectors say nothing of how long the flow's answers are.
+        # A pooled request says nothing about the length of the flow's answers.
         num_output = len(live.output_ids) if live.request.pooling is None else None
         self._fair_queue.end(flow_of(live.request), num_output=num_output)
         self.counters.count_end(live, reason, self._clock())

@@ -1,13 +1,13 @@
-"""What a step costs here, learned from the steps that were run. Pure: standard library only.
+"""Learns the cost of a step on this machine from the steps that were run. Pure: standard library only.
 
-A step is taken to last
+A step is modeled to last
 
     base + per_row * decoding rows + per_token * prompt tokens
 
-seconds. Base and row are a line through the steps that only decode, by least squares, the newest weighing most; a
-prompt token is what that line leaves of the steps that compute prompts, and a token of a draft what all that leaves of
-the steps that have drafts, of which nothing else is learned. What a step takes at least is not told by that
-line where all steps have nearly as many rows; for steps of prompts alone it is learned from those.
+seconds. `base` and `per_row` are a least-squares line through the steps that only decode, weighted toward the newest.
+`per_token` is what that line leaves unexplained in steps that compute prompts; the cost of a draft token is what all of
+these leave unexplained in steps with drafts, from which nothing else is learned. The line says little about the fixed
+cost of a step if all steps have about as many rows, so for steps of prompts alone it is learned from such steps.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from __future__ import annotations
 import math
 
 MIN_STEPS = 8
-"""Decode steps before anything is foretold from them: the first ones touch memory for the first time."""
+"""Decode steps before anything is predicted from them: the first ones touch memory for the first time."""
 MAX_AGE_S = 30.0
-"""Estimates older than this are none: nobody may be refused for ever because of a machine that was busy once."""
+"""Older estimates are ignored: a machine that was busy once must not cause refusals forever."""
 MIN_PROMPT_TOKENS = 16
-"""Steps with fewer prompt tokens say more about the decodes beside them."""
+"""The time of a step with fewer prompt tokens is dominated by its decodes."""
 NEW_SHARE = 0.05
-"""Weight of the newest step; the first ones count alike."""
+"""Weight of the newest step; the first ones are weighted equally."""
 MIN_SPREAD = 0.25
-"""Variance of the numbers of rows below which nothing new is said of what a row costs."""
+"""Variance of the number of rows below which the cost of a row is not updated."""
 MEMORY = 0.95
-"""What a step still weighs one step later in the rates of prompt tokens and of drafts."""
+"""Decay per step of earlier steps in the rates of prompt tokens and of draft tokens."""
 MAX_SURPRISE = 4.0
-"""One step counts as so many times what was expected of it at most: it may have waited for somebody else."""
+"""A step counts for at most this many times its expected time: it may have waited for something else."""
 
 
 class StepCosts:
-    """How long steps take; the engine's thread writes, any thread may read."""
+    """Estimates how long steps take; written by the engine's thread, readable from any thread."""
 
     def __init__(self) -> None:
-        # Of the line through the decode steps: mean rows and seconds, variance, covariance, and its slope.
+        # The line through the decode steps: mean rows and seconds, variance, covariance, and slope.
         self._mean_rows = self._mean_s = self._spread = self._joint_spread = self._row_s = 0.0
         self._prompt_token_s = 0.0
         self._draft_tokens = self._draft_tokens_s = 0.0
@@ -46,13 +46,13 @@ class StepCosts:
     def observe(
         self, *, num_decodes: int, num_prompt_tokens: int, num_draft_tokens: int = 0, took_s: float, now_s: float
     ) -> None:
-        """Take note of a step."""
+        """Record a step."""
         if took_s <= 0:
             return
         if num_draft_tokens:
             without_s = self.step_s(num_decodes) + self.prompt_s(num_prompt_tokens)
             most_s = MAX_SURPRISE * (without_s + num_draft_tokens * self.draft_token_s)
-            # Below nothing too: a step is as often shorter than was expected as longer.
+            # May be negative: steps are as often shorter than expected as longer.
             self._draft_tokens = MEMORY * self._draft_tokens + num_draft_tokens
             self._draft_tokens_s = MEMORY * self._draft_tokens_s + min(took_s, most_s) - without_s
             self._measured_at_s = now_s
@@ -76,24 +76,24 @@ class StepCosts:
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Prompt tokens computed a second, beside whatever else their steps held; 0 before any has been measured."""
+        """Prompt tokens computed per second, whatever else their steps held; 0 before any is measured."""
         return self._prompt_tokens / self._prompt_steps_s if self._prompt_steps_s else 0.0
 
     @property
     def has_decode_steps(self) -> bool:
-        """Whether enough of them were measured."""
+        """Whether enough decode steps were measured."""
         return self._num_steps >= MIN_STEPS
 
     def is_known(self, now_s: float) -> bool:
-        """Whether enough was measured, and not long ago."""
+        """Whether enough was measured, and recently."""
         return self.has_decode_steps and now_s - self._measured_at_s <= MAX_AGE_S
 
     def step_s(self, num_rows: int) -> float:
-        """Return the seconds of a step in which so many rows decode."""
+        """Return the seconds of a step in which `num_rows` rows decode."""
         return max(0.0, self._mean_s + self._row_s * (num_rows - self._mean_rows))
 
     def steps(self, seconds: float, num_rows: int) -> float:
-        """Return how many steps of so many rows a time is worth; 0 where nothing has been measured."""
+        """Return how many steps of `num_rows` rows fit in a time; 0 if nothing was measured."""
         step_s = self.step_s(num_rows)
         return seconds / step_s if step_s else 0.0
 
@@ -102,17 +102,17 @@ class StepCosts:
         return self._prompt_token_s * num_tokens
 
     def saved_s(self, num_rows: int, num_tokens: int) -> float:
-        """Return how much later than after one step beside so many rows prompt tokens would be computed, in seconds.
+        """Return the seconds that fetching prompt tokens may take and still beat computing them beside `num_rows` rows.
 
-        Whoever fetches them instead joins the step after next; before anything is measured that always pays.
+        A request whose tokens are fetched joins one step later. Infinite before prompt tokens are measured.
         """
         return self.prompt_s(num_tokens) - self.step_s(num_rows) if self._num_prompt_steps else math.inf
 
     @property
     def draft_token_s(self) -> float:
-        """What a token of a draft adds to its step, in seconds; before any was measured what one of a prompt does.
+        """Seconds that a draft token adds to its step; before any is measured, those of a prompt token.
 
-        It is no more than some of a prompt: for want of drafts nobody would learn that it has become less.
+        Capped at a few prompt tokens: an overestimate would stop all drafts, and so would never be corrected.
         """
         if not self._draft_tokens:
             return self._prompt_token_s
@@ -121,7 +121,7 @@ class StepCosts:
 
     @property
     def base_s(self) -> float | None:
-        """What a step of prompts alone takes beyond its prompt tokens, in seconds; None before any was measured."""
+        """Seconds that a step of prompts alone takes beyond its prompt tokens; None before any is measured."""
         return self._base_s if self._num_alone and self._num_prompt_steps else None
 
     def _learn_decodes(self, num_rows: int, took_s: float) -> None:
@@ -134,7 +134,7 @@ class StepCosts:
         self._joint_spread = (1 - weight) * (self._joint_spread + weight * off_rows * off_s)
         if self._spread >= MIN_SPREAD:
             self._row_s = max(0.0, self._joint_spread / self._spread)
-        # A step without rows would take no less than nothing.
+        # A step without rows must not take negative time.
         self._row_s = min(self._row_s, self._mean_s / max(1.0, self._mean_rows))
 
     def _learn_prompt(self, num_tokens: int, left_s: float) -> None:

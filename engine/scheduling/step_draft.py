@@ -1,4 +1,4 @@
-"""A step's plan in the making: how far each request is to be computed, and what is left of the token budget."""
+"""Builds the plan of a step: how far each request is computed, and what is left of the token budget."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.step import StepRow
 
 
 class StepDraft:
-    """The budget of one step and what has been given out of it.
+    """The token budget of one step, and its allocation to requests.
 
     Args:
-        prefill_cap: prompt tokens that the step may compute if it has decodes too.
+        prefill_cap: prompt tokens that the step may compute if it also decodes.
 
     Attributes:
-        num_decodes: requests in it that compute one token of output.
-        num_prompt_tokens: tokens of prompts in it, and others that were known before they are computed.
+        num_decodes: requests with a single token to compute.
+        num_prompt_tokens: tokens of all other requests: prompts, recomputed outputs, and tokens forced by a grammar.
     """
 
     def __init__(self, config: ResolvedConfig, prefill_cap: int) -> None:
@@ -25,7 +25,7 @@ class StepDraft:
         self._prefill_cap = prefill_cap
         self.num_decodes = 0
         self.num_prompt_tokens = 0
-        # Rows of logits that the runner's buffers have room for: one for each row, more for scores and drafts.
+        # Rows of logits that fit in the runner's buffers: one per request, more for scores and draft tokens.
         self._num_free_logits = config.num_logits
         self._end_by_live: dict[LiveRequest, int] = {}
         self._admissions: set[LiveRequest] = set()
@@ -33,18 +33,18 @@ class StepDraft:
 
     @property
     def num_free(self) -> int:
-        """Tokens with logits that there is still room for."""
+        """Tokens with logits that still fit in the step."""
         return min(self._budget, self._num_free_logits)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be computed."""
+        """Whether the step has nothing to compute."""
         return not self._end_by_live
 
     def share(self, live: LiveRequest) -> int:
-        """Return how many tokens the request may compute beyond those it has in the draft; 0 where nothing is left.
+        """Return how many more tokens the request may compute in this step; 0 if nothing is left.
 
-        Decodes are drafted first, so that it is known by the first prefill whether the step has any.
+        Decodes are added first, so that the first prefill already knows whether the step has any.
         """
         num_drafted = self._num_drafted(live)
         if not (num_drafted or self._num_free_logits):
@@ -57,7 +57,7 @@ class StepDraft:
         return max(0, min(live.num_wanted - num_drafted, budget))
 
     def put(self, live: LiveRequest, *, is_admission: bool) -> None:
-        """Let a request compute its share, at least one token."""
+        """Add a request's share, which must be at least one token."""
         count, num_drafted = self.share(live), self._num_drafted(live)
         assert count > 0, "a request without a share is in the draft"
         self._end_by_live[live] = live.num_computed + num_drafted + count
@@ -72,31 +72,31 @@ class StepDraft:
             self.num_prompt_tokens += count
 
     def put_decode(self, live: LiveRequest) -> None:
-        """Let a request that decodes compute one token; `put` may add what a grammar has left it no choice of."""
+        """Add one token of a decoding request; `put` may add the tokens that a grammar forces."""
         assert self._budget > 0, "there are more decodes than budget"
         self._end_by_live[live] = live.num_computed + 1
         self._take_decode(live, 1)
 
     def drop_decode(self, live: LiveRequest) -> None:
-        """Take it out again, if it is in."""
+        """Remove a decoding request if it was added."""
         if self._end_by_live.pop(live, None) is not None:
             self._take_decode(live, -1)
 
     def decoding(self) -> list[LiveRequest]:
-        """Return the requests that decode and whose last known token the step computes."""
+        """Return the decoding requests whose last known token the step computes."""
         ends = self._end_by_live.items()
         return [live for live, end in ends if live.is_decoding and end == live.num_tokens and not live.request.pooling]
 
     def put_draft(self, live: LiveRequest, draft_ids: Sequence[int]) -> None:
-        """Let a request that decodes compute a draft behind its last token; there is room for it."""
+        """Add draft tokens after a decoding request's last token; the caller ensures that they fit."""
         assert len(draft_ids) <= self.num_free, "a draft is over the budget"
         self._draft_by_live[live] = tuple(draft_ids)
         self._budget -= len(draft_ids)
         self._num_free_logits -= len(draft_ids)
 
     def rows(self) -> tuple[StepRow, ...]:
-        """Return the plan's rows: those of a single token first; within each group one adapter's rows side by side."""
-        # Drafted by rank, and so they stay where nothing else is to be said of their order.
+        """Return the plan's rows: single-token rows first, and within each group rows of one adapter side by side."""
+        # Added in order of rank, which the stable sort keeps among equals.
         rows = [self._row(live, end) for live, end in self._end_by_live.items()]
         if self._draft_by_live or len(rows) > self.num_decodes or any(row.request.adapter is not None for row in rows):
             rows.sort(key=lambda row: (row.num_tokens > 1, row.request.adapter or ""))
@@ -122,7 +122,7 @@ class StepDraft:
         return self._end_by_live.get(live, live.num_computed) - live.num_computed
 
     def _take_decode(self, live: LiveRequest, count: int) -> None:
-        """Take single tokens out of what is free; a negative number goes back."""
+        """Take `count` single tokens from the budget; a negative count gives them back."""
         self._budget -= count
         self._num_free_logits -= count
         if live.num_wanted == 1:

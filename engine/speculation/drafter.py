@@ -1,7 +1,7 @@
-"""One request's drafts: where they come from, how often they are right, and what became of those of its prediction.
+"""The draft tokens of one request: where they come from, how often they are right, and what became of predicted ones.
 
-How often is learned from every token that comes, whether it was drafted or only looked up: who stopped drafting
-because nothing was right begins again where the text has become one that repeats itself. Pure: standard library only.
+The acceptance rate is learned from every new token, whether its draft was computed or only looked up. So a request that
+stopped drafting because nothing was right resumes when its text starts to repeat itself. Pure: standard library only.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from engine.speculation.prediction import Prediction
 from engine.speculation.prompt_lookup import PromptLookup
 
 NEW_SHARE = 0.2
-"""Weight of the newest token in how often a source is right."""
+"""Weight of the newest token in the acceptance rate of a source."""
 
 
 class DraftSource(Protocol):
-    """A text that an answer may go on as.
+    """A source of draft tokens for an answer.
 
     Attributes:
-        acceptance: how likely a token of a draft is right if those before it are, 0 to 1.
+        acceptance: probability that a draft token is right if those before it are, 0 to 1.
     """
 
     acceptance: float
 
     def push(self, token_id: int) -> None:
-        """Take note of a token of the output."""
+        """Record an output token."""
         ...
 
     def draft(self, count: int) -> list[int]:
@@ -37,10 +37,10 @@ class DraftSource(Protocol):
 
 
 class Drafter:
-    """The draft sources of one request; `look_up` is asked before each of its steps.
+    """The draft sources of one request; call `look_up` before each of its steps.
 
     Attributes:
-        num_accepted, num_rejected: tokens of the prediction that the answer took, and that were computed in vain.
+        num_accepted, num_rejected: predicted tokens that the answer took, and those computed in vain.
     """
 
     def __init__(self, request: Request) -> None:
@@ -54,25 +54,25 @@ class Drafter:
 
     @property
     def acceptance(self) -> float:
-        """How likely a token of the newest draft is right if those before it are, 0 to 1."""
+        """Probability that a token of the newest draft is right if those before it are, 0 to 1."""
         return self._source.acceptance
 
     def look_up(self, output_ids: Sequence[int], count: int, stop_ids: frozenset[int]) -> list[int]:
-        """Return what may follow the output, at most `count` tokens up to one that would end the answer."""
+        """Return draft tokens to follow the output, at most `count`, stopping before one that would end the answer."""
         self._read(output_ids)
         drafts = [(source, source.draft(count)) for source in self._sources]
-        # Of equally good ones the later: what was predicted rather than what was found.
+        # Among equals the later source wins: the prediction, not the lookup.
         self._source, self._expected = max(reversed(drafts), key=lambda found: (bool(found[1]), found[0].acceptance))
         return list(takewhile(lambda token_id: token_id not in stop_ids, self._expected))
 
     def note(self, num_drafted: int, num_right: int) -> None:
-        """Take note of what became of the newest draft, as far as it was computed."""
+        """Record how many tokens of the newest draft were computed, and how many were right."""
         if isinstance(self._source, Prediction):
             self.num_accepted += num_right
             self.num_rejected += num_drafted - num_right
 
     def _read(self, output_ids: Sequence[int]) -> None:
-        """Learn from the tokens that have come since."""
+        """Learn from the output tokens since the last call."""
         new_ids = output_ids[self._num_seen :]
         for token_id, expected in zip(new_ids, self._expected, strict=False):
             self._source.acceptance += NEW_SHARE * ((token_id == expected) - self._source.acceptance)

@@ -1,7 +1,7 @@
-"""Drafts out of a prediction: the text that a client expects the answer to be, but for some places.
+"""Draft tokens from a prediction: text that the client expects to be the answer, except in some places.
 
     prediction   a  b  c  d  e  f  g  h
-    answer       a  b  X  Y  e  f  g           found again by `e f`, the nearest one behind where they parted
+    answer       a  b  X  Y  e  f  g           resynchronized at `e f`, nearest after the point of divergence
 
 Pure: standard library only.
 """
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 FIRST_ACCEPTANCE = 0.9
-"""Whoever sends a prediction expects it to be right."""
+"""A client that sends a prediction expects it to be right."""
 
 
 class Prediction:
-    """A place in a prediction. A `engine.speculation.drafter.DraftSource`."""
+    """A `engine.speculation.drafter.DraftSource` that follows the answer through its prediction."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.acceptance = FIRST_ACCEPTANCE
@@ -29,7 +29,7 @@ class Prediction:
         self._last_id: int | None = None
 
     def push(self, token_id: int) -> None:
-        """Take note of a token of the answer."""
+        """Record a token of the answer."""
         if not self._is_lost and self._ids[self._place : self._place + 1] == [token_id]:
             self._place += 1
         else:
@@ -43,6 +43,6 @@ class Prediction:
         return [] if self._is_lost else self._ids[self._place : self._place + count]
 
     def _found(self, pair: tuple[int, int]) -> int | None:
-        """Return the place behind the pair: the nearest from where the answer has left it on, else the last before."""
+        """Return the place after the pair: the nearest at or after the current place, else the last one before it."""
         ends = self._ends_by_pair.get(pair)
         return None if ends is None else ends[min(bisect_left(ends, self._place), len(ends) - 1)]

@@ -1,15 +1,15 @@
-"""Which rows of a step compute a draft too, and how much of it. Pure: standard library only.
+"""Chooses which rows of a step also compute draft tokens, and how many. Pure: standard library only.
 
-A draft is computed behind a row's last token, and the answer takes of it what would have been drawn; the rest is
-written over. It is as long as it makes the step's tokens come sooner, by how often this request's drafts have been
-right and by what steps were measured to cost: the i-th token of a draft is right with probability p^i, and is computed
-while
+Draft tokens are computed after a row's last token. The answer takes them as long as they equal what would have been
+drawn; the rest is overwritten. The number of draft tokens is chosen to make the tokens of the step come sooner, from
+the request's acceptance rate and measured step costs: the i-th token of a draft is right with probability p^i, and is
+computed while
 
-    p^i * (seconds of the step so far)  >  seconds of one token more * (tokens that the step so far may bring)
+    p^i * (seconds of the step so far)  >  seconds of one more token * (expected tokens of the step so far)
 
-the likeliest of all rows first. What a draft has right would have been computed in a later step, beside the same
-others; so what these lose is what is computed in vain, and that one step becomes longer, for which there is a bound.
-Drafts get only what is left of the budget, and blocks that nobody needs.
+the likeliest of all rows first. An accepted token would otherwise have been computed in a later step, beside the same
+other rows. So other rows lose only the time of rejected tokens and, once, that of a longer step, which is bounded.
+Drafts use only what is left of the budget, and blocks that no request needs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from engine.speculation.drafter import Drafter
 from engine.step import StepRow
 
 MAX_STRETCH = 0.5
-"""So much longer drafts may make a step, or by as much as they bring everybody in it more tokens."""
+"""Share by which drafts may lengthen a step; more only if every row can expect more tokens in proportion."""
 
 
 class Speculation:
-    """The drafts of one engine; off where the configuration gives them no tokens."""
+    """Speculative decoding of one engine; off if the configuration allows no draft tokens."""
 
     def __init__(
         self, config: ResolvedConfig, eos_ids: Iterable[int], costs: StepCosts, counters: SchedulerCounters
@@ -44,14 +44,14 @@ class Speculation:
 
     @property
     def is_on(self) -> bool:
-        """Whether there are drafts at all."""
+        """Whether drafts are enabled."""
         return self._config.num_speculative_tokens > 0
 
     def extend(self, step: StepDraft, tables: BlockTables, num_running: int) -> None:
-        """Add drafts to a step that has all else that it will have.
+        """Add draft tokens to a step that is otherwise complete.
 
         Args:
-            num_running: so many blocks stay free, for requests that may need one in the next step.
+            num_running: running requests; this many blocks per table stay free for their next step.
         """
         decoding = step.decoding() if self.is_on and self._costs.has_decode_steps else []
         if not decoding or not step.num_free:
@@ -66,11 +66,11 @@ class Speculation:
                 step.put_draft(offer.live, offer.draft_ids[:count])
 
     def commit(self, live: LiveRequest, row: StepRow, token_ids: tuple[int, ...], tables: BlockTables) -> int:
-        """Count what was right of a row's draft as computed, given what the row has brought; returns how much."""
+        """Count the accepted tokens of a row's draft as computed, given the row's new tokens; return their number."""
         if not row.draft_ids:
             return 0
         num_right = 0
-        # The last token of all has only been drawn.
+        # The last token is only drawn, not computed.
         for token_id, drafted in zip(token_ids[:-1], row.draft_ids, strict=False):
             if token_id != drafted:
                 break
@@ -84,7 +84,7 @@ class Speculation:
         return num_right
 
     def _offer(self, live: LiveRequest) -> list[int]:
-        # The last token that it may have is drawn, and never computed.
+        # The last token that the request may have is drawn, but never computed.
         params, num_tokens, limit = live.request.params, live.num_tokens, self._config.max_model_len
         num_left = min(params.max_tokens - len(live.output_ids), limit - num_tokens) - 1
         count = min(num_left, self._config.num_speculative_tokens)
@@ -96,13 +96,13 @@ class Speculation:
 
 @dataclass(slots=True)
 class Offer:
-    """What a request may draft.
+    """The draft that a request offers for a step.
 
     Attributes:
-        acceptance: how likely a token of it is right if those before it are.
-        num_wanted: so much of it is computed.
-        num_expected: tokens that the step will probably bring the request.
-        right: how likely one token more is right.
+        acceptance: probability that a draft token is right if those before it are.
+        num_wanted: number of its tokens to compute.
+        num_expected: expected number of tokens that the step yields for the request.
+        right: probability that the next draft token is right.
     """
 
     live: LiveRequest
@@ -113,14 +113,14 @@ class Offer:
     right: float = 0.0
 
     def grow(self) -> None:
-        """Want one token more."""
+        """Add one token to those to compute."""
         self.num_wanted += 1
         self.num_expected += self.right
         self.right *= self.acceptance
 
 
 def share_out(offers: Sequence[Offer], step_s: float, token_s: float, *, num_rows: int, num_free: int) -> None:
-    """Say how much of each draft is computed beside the `num_rows` tokens of a step that takes `step_s` without."""
+    """Set how many tokens of each draft to compute in a step with `num_rows` decodes and `step_s` without drafts."""
     bound_s, plain_s, num_expected = step_s * (1 + MAX_STRETCH), step_s, float(num_rows)
     heap = []
     for index, offer in enumerate(offers):
@@ -135,7 +135,7 @@ def share_out(offers: Sequence[Offer], step_s: float, token_s: float, *, num_row
             return
         step_s, num_expected = step_s + token_s, num_expected + offer.right
         if num_rows > 1 and step_s > bound_s:
-            # Who has no draft gets one token of it.
+            # A row without a draft gets one token from the step.
             least = min(other.num_expected for other in offers) if len(offers) == num_rows else 1.0
             if step_s > plain_s * least:
                 return
