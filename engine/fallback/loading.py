@@ -27,7 +27,9 @@ from engine.loading.weight_files import check_weight_files
 TRIED_TOKENS = 24
 TRIED_BLOCK_TOKENS = 16
 MAX_ERROR = 0.1
-"""Relative error of logits (Euclidean norm): far above rounding, far below the effect of a wrong mask."""
+"""Relative error of logits (Euclidean norm): far above most models' rounding, far below the effect of a wrong mask."""
+MAX_ROUNDINGS = 2.0
+"""How far the engine may be off, in multiples of how far two attention implementations of transformers differ."""
 
 _numbers = count()
 
@@ -49,7 +51,13 @@ def load_fallback(
     decoder.take_over(model, RowStates(spec.states, num_rows, dtype, device))
     expected = _logits(model, device)
     model.set_attn_implementation(name)
-    _compare(decoder, expected, device, dtype, path)
+    error = _error(decoder, expected, device, dtype)
+    # Some models amplify rounding so much that transformers itself disagrees with itself by more than that.
+    if not (error < MAX_ERROR or error < MAX_ROUNDINGS * _rounding(model, expected, device, name)):
+        raise CheckpointError(
+            f"{path}: {spec.architecture} is not served: with the engine's attention and a prompt in chunks, its "
+            f"logits differ by {error:.0%} from those of transformers."
+        )
     return decoder
 
 
@@ -103,9 +111,22 @@ def _logits(model: PreTrainedModel, device: torch.device) -> torch.Tensor:
     return logits.float()
 
 
-def _compare(
-    decoder: FallbackDecoder, expected: torch.Tensor, device: torch.device, dtype: torch.dtype, path: str
-) -> None:
+def _rounding(model: PreTrainedModel, expected: torch.Tensor, device: torch.device, name: str) -> float:
+    """Return how far transformers' own fused attention is off from `expected`; 0 if the model cannot use it."""
+    try:
+        model.set_attn_implementation("sdpa")
+        return _distance(_logits(model, device), expected)
+    except (ValueError, RuntimeError):
+        return 0.0
+    finally:
+        model.set_attn_implementation(name)
+
+
+def _distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((logits - expected).norm() / expected.norm())
+
+
+def _error(decoder: FallbackDecoder, expected: torch.Tensor, device: torch.device, dtype: torch.dtype) -> float:
     """Recompute the logits with the engine's attention, in two prefill chunks and one decode, and compare."""
     num_blocks = -(-TRIED_TOKENS // TRIED_BLOCK_TOKENS)
     cache = KvCache.of(decoder.spec, num_blocks=num_blocks, block_tokens=TRIED_BLOCK_TOKENS, dtype=dtype, device=device)
@@ -128,9 +149,4 @@ def _compare(
             ),
         )
         logits = decoder.forward(batch, cache).logits[0]
-    error = float((logits - expected).norm() / expected.norm())
-    if not error < MAX_ERROR:
-        raise CheckpointError(
-            f"{path}: {decoder.spec.architecture} is not served: with the engine's attention and a prompt in "
-            f"chunks, its logits differ by {error:.0%} from those of transformers."
-        )
+    return _distance(logits, expected)
