@@ -1,17 +1,18 @@
-// Which adapter each token of a step has, as the LoRA kernels read it.
+// The mapping from a step's tokens to adapters, as the LoRA kernels read it.
 #pragma once
 
 #include "panels.h"
 
-// One module of one adapter: `a` [rank, in] as it is, `b` [out, rank] in panels of even depth, its scaling multiplied in.
-// A rank of 0 stands for no product. `gain` and `shift` [out], both or none, change the output before the product is added.
+// One module of one adapter: `a` [rank, in] row-major, `b` [out, rank] in panels of even depth with the scaling folded
+// in. A rank of 0 means no product. `gain` and `shift` [out], both or none, are applied to the output before the
+// product is added.
 struct Projection {
     const void *a, *b;
     int64_t rank;
     const float *gain, *shift;
 };
 
-// Tokens [start, end) of one adapter; the adapter's projections lie by layer and module.
+// Tokens [start, end) of one adapter; the adapter's projections are ordered by layer and module.
 struct Segment {
     int64_t start, end;
     const Projection *adapter;
@@ -31,7 +32,7 @@ static inline int64_t num_token_blocks(const Segment *segments, int64_t count) {
     return blocks;
 }
 
-// The block with a number below `num_token_blocks`.
+// Block `number`, which is below `num_token_blocks`.
 static inline TokenBlock token_block(const Segment *segment, int64_t number) {
     for (;; segment++) {
         const int64_t blocks = ceil_div(segment->end - segment->start, BLOCK_TOKENS);
@@ -43,8 +44,8 @@ static inline TokenBlock token_block(const Segment *segment, int64_t number) {
     return {segment, begin, std::min(segment->end, begin + BLOCK_TOKENS)};
 }
 
-// How the pieces of every block's work are cut into units: a piece each where there are few blocks, else so many that to
-// take a unit costs little beside it.
+// Cuts the pieces of every block's work into units: one piece each if there are few blocks, else enough that the cost
+// of taking a unit is negligible.
 struct Cut {
     int64_t blocks, pieces;
     int64_t size = blocks < 8 ? 1 : 16;

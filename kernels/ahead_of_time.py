@@ -1,11 +1,11 @@
-"""Compiles every GPU kernel, as it is launched, for GPUs that are not here, and says what each takes of them.
+"""Compiles every GPU kernel for GPUs that need not be present, and reports the resources that each one uses.
 
-    python -m kernels.ahead_of_time            # all targets; status 1 where a kernel spills or does not fit
+    python -m kernels.ahead_of_time            # all targets; exit status 1 if a kernel spills or does not fit
     python -m kernels.ahead_of_time sm_90
-    python -m kernels.ahead_of_time --every 4  # a fourth of the kernels' launches, other ones for each target
+    python -m kernels.ahead_of_time --every 4  # a quarter of the launches, a different one for each target
 
-What is compiled is recorded from the launches themselves, on tensors without memory: no list of configurations can go
-stale. Needs Triton, and no GPU.
+Configurations are recorded from real launches on meta tensors, so there is no list that can go stale. Needs Triton, but
+no GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Target:
     """A GPU to compile for.
 
     Attributes:
-        shared_bytes: what one program may have of shared memory.
+        shared_bytes: limit of shared memory per program.
     """
 
     backend: str
@@ -54,7 +54,7 @@ TARGETS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one program of a compiled kernel takes; `complaint` is why it may not, or None."""
+    """The resources that one program of a compiled kernel uses; `complaint` is why they are too many, or None."""
 
     target: str
     title: str
@@ -65,10 +65,10 @@ class Usage:
 
 
 def compile_for(name: str, launch: Launch) -> Usage:
-    """Compile one launch for the target of a name.
+    """Compile one launch for a target in `TARGETS`.
 
     Raises:
-        Exception: whatever Triton says of a kernel that does not compile.
+        Exception: whatever Triton raises for a kernel that does not compile.
     """
     target = TARGETS[name]
     compiled = compile_launch(launch, GPUTarget(target.backend, target.arch, target.warp_size))
@@ -95,14 +95,14 @@ def compile_for(name: str, launch: Launch) -> Usage:
 
 
 def compile_all(jobs: Sequence[tuple[str, Launch]], num_processes: int = 2) -> list[Usage]:
-    """Compile launches for their targets, in processes of their own: the compiler holds on to its memory."""
-    # Not forked: torch's threads do not come along.
+    """Compile launches for their targets in worker processes, because the compiler does not release its memory."""
+    # Spawned, because torch's threads do not survive a fork.
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
         return list(pool.map(compile_for, *zip(*jobs, strict=True)))
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Return registers a thread and bytes that they spill, as NVIDIA's tool reads them off a binary."""
+    """Return registers per thread and bytes spilled, as cuobjdump reads them from a binary."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -123,7 +123,7 @@ def _amd_resources(assembly: str) -> tuple[int, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile, print the table, and return 1 where a kernel spills or does not fit."""
+    """Compile, print the table, and return 1 if any kernel spills or does not fit."""
     parser = argparse.ArgumentParser(description="Compile the GPU kernels for GPUs that are not here.")
     parser.add_argument("targets", nargs="*", default=list(TARGETS), help=f"of {', '.join(TARGETS)} (all)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="compile one of N launches (1)")

@@ -1,4 +1,4 @@
-"""Which GPU kernels are launched on, where the shape of a launch depends on it."""
+"""The GPU that kernels are launched on, as far as launch shapes depend on it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from functools import cache
 import torch
 
 PROGRAMS_WANTED = 264
-"""Work is cut until there are about this many programs: two for each multiprocessor of the largest GPUs."""
+"""Target number of programs when splitting work: two per multiprocessor of the largest GPUs."""
 
 _pretended: ContextVar[str | None] = ContextVar("pretended", default=None)
 
 
 def current() -> str:
-    """Return the architecture as compilers name it: "sm_90", "gfx942"; "sm_80" where there is no GPU."""
+    """Return the architecture's compiler name, such as "sm_90" or "gfx942"; "sm_80" if there is no GPU."""
     return _pretended.get() or _present()
 
 
 def fp8_dtype() -> torch.dtype | None:
-    """Return the e4m3 numbers that the current GPU converts by instructions of its own, None where it has none."""
+    """Return the e4m3 dtype that the current GPU converts in hardware, or None if it has none."""
     name = current()
     if name.startswith("gfx"):
         return {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}.get(name)
@@ -29,15 +29,15 @@ def fp8_dtype() -> torch.dtype | None:
 
 
 def has_fp8_products() -> bool:
-    """Return whether the current GPU multiplies e4m3 matrices with a scale for each row of both (torch's library)."""
+    """Return whether torch can multiply e4m3 matrices with per-row scales of both operands on the current GPU."""
     name = current()
     return name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90
 
 
 def shared_bytes() -> int:
-    """Return how much shared memory programs on one multiprocessor may take together.
+    """Return the bytes of shared memory that all programs on one multiprocessor may use together.
 
-    On NVIDIA's without the KiB that each of them costs.
+    On NVIDIA GPUs this excludes the 1 KiB reserved for each program.
     """
     name = current()
     if name.startswith("gfx"):
@@ -46,13 +46,13 @@ def shared_bytes() -> int:
 
 
 def num_multiprocessors() -> int:
-    """Return how many multiprocessors the GPU has; 2 where there is none, and each program is interpreted."""
+    """Return the number of multiprocessors of the GPU; 2 if there is none and programs are interpreted."""
     return _counted() if torch.cuda.is_available() else 2
 
 
 @contextmanager
 def pretending(name: str) -> Iterator[None]:
-    """Shape launches for a GPU that is not here."""
+    """Shape launches for another GPU than the one present."""
     token = _pretended.set(name)
     try:
         yield

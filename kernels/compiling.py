@@ -1,6 +1,6 @@
-"""Compiles the CPU kernels, once for each machine, with the machine's own compiler.
+"""Compiles the CPU kernels once per machine, with the machine's own compiler.
 
-Without torch, so that whoever starts a server can begin with it at once.
+Does not import torch, so that a server can start compiling immediately.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ _FOLDER = Path(__file__).parent
 SOURCES = (_FOLDER / "program.cpp", *sorted(_FOLDER.glob("*/cpu.cpp")))
 HEADERS = tuple(sorted(_FOLDER.glob("*.h")))
 COMPILERS = ("c++", "g++", "clang++")
-# Not -ffast-math: numbers that are not finite must stay so, for the engine looks for them.
+# No -ffast-math: the engine checks for NaN and infinity, so these must propagate.
 FLAGS = ("-std=c++20", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fPIC", "-shared", "-pthread")
 COMPILE_TIMEOUT_S = 120
 
 
 def cache_folder() -> Path:
-    """Return where compiled kernels are kept.
+    """Return the folder of compiled kernels.
 
     Raises:
-        RuntimeError: this user has no home.
+        RuntimeError: the user has no home directory.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
 
 
 def build(folder: Path, compiler: str | None = None) -> Path:
-    """Return the library in `folder`, compiled unless it is there already.
+    """Return the library in `folder`, compiling it if it does not exist.
 
     Args:
-        compiler: as in `CXX`, with options or without: "ccache g++ -g"; None for that, or else the first one found.
+        compiler: command with optional flags, such as "ccache g++ -g"; None for that in `CXX`, or else the first
+            compiler found.
 
     Raises:
-        RuntimeError: there is no compiler, or it refuses.
-        OSError: the compiler is not there, or the folder cannot be written.
+        RuntimeError: no compiler was found, or compilation failed.
+        OSError: the compiler does not exist, or the folder is not writable.
         subprocess.SubprocessError: the compiler hangs or is broken.
     """
     words = (compiler or os.environ.get("CXX", "")).split() or [_compiler()]
     command = list(takewhile(lambda word: not word.startswith("-"), words))
-    # Of options that contradict each other the last holds.
+    # The caller's flags come last: the last of conflicting flags wins.
     flags = (*FLAGS, *_target_flags(), *words[len(command) :])
     target = folder / f"kernels-{_digest(command, flags)}.so"
     if target.exists():
@@ -58,16 +59,16 @@ def build(folder: Path, compiler: str | None = None) -> Path:
         source, library = Path(work) / "all.cpp", Path(work) / "all.so"
         source.write_text("".join(f'#include "{path}"\n' for path in SOURCES), encoding="utf-8")
         _run([*command, *flags, str(source), "-o", str(library)])
-        # A name that outlives a power cut, over bytes that did not, would end every process that loads it.
+        # If the name survived a power failure but the bytes did not, every process that loads it would crash.
         with library.open("rb") as file:
             os.fsync(file.fileno())
-        # Whoever comes second puts the same bytes in the same place.
+        # A concurrent build replaces it with the same bytes.
         os.replace(library, target)
     return target
 
 
 def begin() -> None:
-    """Compile on another thread, so that it is done when an engine asks; what fails is told when that asks again."""
+    """Compile on a background thread, ahead of an engine's need. Errors are reported when the engine builds again."""
 
     def compile_quietly() -> None:
         with contextlib.suppress(OSError, RuntimeError, subprocess.SubprocessError):
@@ -86,7 +87,7 @@ def _compiler() -> str:
 def _target_flags() -> tuple[str, ...]:
     if platform.machine() in ("aarch64", "arm64"):
         return ("-mcpu=native",)
-    # Compilers keep to half of the widest vectors, for the sake of processors that are slower with them.
+    # By default compilers use only half of the widest vectors, because some processors are slower with the full width.
     return ("-march=native", "-mprefer-vector-width=512")
 
 
@@ -97,7 +98,7 @@ def _digest(command: Sequence[str], flags: Sequence[str]) -> str:
 
 
 def _processor() -> str:
-    """Return what -march=native depends on: a cache folder may be shared by unequal machines."""
+    """Return what -march=native depends on, because machines with different processors may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -109,6 +110,6 @@ def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
-        # Before an error stands in which file it is, and what that was included from.
+        # The error follows lines that name the file and its includers.
         reason = next((line for line in lines if "error" in line.lower()), lines[0])
         raise RuntimeError(f"{command[0]} failed: {reason}")

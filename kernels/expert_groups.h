@@ -1,14 +1,14 @@
-// How the pairs of a row and an expert lie once they are sorted, as kernels/experts makes them.
+// The layout of (row, expert) pairs sorted by expert, as kernels/experts makes it.
 #pragma once
 
 #include "native.h"
 
 constexpr int64_t GROUP_ROWS = 512;
 
-// Rows that one expert is multiplied by: neighbours, once they are sorted, and among themselves in their own order.
+// Adjacent sorted pairs of one expert, in row order.
 struct Group {
     int32_t expert, begin, count;
 };
 
-// At most so many groups; those past the last have no rows.
+// The maximum number of groups; those past the last have no rows.
 INLINE int64_t max_groups(int64_t pairs, int64_t experts) { return std::min(pairs, experts) + pairs / GROUP_ROWS; }

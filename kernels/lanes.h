@@ -1,5 +1,5 @@
-// As many float32 numbers side by side as a register of the processor holds, the unit of all vector work. What is wider
-// than a register compilers keep in memory, and write back after every operation.
+// A vector of as many float32 as a register holds, the unit of all vector work. Compilers keep wider vectors in memory
+// and write them back after every operation.
 #pragma once
 
 #include "native.h"
@@ -35,7 +35,7 @@ INLINE Lanes load_lanes(const bfloat16 *from) {
 
 INLINE void store_lanes(Lanes lanes, float *to) { std::memcpy(to, &lanes, sizeof lanes); }
 
-// As `store`; what rounds by an instruction also makes 0 of numbers under the smallest normal one.
+// As `store`, except that the rounding instruction flushes subnormals to zero.
 INLINE void store_lanes(Lanes lanes, bfloat16 *to) {
 #if defined(__AVX512BF16__)
     const __m256bh bits = _mm512_cvtneps_pbh((__m512)lanes);
@@ -53,15 +53,15 @@ template <typename T> INLINE Lanes rounded_lanes(Lanes lanes) {
     return load_lanes(narrow);
 }
 
-// The same number in all lanes.
+// Broadcasts a number to all lanes.
 INLINE Lanes all_lanes(float x) { return Lanes{} + x; }
 
-// 2^x, 1 ulp: a minimax polynomial of the fraction, the rest put into the exponent. Under 2^-126 it is 0, over 2^128
-// infinite; NaN stays NaN.
+// 2^x within 1 ulp: a minimax polynomial of the fraction, times the integer part as an exponent. Results below 2^-126
+// are 0, from 2^128 on infinite; NaN stays NaN.
 INLINE Lanes power_of_two(Lanes x) {
     x = x < -127.0f ? all_lanes(-127.0f) : x;
     x = x > 128.0f ? all_lanes(128.0f) : x;
-    // 1.5 * 2^23: what is added to it loses its fraction, and has the whole number in its last bits.
+    // 1.5 * 2^23: adding it rounds to an integer, which is then in the lowest bits.
     constexpr float ROUNDER = 12582912.0f;
     const Lanes shifted = x + ROUNDER, f = x - (shifted - ROUNDER);
     Lanes p = f * 1.53458118e-4f + 1.33999312e-3f;
@@ -70,7 +70,7 @@ INLINE Lanes power_of_two(Lanes x) {
     p = p * f + 2.40226469e-1f;
     p = p * f + 6.93147206e-1f;
     p = p * f + 1.0f;
-    // Exponents 0 and 255 are those of zero and of infinity.
+    // Exponent fields 0 and 255 give zero and infinity.
     return p * (Lanes)(((LaneBits)shifted + 127u) << 23);
 }
 
@@ -83,7 +83,7 @@ INLINE LaneNumbers lane_numbers() {
 
 constexpr float LOG2_E = 1.44269504088896341f;
 
-// softcap * tanh(factor * x / softcap), by tanh u = 1 - 2 / (1 + e^2u).
+// softcap * tanh(factor * x / softcap), using tanh u = 1 - 2 / (1 + e^2u).
 INLINE Lanes capped(Lanes x, float factor, float softcap) {
     return softcap - 2.0f * softcap / (1.0f + power_of_two(x * (2.0f * LOG2_E * factor / softcap)));
 }

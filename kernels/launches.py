@@ -1,4 +1,4 @@
-"""Every launch of the GPU kernels that serving makes, for the geometries of models that people serve."""
+"""All GPU kernel launches that serving makes, for the geometries of commonly served models."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from kernels.token_choice.launch import choose_tokens
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
 MAX_RANK = 64
 BATCHES = ((1, 1), (64, 64), (2048, 64))
-"""Tokens of a step, and how many of them are rows of one token."""
+"""Tokens of a step, and how many of them are single-token (decode) rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """What a layer's kernels see of a model."""
+    """The dimensions of a model that a layer's kernels depend on."""
 
     name: str
     hidden: int
@@ -52,7 +52,7 @@ class Geometry:
 
 
 WIDEST = (16384, 28672)
-"""Rows whose rounding leaves least room: the inner ones of Llama-3.1-70B are the longest that one GPU has."""
+"""Widths whose quantization has least room: the MLP width of Llama-3.1-70B, 28672, is the largest on one GPU."""
 
 GEOMETRIES = (
     Geometry(name="Llama-3.1-8B", hidden=4096, inner=14336, heads=32, kv_heads=8, head_dim=128),
@@ -66,7 +66,7 @@ GEOMETRIES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """What a layer's kernels see of a mixture of experts."""
+    """The dimensions of a mixture of experts that a layer's kernels depend on."""
 
     name: str
     hidden: int
@@ -93,7 +93,10 @@ GEMMA_3 = Geometry(name="Gemma-3-1B", hidden=1152, inner=6912, heads=4, kv_heads
 
 
 def all_launches(target: str) -> list[Launch]:
-    """Return each specialisation for a GPU once: every geometry in bfloat16, the first in float16 and float32 too."""
+    """Return each kernel specialization for a GPU once.
+
+    Every geometry is covered in bfloat16, the first one also in float16 and float32.
+    """
     with pretending(target), recording() as launches:
         for geometry in GEOMETRIES:
             layer(geometry, torch.bfloat16)
@@ -106,7 +109,7 @@ def all_launches(target: str) -> list[Launch]:
             if held is not None:
                 gpt_oss_attention(held)
                 attend(GEOMETRIES[0], torch.bfloat16, held, window=4096, softcap=50.0)
-                # As Mistral's and Phi-3's layers have them.
+                # Sliding windows as in Mistral and Phi-3.
                 for geometry in (GEOMETRIES[0], *GEOMETRIES[2:5]):
                     attend(geometry, torch.bfloat16, held, window=4096)
         for held in (torch.int8, fp8_dtype()):
@@ -134,7 +137,7 @@ def all_launches(target: str) -> list[Launch]:
 
 
 def mixtures() -> None:
-    """Launch what mixtures of experts launch: weights of every kind, with what adapters have of them and without."""
+    """Launch the kernels of mixtures of experts, for every weight format, with and without expert adapters."""
     for mixture in MIXTURES:
         mix(mixture, torch.bfloat16)
     for mixture in GPT_OSS_MIXTURES:
@@ -166,11 +169,11 @@ def mix(
     has_biases: bool = False,
     change: Change | None = None,
 ) -> None:
-    """Launch a mixture of experts for a row and two, for full batches, and for prompts, with what `matrix` makes."""
+    """Launch a mixture of experts for one and two rows, full batches and prompts, on weights made by `matrix`."""
     matrix = matrix or partial(_empty, dtype=dtype)
     hidden, inner, experts = mixture.hidden, mixture.inner, mixture.experts
     biases = _empty(experts, 2 * inner, dtype=dtype), _empty(experts, hidden, dtype=dtype)
-    # So many that tiles of every height are among them.
+    # Covers every tile height.
     for rows in (1 << power for power in range(15)):
         multiply_by_experts(
             _empty(rows, hidden, dtype=dtype),
@@ -188,7 +191,7 @@ def mix(
 
 
 def _change_experts(part: Part, routing: Routing, height: int, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Launch what adapters do to a product of a mixture."""
+    """Launch the adapter kernels for one projection of a mixture."""
     tables = _whole(len(routing.experts))
     entry, products = 16 * 3, 2 if part == "gate_up" else 1
     shrunk = expert_shrink(x, routing, tables, entry=entry, products=products, max_rank=MAX_RANK, height=height)
@@ -196,7 +199,7 @@ def _change_experts(part: Part, routing: Routing, height: int, x: torch.Tensor, 
 
 
 def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None:
-    """Launch a layer's products of few rows, with weights as they are and of 4 bits in groups."""
+    """Launch a layer's linear products of few rows, with unquantized weights and grouped 4-bit weights."""
     arrived = _empty(1 << 16, dtype=torch.int32)
     for name, width, depth, has_bias in _products(geometry):
         held = _int4(width, depth, dtype, group)
@@ -214,7 +217,7 @@ def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None
 
 
 def multiply_fp8(geometry: Geometry) -> None:
-    """Launch a layer's products of few rows with weights of 8-bit floats, every way, and what rounds their inputs."""
+    """Launch all variants of a layer's linear products of few rows with FP8 weights, and the quantization of inputs."""
     dtype, arrived = torch.bfloat16, _empty(1 << 16, dtype=torch.int32)
     for name, width, depth, has_bias in _products(geometry):
         matrix = _fp8(width, depth)
@@ -230,7 +233,7 @@ def multiply_fp8(geometry: Geometry) -> None:
 def multiply_rows(
     name: str, weight: torch.Tensor | Fp8Matrix, bias: torch.Tensor | None, width: int, depth: int
 ) -> None:
-    """Launch a product of a row or two, alone and with what stands before or behind it in a layer."""
+    """Launch a linear product of one or two rows, alone and fused with the preceding norm or the residual sum."""
     dtype = torch.bfloat16 if isinstance(weight, Fp8Matrix) else weight.dtype
     for rows in range(1, MAX_ROWS + 1):
         x, is_gated = _empty(rows, depth, dtype=dtype), name == "gate_up"
@@ -242,10 +245,10 @@ def multiply_rows(
 
 
 def round_fp8(rows: int, width: int) -> None:
-    """Launch what rounds the inputs of such products."""
+    """Launch the kernels that quantize inputs of FP8 products."""
     x = _empty(rows, width, dtype=torch.bfloat16)
     quantize_rows(x, FP8)
-    # No model's hidden size is beyond.
+    # No model has a larger hidden size.
     if width <= MAX_ROUNDED_WIDTH:
         norm = _empty(width, dtype=torch.bfloat16)
         add_rms_norm(x, x, norm, 1e-5, empty_rounded(x, FP8))
@@ -254,7 +257,7 @@ def round_fp8(rows: int, width: int) -> None:
 
 
 def _products(geometry: Geometry) -> Iterator[tuple[str, int, int, bool]]:
-    """Yield the name, outputs and inputs of a layer's products, and whether there is a bias."""
+    """Yield (name, outputs, inputs, has bias) for each linear product of a layer."""
     hidden, inner = geometry.hidden, geometry.inner
     yield "qkv", (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, hidden, geometry.has_norms
     yield "o", hidden, hidden, False
@@ -273,7 +276,7 @@ def attend(
     rotary_dim: int | None = None,
     has_sinks: bool = False,
 ) -> None:
-    """Launch what writes and reads a layer's cache, whose numbers are of type `held`."""
+    """Launch the kernels that write and read a layer's KV cache of dtype `held`."""
     head_dim, kv_heads = geometry.head_dim, geometry.kv_heads
     cache = _empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, head_dim, dtype=held)
     part = _empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, dtype=torch.float32)
@@ -288,7 +291,7 @@ def attend(
         write = partial(rope_kv_write, qkv=qkv, cos_sin=cos_sin, eps=1e-6, k_cache=cache, v_cache=cache, slots=slots)
         q = write(norms=norms, rotary_dim=rotary_dim, spans=spans)
         if norms is not None:
-            # Of each token, where adapters have some of their own.
+            # Per-token norms, for adapters that bring their own.
             own = _empty(tokens, 2 * head_dim, dtype=norm.dtype).split(head_dim, dim=1)
             write(norms=own, rotary_dim=rotary_dim, spans=spans)
         paged_attention(
@@ -320,13 +323,13 @@ def attend(
 
 
 def gpt_oss_attention(held: torch.dtype) -> None:
-    """Launch what layers with sinks do, with a window and without."""
+    """Launch attention with sinks, with and without a window."""
     for window in (0, 128):
         attend(GPT_OSS, torch.bfloat16, held, window=window, has_sinks=True)
 
 
 def gemma(geometry: Geometry, *, window: int, softcap: float = 0.0) -> None:
-    """Launch what such layers launch otherwise: norms whose weights are float32, a GELU, windows, caps."""
+    """Launch what is specific to Gemma layers: float32 norm weights, GELU, windows, soft caps."""
     attend(geometry, torch.bfloat16, torch.bfloat16, softcap=softcap, norm_dtype=torch.float32)
     attend(geometry, torch.bfloat16, torch.bfloat16, window=window, softcap=softcap)
     for tokens, _ in BATCHES:
@@ -337,7 +340,7 @@ def gemma(geometry: Geometry, *, window: int, softcap: float = 0.0) -> None:
 
 
 def layer(geometry: Geometry, dtype: torch.dtype) -> None:
-    """Launch what one layer launches, for a few tokens, for a full batch, and for prompts."""
+    """Launch the kernels of one layer, for one token, a full batch, and prompts."""
     hidden, inner, head_dim = geometry.hidden, geometry.inner, geometry.head_dim
     q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
     attend(geometry, dtype, dtype)
@@ -355,7 +358,7 @@ def layer(geometry: Geometry, dtype: torch.dtype) -> None:
 
 
 def whole_model(tokens: int, hidden: int, dtype: torch.dtype) -> None:
-    """Launch what adapters change in the embedding, in norms and in the output matrix."""
+    """Launch the adapter kernels for the embedding, norms and the output matrix."""
     x, logits = _empty(tokens, hidden, dtype=dtype), _empty(tokens, VOCAB, dtype=torch.float32)
     where, count, most = _whole(64, 3), _whole(1), min(tokens, 64)
     lora_gather(_whole(tokens), x, where, count, own=0, entry=1, max_tiles=most)
@@ -366,7 +369,7 @@ def whole_model(tokens: int, hidden: int, dtype: torch.dtype) -> None:
 
 
 def _change(x: torch.Tensor, y: torch.Tensor, splits: Sequence[int], *, entry: int) -> None:
-    """Launch the products of neighbouring modules."""
+    """Launch the LoRA products of adjacent modules."""
     where, count, most = _whole(64, 3), _whole(1), min(len(x), 64)
     options = {"entry": entry, "max_tiles": most}
     shrunk = lora_shrink(x, where, count, num_modules=len(splits), max_rank=MAX_RANK, **options)

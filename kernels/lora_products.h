@@ -1,11 +1,11 @@
-// The two products of LoRA for rows that lie together, as kernels/lora_shrink, lora_expand and lora_experts make them.
+// The two LoRA products for adjacent rows, used by kernels/lora_shrink, lora_expand and lora_experts.
 #pragma once
 
 #include "adapters.h"
 
 namespace lora {
 
-// So many rows of A are multiplied side by side: sums that do not wait for each other.
+// Rows of A multiplied at once, as independent sums.
 constexpr int64_t MAX_RANKS = 8;
 
 #if defined(__AVX512BF16__)
@@ -45,7 +45,7 @@ template <typename T, int64_t RANKS> static inline void multiply_ranks(const T *
     }
 }
 
-// Multiply as many rows of A as are left, at most RANKS; returns how many.
+// Multiplies as many rows of A as are left, at most RANKS; returns how many.
 template <typename T, int64_t RANKS = MAX_RANKS>
 static inline int64_t multiply_next(int64_t ranks, const T *x, const T *a, int64_t width, T *out) {
     if constexpr (RANKS > 1)
@@ -59,12 +59,12 @@ static inline int64_t multiply_next(int64_t ranks, const T *x, const T *a, int64
 template <typename T> static void shrink(const T *x, const T *a, int64_t rank, int64_t width, T *out) {
     for (int64_t done = 0; done < rank;)
         done += multiply_next(rank - done, x, a + done * width, width, out + done);
-    // The depth of B's panels is even; what fills the last step must not be what another batch left there.
+    // The depth of B's panels is even, so the padding of an odd rank must not keep values of an earlier batch.
     if (rank % Depth<T>::step)
         out[rank] = T{};
 }
 
-// Of a matrix, what is worth asking for before it is read; the processor finds the rest by itself.
+// The part of a matrix worth prefetching; the hardware prefetcher fetches the rest.
 constexpr int64_t FETCHED_BYTES = 1 << 14, LINE_BYTES = 64;
 
 static inline void fetch(const void *from, int64_t bytes) {
@@ -75,7 +75,8 @@ static inline void fetch(const void *from, int64_t bytes) {
 
 constexpr int64_t PIECE_PANELS = 16, PIECE_COLUMNS = PIECE_PANELS * COLUMNS;
 
-// Columns [begin, end) of one module, from `t`, which lies `t_stride` apart, into `y`, whose rows are `width` apart.
+// Adds columns [begin, end) of one module's product to `y` with row stride `width`, from `t` with row stride
+// `t_stride`.
 template <typename T, typename Out>
 static void expand(const Projection &projection, int64_t rows, const T *t, int64_t t_stride, int64_t begin, int64_t end,
                    Out *y, int64_t width) {

@@ -1,5 +1,5 @@
-// What the CPU kernels share: how one is called, bfloat16 as it lies in memory, and rounding.
-// Arithmetic is in float32; a number is rounded once, as it is stored.
+// Shared by the CPU kernels: the calling convention, bfloat16 and rounding.
+// Arithmetic is in float32; results are rounded once, when they are stored.
 #pragma once
 
 #include <algorithm>
@@ -8,19 +8,19 @@
 #include <cstring>
 #include <vector>
 
-// One call of a kernel, written down so that it can be made again at every step without Python. A kernel cuts its work
-// into units that any thread may do in any order. Asked for unit -1, it says how many there are.
+// A recorded kernel call, which can be repeated at every step without Python. A kernel cuts its work into units that
+// any thread may run in any order. For unit -1 it returns the number of units.
 struct Op {
     int64_t (*kernel)(const Op &op, int64_t unit);
-    const int64_t *count; // how many rows (or whatever the kernel counts) this step has
+    const int64_t *count; // number of rows (or whatever the kernel counts) in this step
     void *at[10];
     int64_t size[8];
     double number[2];
-    int64_t begins_beside; // not 0: neither this nor the op before writes what the other reads or writes
-    int64_t may_pause;     // not 0: a run may end before it, to be gone on with from here
+    int64_t begins_beside; // not 0: neither this nor the previous op writes what the other reads or writes
+    int64_t may_pause;     // not 0: a run may stop before it, to be resumed here
 };
 
-// Called rather than inlined, what stands in a loop keeps the loop from being vectorised.
+// A call that is not inlined prevents the loop around it from being vectorized.
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -40,7 +40,7 @@ INLINE float widen(bfloat16 x) {
 
 INLINE void store(float x, float &out) { out = x; }
 
-// Round to nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 INLINE void store(float x, bfloat16 &out) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);

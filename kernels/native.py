@@ -1,7 +1,7 @@
-"""The CPU kernels in C++, compiled by `kernels.compiling` and kept in a cache folder.
+"""Loads the CPU kernels written in C++, which `kernels.compiling` compiles into a cache folder.
 
-Plain functions over addresses and sizes, known to Python through ctypes: without torch's headers they compile in some
-seconds. Where there is no compiler, or it fails, `load` returns None and torch's operators do the work.
+They are plain functions over addresses and sizes, called through ctypes: without torch's headers they compile in a few
+seconds. If there is no compiler, or it fails, `load` returns None and torch's operators do the work.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SUFFIX_BY_DTYPE = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class NativeKernels:
-    """One compiled library: the kernels by name and dtype, and the pool of threads that runs them."""
+    """One compiled library: the kernels by name and dtype, and the entry points of the thread pool that runs them."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
-        """Tells sources, compiler and processor apart."""
+        """Unique to the combination of sources, compiler, flags and processor."""
         self._library = ctypes.CDLL(str(path))
         create, run, destroy = self._library.pool_create, self._library.pool_run, self._library.pool_destroy
         create.argtypes, create.restype = (ctypes.c_int64, ctypes.c_int64), ctypes.c_void_p
@@ -36,13 +36,13 @@ class NativeKernels:
         run_here = self._library.op_run
         run_here.argtypes, run_here.restype = (ctypes.c_void_p,), None
         self.run_here: Callable[[int], None] = run_here
-        """Run the op at an address on the calling thread alone, beside whatever a pool runs."""
+        """Run the op at an address on the calling thread alone, concurrently with any pool."""
         self.create_pool: Callable[[int, int], int] = create
         self.run_pool: Callable[[int, object, int, object], int] = run
         self.destroy_pool: Callable[[int], None] = destroy
 
     def address(self, name: str, dtype: torch.dtype) -> int:
-        """Return where a kernel for tensors of a dtype lies, as `kernels.program.Op` wants it."""
+        """Return the address of a kernel for a tensor dtype, as `kernels.program.Op` takes it."""
         function = getattr(self._library, f"{name}_{SUFFIX_BY_DTYPE[dtype]}")
         address = ctypes.cast(function, ctypes.c_void_p).value
         assert address is not None
@@ -51,7 +51,7 @@ class NativeKernels:
 
 @cache
 def load() -> NativeKernels | None:
-    """Return the kernels, compiled now or earlier; None, and one line in the log, where that cannot be done."""
+    """Return the kernels, compiling them if they are not cached; log one line and return None if that fails."""
     try:
         return NativeKernels(build(cache_folder()))
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:

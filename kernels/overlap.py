@@ -1,9 +1,10 @@
-"""Kernels that begin while the one before them ends: a decode step is hundreds of short ones.
+"""Programmatic dependent launch: overlaps the start of a kernel with the end of the preceding one.
 
-A GPU that can (compute capability 9.0 and above) starts a kernel's programs as soon as all programs of the one before
-have said so, which is the first thing that they do. Before that one has ended as a whole nothing is written, and only
-what the step began with is read, weights or keys of earlier tokens: memory is busy while nothing else could be done.
-Where programs wait before they say so, what they have waited for may be read as well.
+A decode step is hundreds of short kernels. GPUs of compute capability 9.0 and above start a kernel's programs as soon
+as all programs of the preceding kernel have signaled, which they do first of all. Until that kernel has finished,
+nothing may be written, and only data from before the step may be read, such as weights or keys of earlier tokens; so
+memory stays busy. If the programs of the preceding kernel wait before they signal, what they waited for is readable
+too.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels import architecture
 
 IS_WANTED = True
-"""`loadtest.gpu` has parts without."""
+"""`loadtest.gpu` turns it off for comparison."""
 
 
 def overlap() -> dict[str, Any]:
-    """Return how a kernel that begins with `take_turn` is launched."""
+    """Return the launch options of a kernel that uses `let_begin` and `wait`, or `take_turn`."""
     name = architecture.current()
     can = not triton.knobs.runtime.interpret
     if IS_WANTED and can and name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90:
@@ -31,20 +32,20 @@ def overlap() -> dict[str, Any]:
 
 @triton.jit
 def let_begin(OVERLAPS: tl.constexpr):
-    """Let the next kernel begin."""
+    """Signal that the next kernel may start."""
     if OVERLAPS:
         gdc_launch_dependents()
 
 
 @triton.jit
 def wait(OVERLAPS: tl.constexpr):
-    """Wait until the kernel before has ended, and with it all before that."""
+    """Wait until the preceding kernel, and with it all earlier ones, has finished."""
     if OVERLAPS:
         gdc_wait()
 
 
 @triton.jit
 def take_turn(OVERLAPS: tl.constexpr):
-    """Let the next kernel begin, and wait for the one before: before anything else."""
+    """Let the next kernel start and wait for the preceding one; call this first."""
     let_begin(OVERLAPS)
     wait(OVERLAPS)

@@ -1,18 +1,18 @@
-// Products with a matrix laid out in panels, the one loop that all the CPU's arithmetic goes through.
+// Products with a matrix laid out in panels: the loop behind most CPU arithmetic.
 //
-// A panel is 16 output columns over the whole depth, in the order in which they are read:
+// A panel is 16 output columns over the whole depth, in reading order:
 //     float32    [depth][16]
-//     bfloat16   [depth / 2][16][2]    two steps of the depth side by side, as the processors' dot products want them
+//     bfloat16   [depth / 2][16][2]    two depth elements adjacent, as the dot product instructions take them
 //
-// Weights are laid out so at load, keys and values as they are written to the cache. Where the processor has tile
-// registers (AMX) many rows go through them; where it has bfloat16 dot products, those; else plain vectors.
+// Weights are laid out this way at load, keys and values when they are written to the cache. The products use tile
+// registers (AMX) if the processor has them, else bfloat16 dot products, else plain vectors.
 #pragma once
 
 #include "lanes.h"
 
 constexpr int64_t COLUMNS = 16, PANEL_LANES = COLUMNS / LANES; // of a panel
 
-// A tile's sums stay in registers, and what is multiplied beside them: 32 registers of AVX512 and NEON, else 16.
+// A tile's sums and operands stay in registers: 32 with AVX512 and NEON, else 16.
 #if defined(__AVX512F__)
 template <typename T> constexpr int64_t MAX_TILE_ROWS = 12;
 constexpr int64_t TILE_PANELS = 2;
@@ -29,13 +29,13 @@ template <> struct Depth<bfloat16> {
     static constexpr int64_t step = 2;
 };
 
-// Where element (depth k, column n < 16) of a panel lies.
+// The index of element (depth k, column n < 16) in a panel.
 template <typename T> INLINE int64_t in_panel(int64_t k, int64_t n) {
     constexpr int64_t step = Depth<T>::step;
     return (k / step * COLUMNS + n) * step + k % step;
 }
 
-// How a step of the depth is multiplied: in turns, each of its own factor of a row and its own lanes of a panel.
+// A step of the depth is multiplied in turns, each with its own factor of a row and its own lanes of a panel.
 #if defined(__AVX512BF16__)
 template <typename T> using Factor = T;
 template <typename T> constexpr int64_t TURNS = 1;
@@ -52,7 +52,7 @@ INLINE void multiply_add(Lanes &sum, const bfloat16 *a, LaneBits panel) {
     sum = (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)panel);
 }
 #else
-// Where no instruction multiplies bfloat16, rows are widened once for all panels that they meet.
+// Without bfloat16 instructions, rows are widened once for all panels.
 template <typename T> using Factor = float;
 template <typename T> constexpr int64_t TURNS = Depth<T>::step;
 
@@ -67,7 +67,7 @@ INLINE Lanes load_panel(const float *panel, int64_t) { return load_lanes(panel);
 
 INLINE void multiply_add(Lanes &sum, const float *a, Lanes panel) { sum += *a * panel; }
 
-// a[rows][depth], whose stride becomes that of the result, as the products take it; good until the next call.
+// Returns a[rows][depth] as the products take it and sets a_stride to its stride; valid until the thread's next call.
 template <typename T>
 static inline const Factor<T> *factors_of(int64_t rows, const T *a, int64_t &a_stride, int64_t depth) {
     if constexpr (sizeof(T) == sizeof(Factor<T>)) {
@@ -84,11 +84,11 @@ static inline const Factor<T> *factors_of(int64_t rows, const T *a, int64_t &a_s
     }
 }
 
-// Panels side by side whose depth is cut into segments that lie anywhere: the blocks of a cache. Weights are one segment.
+// Adjacent panels whose depth is split into segments anywhere in memory, such as cache blocks. Weights are one segment.
 template <typename T> struct Panels {
     const T *const *segments;
     int64_t num_segments, depth; // the depth of one segment, a multiple of the panels' step
-    int64_t stride;              // from a panel of a segment to the next
+    int64_t stride;              // between panels of a segment
 };
 
 // c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][all depth] * panels from the first on
@@ -140,7 +140,7 @@ struct alignas(64) TileShapes {
 
 constexpr int64_t TILE_ROWS = 16;
 
-// The shape that this thread's tiles have; no rows where they are not in use.
+// The current shape of this thread's tiles; no rows if they are not in use.
 struct TileShape {
     int64_t first_rows = 0, second_rows = 0, depth = 0;
     bool operator==(const TileShape &) const = default;
@@ -158,18 +158,18 @@ static inline void shape_tiles(int64_t first_rows, int64_t second_rows, int64_t 
     shapes.rows[2] = shapes.rows[3] = shapes.rows[5] = static_cast<uint8_t>(second_rows);
     shapes.row_bytes[4] = shapes.row_bytes[5] = static_cast<uint16_t>(2 * tile_depth);
     shapes.rows[6] = shapes.rows[7] = static_cast<uint8_t>(tile_depth / 2);
-    // Not by the intrinsic: GCC's reads the first eight bytes as far as the optimiser knows, and the others are lost.
+    // Not the intrinsic: GCC's declares only the first eight bytes as read, and the optimizer drops the others.
     asm volatile("ldtilecfg %0" ::"m"(shapes));
 }
 
-// What comes from memory is asked for two steps before.
+// Panels from memory are prefetched two steps ahead.
 INLINE void prefetch_rows(const bfloat16 *from, int64_t stride, int64_t rows) {
     for (int64_t r = 0; r < rows; r++)
         _mm_prefetch(reinterpret_cast<const char *>(from + r * stride), _MM_HINT_T0);
 }
 
-// c[rows][32] (+)= a * two panels, in the shape that the tiles have: at most 16 rows, or, with TWO, at most 32. FAR is for
-// panels that come from memory: of those that are near, asking for them beforehand takes longer than to wait.
+// c[rows][32] (+)= a * two panels, in the tiles' current shape: at most 16 rows, or 32 with TWO. FAR is for panels that
+// come from memory: for cached panels, prefetching costs more than it saves.
 template <bool TWO, bool ADD, bool FAR>
 static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, const Panels<bfloat16> &panels,
                                   int64_t first_panel, int64_t tile_depth, float *c, int64_t c_stride) {
@@ -215,7 +215,7 @@ static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, const Pan
     }
 }
 
-// c[rows][num_panels * 16] (+)= a * panels; an even number of panels, a depth that is a multiple of 16.
+// c[rows][num_panels * 16] (+)= a * panels, for an even number of panels and a depth that is a multiple of 16.
 template <bool ADD, bool FAR>
 static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_stride, const Panels<bfloat16> &panels,
                                 int64_t num_panels, float *c, int64_t c_stride) {
@@ -230,10 +230,10 @@ static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_strid
 }
 #endif
 
-// Whether this process may use tile registers; the pool of threads asks the kernel for them once.
+// Whether this process may use tile registers; a thread pool requests them from the OS kernel when it is created.
 static bool may_use_tiles = false;
 
-// Give up the tiles: left in use, they would be saved at every switch of threads.
+// Releases the tiles: otherwise every context switch would save them.
 static inline void release_tiles() {
 #if defined(__AMX_BF16__)
     if (tile_shape.first_rows) {

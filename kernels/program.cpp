@@ -1,8 +1,8 @@
-// Runs a list of ops on a pool of threads, each op begun when the one before it is done, or beside it where it says so.
+// Runs a list of ops on a thread pool. Each op starts when the previous one is done, or beside it if permitted.
 //
-// A step of a small model is some hundred short ops, so what lies between two of them counts. Threads take units by
-// counting up; an op is done when its units are, not when every thread has come by. A thread that comes late because the
-// system had put it aside therefore finds less to do, and holds nobody up.
+// A step of a small model is a few hundred short ops, so the overhead between ops matters. Threads take units from a
+// counter, and an op is done when its units are, not when every thread has passed it. So a thread that was descheduled
+// finds less work when it returns, and delays no other.
 #include "native.h"
 
 #include "panels.h"
@@ -21,7 +21,7 @@
 
 namespace {
 
-// Some 30 microseconds: longer than a wait between ops, shorter than what a sleeping thread costs others.
+// About 30 microseconds: longer than a wait between ops, shorter than the delay that a sleeping thread causes.
 constexpr int64_t SPINS = 1000;
 
 inline void relax() {
@@ -41,7 +41,7 @@ bool ask_for_tiles() {
 #endif
 }
 
-// Elsewhere than on Linux niceness is a process's, not a thread's.
+// Only on Linux is niceness per thread; elsewhere it is per process.
 void stand_back(int64_t niceness) {
 #if defined(__linux__)
     if (niceness)
@@ -74,7 +74,7 @@ class Pool {
             worker.join();
     }
 
-    // Returns how many ops were run: all, unless `wish` became something else than 0 and one of them may pause.
+    // Returns how many ops were run: all, unless `wish` became nonzero and an op may pause.
     int64_t run(const Op *first, int64_t count, const int64_t *wish) {
         if (count > capacity) {
             progress = std::make_unique<Progress[]>(count);
@@ -91,7 +91,7 @@ class Pool {
         generation.store(next);
         generation.notify_all();
         const int64_t num_run = work();
-        // Nobody enters any more; whoever is inside has at most to see that all is done.
+        // No worker enters any more, and those inside only have to notice that all is done.
         open = CLOSED;
         for (int64_t spins = 0; num_inside.load() != 0; spins++)
             spins < SPINS ? relax() : std::this_thread::yield();
@@ -116,7 +116,7 @@ class Pool {
     }
 
     int64_t work() {
-        // Ops that begin beside each other are counted together, by the first of them.
+        // Concurrent ops are counted together, in the first one's `done`.
         int64_t first = 0, units_of_all = 0, i = 0;
         for (; i < num_ops; i++) {
             const Op &op = ops[i];
@@ -126,7 +126,7 @@ class Pool {
                 wait(first, units_of_all);
                 first = i, units_of_all = 0;
             }
-            // Many are for adapters that the step does not have; even to ask what they have to do is work.
+            // Many ops are for adapters, which the step may not have; even asking for their units takes time.
             if (*op.count == 0)
                 continue;
             const int64_t units = op.kernel(op, -1);
@@ -142,7 +142,7 @@ class Pool {
         return i;
     }
 
-    // Whoever comes first decides for all, so that they end at the same op.
+    // The first thread decides for all, so that they stop at the same op.
     bool pauses_before(int64_t op) const {
         Verdict verdict = progress[op].verdict.load(std::memory_order_relaxed);
         if (verdict == Verdict::NONE) {
@@ -163,7 +163,7 @@ class Pool {
     int64_t capacity = 0, num_ops = 0;
     const Op *ops = nullptr;
     const int64_t *wished = nullptr;
-    // Generations begin anew after 2^32 runs; none of them is what stands for a closed pool.
+    // Generations wrap after 2^32 runs; as an int64, none equals CLOSED.
     static constexpr int64_t CLOSED = -1;
     std::atomic<uint32_t> generation{0};
     std::atomic<int64_t> open{CLOSED};

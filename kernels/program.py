@@ -1,7 +1,7 @@
-"""Kernels written down once and run again at every step, without Python between them.
+"""Records a sequence of kernel calls once and replays it every step, with no Python in between.
 
-A `Program` is to the CPU what a captured graph is to a GPU: the same ops over the same memory; only the numbers in that
-memory, among them how many rows there are, differ from step to step.
+A `Program` is to the CPU what a CUDA graph is to a GPU: the same ops over the same memory. Only the contents of that
+memory, including the number of rows, change from step to step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernels.native import NativeKernels
 
 
 class Op(ctypes.Structure):
-    """`struct Op` of native.h."""
+    """Mirrors `struct Op` of native.h."""
 
     _fields_ = [
         ("kernel", ctypes.c_void_p),
@@ -30,25 +30,25 @@ class Op(ctypes.Structure):
 
 
 class PauseWish:
-    """Whether somebody wants a program to pause; any thread."""
+    """A request for a program to pause. Thread-safe."""
 
     def __init__(self) -> None:
         self.number = ctypes.c_int64()
 
     def set(self) -> None:
-        """Have the run under way, or else the next one, end where it may pause."""
+        """Make the current run, or else the next one, stop at the next op that permits a pause."""
         self.number.value = 1
 
     def clear(self) -> None:
-        """Take it back."""
+        """Withdraw the request."""
         self.number.value = 0
 
 
 class Pool:
-    """Threads that run ops together, the calling one among them. One call at a time.
+    """A thread pool that runs each op on all its threads, including the calling one. Only one call at a time.
 
     Args:
-        niceness: by how much its own threads stand back behind others of the machine; the calling one is as it is.
+        niceness: added to the niceness of the pool's own threads; the calling thread keeps its priority.
     """
 
     def __init__(self, kernels: NativeKernels, num_threads: int, niceness: int = 0) -> None:
@@ -56,7 +56,7 @@ class Pool:
         self._kernels = kernels
         self._handle = kernels.create_pool(num_threads, niceness)
         finalizer = weakref.finalize(self, kernels.destroy_pool, self._handle)
-        # As the process ends an engine's thread may be in a step, and goes on until there is no process.
+        # At process exit an engine's thread may still be in a step: the pool must outlive it.
         finalizer.atexit = False
 
     def op(
@@ -68,12 +68,12 @@ class Pool:
         sizes: Sequence[int],
         numbers: Sequence[float] = (),
     ) -> Op:
-        """Write down a call; the caller keeps the tensors alive.
+        """Record a call. The caller keeps the tensors alive.
 
         Args:
-            name: of a kernel, as its C++ exports it.
-            count: int64, its first element read at every run: how many rows there are.
-            tensors, sizes, numbers: as the kernel's comment says; all tensors contiguous, of a cache each block.
+            name: the kernel's name as exported from C++, without the dtype suffix.
+            count: int64; its first element, the number of rows, is read at every run.
+            tensors, sizes, numbers: as documented at the kernel. Tensors are contiguous; of a cache, each block is.
         """
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
         op = Op(kernel=self._kernels.address(name, dtype), count=count.data_ptr())
@@ -83,9 +83,9 @@ class Pool:
         return op
 
     def run(self, ops: ctypes.Array[Op], wish: PauseWish, start: int = 0) -> int:
-        """Run ops in their order from one on, each by all threads. Frees the interpreter.
+        """Run ops in order from `start` on, each on all threads. Releases the GIL.
 
-        Returns the first that was not run: `len(ops)`, unless a pause was wished for and one of them permits it.
+        Returns the index of the first op not run: `len(ops)`, unless a pause was requested and an op permits it.
         """
         first = ctypes.byref(ops, start * ctypes.sizeof(Op))
         return start + self._kernels.run_pool(self._handle, first, len(ops) - start, ctypes.byref(wish.number))
@@ -106,17 +106,17 @@ class Pool:
     def call_here(
         self, name: str, dtype: torch.dtype, count: int, tensors: Sequence[torch.Tensor | None], sizes: Sequence[int]
     ) -> None:
-        """Run one kernel now on the calling thread alone, beside whatever others run."""
+        """Run one kernel now on the calling thread alone, concurrently with the pool."""
         counted = torch.tensor([count])
         op = self.op(name, dtype, counted, tensors, sizes)
         self._kernels.run_here(ctypes.addressof(op))
 
 
 class Program:
-    """A list of ops that grows until it is first run.
+    """A list of ops, which may be appended to until it is first run.
 
     Attributes:
-        wish: whether it should pause.
+        wish: the request to pause.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -138,11 +138,12 @@ class Program:
         begins_beside: bool = False,
         may_pause: bool = False,
     ) -> None:
-        """Append a call, as `Pool.op` describes it, and keep its tensors.
+        """Append a call, with arguments as in `Pool.op`, and keep its tensors alive.
 
         Args:
-            begins_beside: it may run beside the call before: neither writes what the other reads or writes.
-            may_pause: a run may end before it, and another go on from here.
+            begins_beside: it may run concurrently with the previous call: neither writes what the other reads or
+                writes.
+            may_pause: a run may stop before this call, and a later run resume here.
         """
         op = self._pool.op(name, dtype, count, tensors, sizes, numbers)
         op.begins_beside, op.may_pause = begins_beside, may_pause
@@ -153,7 +154,7 @@ class Program:
         return len(self._ops)
 
     def run(self, start: int = 0) -> int:
-        """Run the ops from one on; returns the first that was not run, as `Pool.run` does."""
+        """Run the ops from `start` on; return the index of the first op not run, as `Pool.run` does."""
         if self._compiled is None:
             self._compiled = (Op * len(self._ops))(*self._ops)
         return self._pool.run(self._compiled, self.wish, start)

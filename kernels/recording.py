@@ -1,4 +1,4 @@
-"""Notes how kernels are launched instead of running them: what is to be compiled for GPUs that are not here."""
+"""Records kernel launches instead of running them, so that they can be compiled without the GPU."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ TYPE_BY_DTYPE = {
     torch.float8_e4m3fnuz: "*fp8e4b8",
 }
 FLOATS = ("*fp32", "*fp16", "*bf16", "*i8", "*fp8e4nv", "*fp8e4b8")
-"""Of the types those that a kernel computes with, which its title names."""
+"""The types that a kernel computes with, which its title lists."""
 ALIGNMENT = 16
-"""What Triton knows of addresses and numbers: whether this divides them."""
+"""Triton specializes addresses and integers by whether they are multiples of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One specialisation of a kernel, by names, so that other processes can be told of it.
+    """One specialization of a kernel, identified by names so that it can be sent to other processes.
 
     Attributes:
-        module, kernel: where the function is found.
+        module, kernel: the module and name of the kernel function.
         signature: Triton's type of each argument, "constexpr" for those compiled in.
-        constants: of the arguments compiled in.
-        aligned: arguments that `ALIGNMENT` divides.
-        options: `num_warps`, `num_stages` and `launch_pdl` (see `kernels.overlap`), where the launch sets them.
+        constants: values of the arguments compiled in.
+        aligned: arguments that are multiples of `ALIGNMENT`.
+        options: `num_warps`, `num_stages` and `launch_pdl` (see `kernels.overlap`), if the launch sets them.
     """
 
     module: str
@@ -49,7 +49,7 @@ class Launch:
 
     @property
     def title(self) -> str:
-        """The kernel with the constants that tell its specialisations apart."""
+        """The kernel's name with the types and constants that distinguish its specializations."""
         types = sorted({kind[1:] for _, kind in self.signature if kind in FLOATS})
         numbers = " ".join(f"{name.lower()}={value}" for name, value in self.constants if name.isupper())
         return f"{self.kernel.removesuffix('_kernel')} {'/'.join(types)} {numbers}"
@@ -57,7 +57,7 @@ class Launch:
 
 @contextmanager
 def recording() -> Iterator[list[Launch]]:
-    """Collect the launches of kernels instead of running them; each specialisation once."""
+    """Collect kernel launches instead of running them, each specialization once."""
     launches: list[Launch] = []
     run = triton.JITFunction.run
 
@@ -80,7 +80,7 @@ def _launch_of(kernel: Any, args: Sequence[Any], named: dict[str, Any]) -> Launc
     signature, constants, aligned = [], [], []
     for parameter in kernel.params:
         value = values[parameter.name]
-        # Triton compiles a 1 in, as it does what is declared so.
+        # Triton compiles in an argument of 1, as it does a constexpr.
         is_free = parameter.do_not_specialize
         if parameter.is_constexpr or (isinstance(value, int) and value == 1 and not is_free):
             signature.append((parameter.name, "constexpr"))

@@ -1,7 +1,7 @@
-"""Compiles launches that were recorded, without the GPU, and fills Triton's cache on disk with many side by side.
+"""Compiles recorded launches without the GPU, filling Triton's disk cache from several processes in parallel.
 
-One process compiles one kernel after the other, a second or more each, and a server launches a hundred different ones.
-A launch is compiled by Triton's own way up to the launch, so that what is kept is found by the same key.
+One process compiles one kernel at a time, a second or more each, and a server launches a hundred different ones.
+Compilation goes through Triton's own launch path, so the cached result has the same key as a real launch.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from kernels.recording import ALIGNMENT, TYPE_BY_DTYPE, Launch, recording
 _logger = logging.getLogger(__name__)
 
 MAX_PROCESSES = 16
-"""Each imports torch."""
+"""Each one imports torch, which takes memory."""
 Tell = Callable[[int, int], None]
-"""Is told after each kernel how many are done, and of how many."""
+"""Progress callback, called after each kernel with the number done and the total."""
 DTYPE_BY_TYPE = {kind: dtype for dtype, kind in TYPE_BY_DTYPE.items()}
 
 
 def compile_ahead(
     runs: Iterable[Callable[[], object]], num_processes: int, tell: Tell = lambda done, total: None
 ) -> None:
-    """Compile for the GPU that is here what `runs` launch, many kernels side by side; nothing is computed meanwhile.
+    """Compile the kernels that `runs` launch, in parallel, for the GPU present.
 
-    Where processes cannot be had the log says so: each kernel is compiled as it is launched.
+    The launches are only recorded, not executed. If worker processes cannot be started or die, the failure is logged
+    and each kernel is compiled at its first launch.
     """
     with recording() as launches:
         for run in runs:
@@ -54,16 +55,17 @@ def compile_ahead(
 def fill_cache(
     launches: Sequence[Launch], target: GPUTarget, num_processes: int, tell: Tell = lambda done, total: None
 ) -> int:
-    """Compile launches for a GPU in processes of their own, those that have not been; return how many there were.
+    """Compile those launches that are not cached yet, in worker processes; return how many there were.
 
-    What does not compile is told in the log, and will say so itself when it is launched.
+    A kernel that does not compile is logged, and fails again when it is launched.
     """
     folder, common = Path(triton.knobs.cache.dir), _common(target)
     missing = [(launch, stamp) for launch in launches if not (stamp := folder / _name(launch, common)).exists()]
     if not missing:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    # Not forked: torch's threads do not come along. No more of them than have two each: to begin takes as long as one.
+    # Spawned, because torch's threads do not survive a fork. At least two kernels per process, because starting one
+    # takes as long as compiling a kernel.
     count = min(num_processes, MAX_PROCESSES, -(-len(missing) // 2))
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         begun = [(pair, pool.submit(_fill, pair[0], target)) for pair in missing]
@@ -78,10 +80,10 @@ def fill_cache(
 
 
 def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
-    """Do all that a launch on a GPU of this kind does before it needs the GPU; for processes that have none.
+    """Do everything that a launch on this target does before it needs the GPU. For processes without a GPU.
 
     Raises:
-        Exception: whatever Triton says of a kernel that does not compile.
+        Exception: whatever Triton raises for a kernel that does not compile.
     """
     triton.runtime.driver.set_active(_NoGpu(target))
     kernel = getattr(import_module(launch.module), launch.kernel)
@@ -93,18 +95,18 @@ def _fill(launch: Launch, target: GPUTarget) -> None:
 
 
 def _common(target: GPUTarget) -> bytes:
-    """Return what all that is compiled depends on."""
+    """Return what every compiled kernel depends on: Triton's version, the target and the sources."""
     sources = (path.read_bytes() for path in sorted(Path(__file__).parent.glob("**/*.py")))
     return b"\0".join([triton.__version__.encode(), repr(target).encode(), *sources])
 
 
 def _name(launch: Launch, common: bytes) -> str:
-    """Return the file that says that a launch has been compiled; it lies beside what was, and goes with it."""
+    """Return the name of the stamp file that marks a launch as compiled; it lies in the cache it vouches for."""
     return f"antiphon-{hashlib.sha256(common + repr(launch).encode()).hexdigest()[:24]}"
 
 
 class _NoGpu:
-    """What Triton asks of a driver before it launches."""
+    """The part of a Triton driver that is used before a launch."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -113,7 +115,7 @@ class _NoGpu:
         return self._target
 
     def get_current_device(self) -> int:
-        # Kernels remember by this number what was compiled.
+        # Kernels key their compiled variants by device number.
         return hash(self._target)
 
     def get_current_stream(self, device: int) -> int:
@@ -121,7 +123,7 @@ class _NoGpu:
 
 
 class _Address:
-    """What Triton asks of a tensor before it launches."""
+    """The part of a tensor that Triton uses before a launch."""
 
     def __init__(self, dtype: torch.dtype, *, is_aligned: bool) -> None:
         self.dtype = dtype
@@ -132,7 +134,7 @@ class _Address:
 
 
 def _arguments(launch: Launch) -> list[object]:
-    """Return arguments that Triton tells apart as it did those of the launch."""
+    """Return arguments that Triton specializes exactly as it did those of the launch."""
     constants = dict(launch.constants)
     arguments: list[object] = []
     for name, kind in launch.signature:

@@ -1,4 +1,4 @@
-// One row after the other: read x and delta once, write x and h once. See reference.py.
+// Row by row: reads x and delta once, writes x and h once. See reference.py.
 #include "../lanes.h"
 
 namespace add_rms_norm {
@@ -6,7 +6,7 @@ namespace add_rms_norm {
 constexpr int64_t UNIT_ROWS = 4;
 
 // at: x [rows, width], delta as x or null, weight [width] or null for the sum alone, h as x; size: width, whether the
-// weight is float32, numbers from a row of x and h to the next; number: eps.
+// weight is float32, row stride of x and h in elements; number: eps.
 template <typename T, typename W> static int64_t norm(const Op &op, int64_t unit) {
     const int64_t rows = *op.count, width = op.size[0], stride = op.size[2];
     if (unit < 0)

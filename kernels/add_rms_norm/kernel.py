@@ -1,4 +1,4 @@
-"""The GPU's residual sum and norm: one program a row, one pass over it."""
+"""GPU kernel for the residual sum and norm: one program per row, one pass over it."""
 
 import triton
 import triton.language as tl
@@ -22,9 +22,10 @@ def add_rms_norm_kernel(
     LIMIT: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Rows [width] of `x`, `delta` and `out` lie one after the other; BLOCK is a power of two and at least `width`.
+    """Program r processes row r of `x`, `delta` and `out`, contiguous [rows, width].
 
-    Where LIMIT is not 0, rows of `out` are also rounded to `held`, as `kernels.row_quantization` defines it.
+    BLOCK is a power of two and at least `width`. If LIMIT is not 0, rows of `out` are also quantized to `held`, as
+    `kernels.row_quantization` defines it.
     """
     let_begin(OVERLAPS)
     columns = tl.arange(0, BLOCK)

@@ -18,10 +18,10 @@ def add_rms_norm(
     eps: float,
     rounded: Rounded | None = None,
 ) -> torch.Tensor:
-    """Add `delta` to `x` in place and return the norm of the sum; arguments as the reference's, contiguous.
+    """Add `delta` to `x` in place and return the norm of the sum. Arguments as in the reference, contiguous.
 
     Args:
-        rounded: room for the rows of the norm in one byte a number, as `kernels.row_quantization` rounds them.
+        rounded: buffers that receive the normed rows quantized to 8 bits, as in `kernels.row_quantization`.
     """
     out = torch.empty_like(x)
     rows, width = x.shape

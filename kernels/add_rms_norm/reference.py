@@ -1,11 +1,11 @@
-"""The residual sum and the norm after it, in one pass.
+"""The residual sum and the RMS norm that follows it, in one pass.
 
     x[t] <- x[t] + delta[t]
     h[t] =  weight * x[t] / sqrt(mean_i x[t, i]^2 + eps)
 
 The sum is rounded to the dtype of `x` before it is squared; squares and mean are float32; the quotient is rounded to
-the dtype of the weight before it meets that. Most families round it as all else; others norm in float32 to the end, and
-their weights are float32.
+the dtype of the weight before the two are multiplied. Most model families keep weights in the dtype of `x`; others have
+float32 weights, so that the norm is float32 to the end.
 
 Source: Zhang and Sennrich, 2019 (RMSNorm, arXiv 1910.07467, equation 4).
 """
@@ -21,10 +21,10 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tens
     Args:
         x: [rows, width]; changed, unless `delta` is None.
         delta: [rows, width] or None.
-        weight: [width], in the dtype of `x` or in float32; None where the sum is not normed.
+        weight: [width], in the dtype of `x` or float32; None for the sum alone.
 
     Returns:
-        [rows, width] in the dtype of `x`; `x` itself where there is no weight.
+        [rows, width] in the dtype of `x`; `x` itself if there is no weight.
     """
     if delta is not None:
         x.add_(delta)

@@ -1,10 +1,10 @@
-// Some channels go through all tokens of a row with their last inputs in registers, or beside them; each number is read
-// and written once. See reference.py.
+// A unit runs some channels through all tokens of a row, keeping their last inputs in registers or the nearest cache;
+// each element is read and written once. See reference.py.
 #include "../lanes.h"
 
 namespace causal_conv {
 
-// Channels of a unit: two cache lines of bfloat16.
+// Channels per unit: two cache lines of bfloat16.
 constexpr int64_t CHANNELS = 64, MOST_WIDTH = 8;
 
 INLINE Lanes silu(Lanes x) { return x / (1.0f + power_of_two(x * -LOG2_E)); }
@@ -16,8 +16,8 @@ template <typename T> INLINE Lanes column(const T *from, int64_t width, int64_t 
     return load_lanes(lanes);
 }
 
-// at: x, state or null, weight, bias or null, y. count: rows; size: tokens of each, channels (a multiple of 16), width (at
-// most 8), from one token of x to the next.
+// at: x, state or null, weight, bias or null, y. count: rows; size: tokens per row, channels (a multiple of 16), width
+// (at most 8), token stride of x.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t num_tokens = op.size[0], channels = op.size[1], width = op.size[2];
     const int64_t parts = ceil_div(channels, CHANNELS);

@@ -1,10 +1,10 @@
-"""A short convolution along a text, of each channel by itself, and a SiLU of what it gives.
+"""A short depthwise causal convolution along a sequence, followed by SiLU.
 
     y[t, c] = silu(bias[c] + sum over j of weight[c, j] * x[t - width + 1 + j, c])
 
-What came before the first token is the state: the last `width` inputs of a row, the oldest first.
+Inputs before the first token come from the state: the last `width` inputs of a row, oldest first.
 
-Source: Gu and Dao, 2023, Mamba, arXiv 2312.00752, section 3.4, for its place before a state.
+Source: Gu and Dao, 2023, Mamba, arXiv 2312.00752, section 3.4, for its place before a recurrent state.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.nn import functional
 def causal_conv(
     x: torch.Tensor, state: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return y [rows, tokens, channels] in the dtype of `x`, and change the state in place.
+    """Return y [rows, tokens, channels] in the dtype of `x`, and update the state in place.
 
     Args:
-        x: as y.
-        state: [rows, channels, width]; None for zeros that nobody asks for afterwards.
+        x: shaped like y.
+        state: [rows, channels, width]; None for zeros that are not kept.
         weight: [channels, width].
-        bias: [channels], None for none.
+        bias: [channels]; None for none.
     """
     channels, width = weight.shape
     before = x.new_zeros(len(x), channels, width) if state is None else state

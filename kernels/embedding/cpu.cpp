@@ -1,4 +1,4 @@
-// Rows picked out: of a matrix in panels (the embedding, which tied models share with their output), or of a plain one.
+// Row lookup, from a matrix in panels (the embedding, which tied models share with the output matrix) or a plain one.
 #include "../panels.h"
 
 namespace embedding {

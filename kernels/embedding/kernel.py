@@ -1,4 +1,4 @@
-"""The GPU's rows of a matrix, and the tokens that the step before has drawn: short kernels at the head of each step."""
+"""GPU kernels at the start of each step: insert the tokens sampled by the previous step, and look up embeddings."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from kernels.overlap import take_turn
 
 @triton.jit
 def take_rows_kernel(x, indices, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
-    """Program (t, part) copies BLOCK numbers of row `indices` [t] of `x` [any, WIDTH] to `out` [rows, WIDTH]."""
+    """Program (t, part) copies BLOCK columns of row `indices` [t] of `x` [any, WIDTH] to row t of `out`."""
     take_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -18,7 +18,7 @@ def take_rows_kernel(x, indices, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["num_tokens", "pending"])
 def put_drawn_kernel(token_ids, rows, drawn, num_tokens, pending, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
-    """Put into `token_ids` [tokens], where they are `pending`, what `drawn` has for the row in `rows` [tokens, 4]."""
+    """Replace `pending` ids in `token_ids` [tokens] by tokens of `drawn`, indexed by the last column of `rows`."""
     take_turn(OVERLAPS)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < num_tokens

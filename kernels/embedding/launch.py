@@ -12,7 +12,7 @@ MAX_BLOCK, TOKEN_BLOCK = 2048, 128
 
 
 def take_rows(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Return the rows [len(indices), ...] of `x`, contiguous; `indices` are int64 and within its length."""
+    """Return the rows [len(indices), ...] of `x`, contiguous; `indices` are int64 and in range."""
     out = torch.empty(len(indices), *x.shape[1:], dtype=x.dtype, device=x.device)
     if out.numel():
         width = out[0].numel()
@@ -23,7 +23,7 @@ def take_rows(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def put_drawn(token_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor, pending: int) -> None:
-    """Put tokens that were drawn on the device where ids say that they are pending, in place; as the reference's."""
+    """Replace pending ids by the tokens sampled on the device, in place. Arguments as in the reference."""
     if len(token_ids):
         grid = (triton.cdiv(len(token_ids), TOKEN_BLOCK),)
         put_drawn_kernel[grid](

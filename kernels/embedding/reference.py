@@ -1,4 +1,4 @@
-"""Rows picked out of a matrix by index: the embedding of tokens, the positions of a table, the tokens that are sampled.
+"""Row lookup by index: for token embeddings, rotary tables and the rows to sample from; and pending token ids.
 
 out[t] = x[index[t]]
 """
@@ -9,18 +9,19 @@ import torch
 
 
 def take_rows(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Return the rows [len(indices), ...] of `x`; `indices` are int64 and within its length."""
+    """Return the rows [len(indices), ...] of `x`; `indices` are int64 and in range."""
     return x[indices]
 
 
 def put_drawn(token_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor, pending: int) -> None:
-    """Put tokens that were drawn on the device where ids say that they are pending, in place.
+    """Replace pending ids by the tokens sampled on the device, in place.
 
     Args:
-        token_ids: [tokens] int64; what is negative otherwise becomes 0.
-        rows: [tokens, 4] int64 as `kernels.paged_attention.launch` has them, row t of token t; the last says where in
-            `drawn` its token is.
-        drawn: [any] int64; negative where a row has failed, which goes on with any token until its end is known.
+        token_ids: [tokens] int64; other negative ids become 0.
+        rows: [tokens, 4] int64 as in `kernels.paged_attention.launch`, row t for token t; the last column is the index
+            in `drawn` of its token.
+        drawn: [any] int64; negative for a failed row, which continues with token 0 until its end is known.
+        pending: the id that marks a token as not yet known.
     """
     last = drawn[rows[:, 3]]
     token_ids.copy_(torch.where(token_ids == pending, last, token_ids).clamp_(min=0))

@@ -1,8 +1,8 @@
-// A mixture of experts: who meets whom, the products of each expert with its rows, and their weighed sum. See reference.py.
+// A mixture of experts: routing, the products of each expert with its rows, and their weighted sum. See reference.py.
 //
-// Products are those of kernels/packed_linear*, one expert's after the other's in one op, each called as if it were the
-// only one. Only experts with rows are read. How many units an op has follows from the number of rows alone: a thread that
-// comes late asks for it when others have long chosen for the next layer.
+// Products are those of kernels/packed_linear*, one expert after the other in one op, each called as if it were alone.
+// Only experts with rows are read. The number of units of an op depends on the number of rows alone: a late thread asks
+// for it when others may have overwritten the routing for the next layer.
 #include "../expert_groups.h"
 #include "../lanes.h"
 
@@ -23,12 +23,12 @@ namespace experts {
 
 constexpr int64_t UNIT_ROWS = 4, UNIT_WIDTH = 1024, TENSORS = 6;
 
-// Bytes from a row, and from an expert, to the next.
+// Byte strides between rows and between experts.
 struct Stride {
     int64_t row, expert;
 };
 
-// shares[experts] = softmax of logits. A row that is not finite has no finite share.
+// shares[experts] = softmax of logits. If the row is not finite, neither is any share.
 template <typename T> static inline void softmax(const T *logits, int64_t experts, float *shares) {
     float top = -std::numeric_limits<float>::infinity(), sum = 0.0f;
     for (int64_t e = 0; e < experts; e++)
@@ -46,7 +46,7 @@ template <typename T> static inline void softmax(const T *logits, int64_t expert
         shares[e] /= sum;
 }
 
-// at: logits [rows, experts], shares [rows, experts] to work in, experts int32 [rows, chosen], weights [rows, chosen];
+// at: logits [rows, experts], shares [rows, experts] as scratch, experts int32 [rows, chosen], weights [rows, chosen];
 // size: experts, chosen, whether weights are normed.
 template <typename T> static int64_t choose(const Op &op, int64_t unit) {
     const int64_t rows = *op.count, experts = op.size[0], chosen = op.size[1];
@@ -58,7 +58,7 @@ template <typename T> static int64_t choose(const Op &op, int64_t unit) {
         float *weights = static_cast<float *>(op.at[3]) + row * chosen, sum = 0.0f;
         softmax(static_cast<const T *>(op.at[0]) + row * experts, experts, shares);
         for (int64_t k = 0; k < chosen; k++) {
-            // Whom nothing exceeds; where nothing can be told, whoever has not been taken.
+            // The first maximum; if shares are NaN, the first expert not taken yet.
             constexpr float TAKEN = -1.0f;
             int64_t best = -1;
             for (int64_t e = 0; e < experts; e++)
@@ -77,7 +77,7 @@ template <typename T> static int64_t choose(const Op &op, int64_t unit) {
 }
 
 // at: experts int32 [rows, chosen], row of each pair int64 [pairs], place of each pair int32 [rows, chosen], groups,
-// starts int32 [experts] to work in; size: experts, chosen.
+// starts int32 [experts] as scratch; size: experts, chosen.
 static int64_t sort(const Op &op, int64_t unit) {
     if (unit < 0)
         return 1;
@@ -106,13 +106,13 @@ static int64_t sort(const Op &op, int64_t unit) {
     return 0;
 }
 
-// One of the products, for each group: rows count pairs.
-// at, size: as the product's own, and then at[6]: groups; at[7]: strides [6], of the product's own; size[6]: experts.
+// Runs PRODUCT for each group, with the group's pairs as rows.
+// at, size: those of PRODUCT, then at[6]: groups; at[7]: Stride [6] for the product's tensors; size[6]: experts.
 template <int64_t (*PRODUCT)(const Op &, int64_t)> static int64_t grouped(const Op &op, int64_t unit) {
     int64_t rows = 1;
     Op one = op;
     one.count = &rows;
-    // A product's units of the same rows lie side by side.
+    // A product's units of the same rows are adjacent: each unit here takes the same panels for all rows of a group.
     const int64_t abreast = PRODUCT(one, -1);
     if (unit < 0)
         return abreast * max_groups(*op.count, op.size[6]);
@@ -128,7 +128,8 @@ template <int64_t (*PRODUCT)(const Op &, int64_t)> static int64_t grouped(const 
     return 0;
 }
 
-// at: products [pairs, width], places int32 [rows, chosen], weights [rows, chosen], y [rows, width]; size: width, chosen.
+// at: products [pairs, width], places int32 [rows, chosen], weights [rows, chosen], y [rows, width]; size: width,
+// chosen.
 template <typename T> static int64_t add(const Op &op, int64_t unit) {
     const int64_t width = op.size[0], chosen = op.size[1], parts = ceil_div(width, UNIT_WIDTH);
     if (unit < 0)

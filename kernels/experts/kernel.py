@@ -1,7 +1,7 @@
-"""The GPU's products of rows by the experts that they chose: tiles of rows of one expert, and the sum over a row's.
+"""GPU kernels that multiply rows by their experts, in tiles of rows of one expert, and sum over each row's experts.
 
-Products are transposed, as those of `kernels.streamed_linear` are: of the weights there are always many rows, which is
-what matrix units want on their left side, of the tokens maybe only one.
+Products are transposed, like those of `kernels.streamed_linear`: matrix instructions want many rows on their left side,
+which the weights always have, but the tokens may not.
 """
 
 import triton
@@ -15,7 +15,7 @@ from kernels.streamed_linear.kernel import block_of
 
 @triton.jit
 def _tile_of(matrix, row, is_row, depth, at, BLOCK_K: tl.constexpr):
-    """Return BLOCK_K columns from `at` on of some rows of a matrix, zeros from `depth` on."""
+    """Load BLOCK_K columns from `at` on of some rows of a matrix, zeros from `depth` on."""
     k = at + tl.arange(0, BLOCK_K)
     place = row.to(tl.int64)[:, None] * depth + k[None, :]
     return tl.load(matrix + place, mask=is_row[:, None] & (k < depth)[None, :], other=0.0)
@@ -47,15 +47,14 @@ def expert_product_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """A program makes BLOCK_N columns of `out` [pairs, width] for one tile of pairs, all of the same expert.
+    """A program computes BLOCK_N columns of `out` [pairs, width] for one tile of pairs, all of the same expert.
 
-    `slots`, `tiles` and `num_tiles` are what `choose_experts_kernel` makes. Pair p reads row p // sharers of `x`
-    [any, depth]. `weight` is [experts * width, depth], or where there is an ACTIVATION [experts * 2 * width, depth],
-    and what is written is a(gate) * up, as `kernels.gated_activation` defines it. Weights have 4 bits in groups of
-    GROUP inputs, or those of `kernels.mxfp4`, or where LIMIT is above 0 they are 8-bit floats, of which it is the
-    largest, in `units` for each row; else the type of `x`. Where it HAS_BIAS, `biases` has a number for each row of
-    `weight`. Programs follow one another by as many tiles as there are NEIGHBOURS, then by columns, so that those that
-    run at once read the same weights and the same rows.
+    `slots`, `tiles` and `num_tiles` are made by `choose_experts_kernel`. Pair p reads row p // sharers of `x` [any,
+    depth]. `weight` is [experts * width, depth]. With an ACTIVATION it is [experts * 2 * width, depth], and the result
+    is a(gate) * up, as `kernels.gated_activation` defines it. Weights are int4 in groups of GROUP inputs if GROUP is
+    not 0; MXFP4 if IS_MXFP4; FP8 with maximum LIMIT and per-row `units` if LIMIT is above 0; else of the type of `x`.
+    If HAS_BIAS, `biases` has one element per row of `weight`. Programs are ordered by tile within NEIGHBOURS tiles,
+    then by columns, so that concurrent ones share weights and rows in the cache.
     """
     take_turn(OVERLAPS)
     IS_GATED: tl.constexpr = ACTIVATION != ""
@@ -66,7 +65,7 @@ def expert_product_kernel(
     num_grouped = tl.minimum(tl.num_programs(0) // num_columns - leader, NEIGHBOURS)
     within = program - leader * num_columns
     tile = leader + within % num_grouped
-    # What a tile has is asked for before it is known whether the tile is there: a wait less for memory.
+    # Loaded before it is known whether the tile exists, which saves a round trip to memory.
     expert, first, end = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
     if tile >= tl.load(num_tiles):
         return
@@ -75,14 +74,14 @@ def expert_product_kernel(
     pair = tl.load(slots + slot, mask=is_pair, other=0)
     row = pair // sharers
     begun = within // num_grouped * BLOCK_N
-    # Rows of the gate, then those of the other.
+    # Gate rows, then up rows.
     line = tl.arange(0, PARTS * BLOCK_N)
     n = begun + line % BLOCK_N
     is_line = n < width
     line = (expert * PARTS + line // BLOCK_N) * width + n
     product = tl.zeros([PARTS * BLOCK_N, BLOCK_M], tl.float32)
     if LIMIT > 0:
-        # Asked for when there is time: in the end each program would wait for them.
+        # Loaded early: at the end each program would wait for them.
         unit = tl.load(units + line, mask=is_line, other=0.0) * LIMIT
     for at in range(0, depth, BLOCK_K):
         if GROUP:
@@ -96,7 +95,7 @@ def expert_product_kernel(
         else:
             w_tile = _tile_of(weight, line, is_line, depth, at, BLOCK_K)
             if LIMIT > 0:
-                # From 8 bits to bfloat16 by way of float32: by way of float16, as it is done else, takes twice as long.
+                # By way of float32: the default conversion, by way of float16, takes twice as long.
                 w_tile = w_tile.to(tl.float32).to(x.dtype.element_ty)
             x_tile = tl.trans(_tile_of(x, row, is_pair, depth, at, BLOCK_K))
             product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
@@ -115,7 +114,7 @@ def expert_product_kernel(
 
 @triton.jit
 def expert_sum_kernel(parts, weights, out, width, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
-    """Program (row, part) sums BLOCK columns of `parts` [rows, CHOSEN, width] by `weights` [rows, CHOSEN]."""
+    """Program (row, part) sums BLOCK columns of `parts` [rows, CHOSEN, width], weighted by `weights` [rows, CHOSEN]."""
     take_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

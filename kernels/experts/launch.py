@@ -24,22 +24,22 @@ from kernels.streamed_linear.layout import BLOCK
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix
 
 MAX_ROWS = 2
-"""Are multiplied one by one; of more some share experts, and each would compute for longer than it reads."""
+"""Up to this many rows are multiplied separately. More rows share experts and would be compute-bound that way."""
 ROWS_AT_ONCE = 4
-"""Of a program that chooses."""
+"""Rows per program of the router."""
 ROW_OUTPUTS, ROW_DEPTH, ROW_NUMBERS = 2, 1024, 8192
-"""Of the kernels for a row or two: outputs and inputs of a tile, and of a tile of all experts of a row the numbers."""
+"""For one or two rows: outputs and inputs of a tile, and elements of a tile over all experts of a row."""
 SUM_BLOCK = 1024
 Biases = tuple[torch.Tensor, torch.Tensor]
 ExpertMatrix = Matrix | Mxfp4Matrix
-"""Weights of all experts, one below the other."""
+"""Weights of all experts, stacked along the outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How a product is cut: rows, outputs and inputs of a tile, tiles that are neighbours, and how Triton runs it.
+    """The tiling of a product: rows, outputs and inputs of a tile, neighboring tiles, and Triton's options.
 
-    Outputs that are joined from two count as two.
+    A gated output counts as two: gate and up.
     """
 
     block_m: int
@@ -52,7 +52,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What rows chose, as `kernels.experts.routing_kernel` lays it out; without `slots` where no tiles are wanted."""
+    """The routing of rows, made by `kernels.experts.routing_kernel`; the last three fields only if tiles are wanted."""
 
     experts: torch.Tensor
     weights: torch.Tensor
@@ -62,12 +62,12 @@ class Routing:
 
 
 Change = Callable[[Part, Routing, int, torch.Tensor, torch.Tensor], None]
-"""Changes a product of all pairs in place: given which, the routing with tiles, how many pairs a tile has, the inputs
-(one for each row or for each pair) and the outputs [pairs, out]."""
+"""Changes a product of all pairs in place, given (which product, routing with tiles, pairs per tile, inputs, outputs):
+inputs are per row or per pair, outputs are [pairs, out]."""
 
 
 def counters(experts: int, device: torch.device) -> torch.Tensor:
-    """Return what rows are counted by: int32, zeros again after each launch."""
+    """Return the counters of the routing kernel: int32, zero again after each launch."""
     return torch.zeros(experts + 1, dtype=torch.int32, device=device)
 
 
@@ -80,14 +80,14 @@ def choose_experts(
     tile: int | None = None,
     decodes: torch.Tensor | None = None,
 ) -> Routing:
-    """Choose for each row of `logits` [rows, experts], contiguous, of any type that a GPU multiplies.
+    """Choose the experts for each row of `logits` [rows, experts], contiguous, of any dtype that GPUs multiply.
 
     Args:
-        chosen: how many; `kernels.launches` has the most that there are registers for.
-        counts: `counters`; no other launch may use them meanwhile.
-        tile: what each expert gets is cut into tiles of so many rows; None for not at all.
-        decodes: the rows of one token that come first, as `kernels.paged_attention.launch` has them. Tiles are without
-            those of no token, which fill up a batch.
+        chosen: experts per row; the largest number that fits into registers is in `kernels.launches`.
+        counts: `counters`, not shared with a concurrent launch.
+        tile: rows per tile of each expert's rows; None for no tiles.
+        decodes: the leading single-token rows, as in `kernels.paged_attention.launch`. Rows of no tokens, which are
+            padding, are left out of the tiles.
     """
     (rows, experts), device = logits.shape, logits.device
 
@@ -135,18 +135,19 @@ def multiply_by_experts(
     decodes: torch.Tensor | None = None,
     change: Change | None = None,
 ) -> torch.Tensor:
-    """Return what the experts that each row chooses add: [rows, hidden] as `x`.
+    """Return the output of the mixture of experts: [rows, hidden] in the dtype of `x`.
 
-    Nobody waits for what was chosen: as many programs are started as may be needed, and those without work end at once.
+    The host does not wait for the routing: it launches the maximum number of programs, and those without work exit.
 
     Args:
         x: [rows, hidden], contiguous.
-        logits: [rows, experts], contiguous, of any type.
-        gate_up: [experts * 2 * inner, hidden], contiguous, of each expert the gate's rows before those of the other.
-        down: [experts * hidden, inner], contiguous. What has few bits becomes numbers on its way.
+        logits: [rows, experts], contiguous, of any float dtype.
+        gate_up: [experts * 2 * inner, hidden], contiguous; each expert's gate rows before its up rows.
+        down: [experts * hidden, inner], contiguous. Quantized weights are dequantized on the fly.
         biases: of the two products, [experts, 2 * inner] and [experts, hidden], contiguous; None for none.
-        counts, chosen, is_normed, decodes: as of `choose_experts`. What is added to rows of no token means nothing.
-        change: what becomes of the first product before the gate, and of the second before the sum; None for nothing.
+        counts, chosen, is_normed, decodes: as in `choose_experts`. The output of padding rows is undefined.
+        change: applied to the first product before the activation, and to the second before the sum; None for no
+            change.
     """
     rows, experts = logits.shape
     up_bias, down_bias = biases or (None, None)
@@ -161,7 +162,7 @@ def multiply_by_experts(
     if change is None:
         inner = expert_product(x, gate_up, routing, cut, bias=up_bias, activation=activation)
     else:
-        # What is joined by the gate on its way cannot be changed before.
+        # The fused activation leaves no place to change the product before it.
         joint = expert_product(x, gate_up, routing, cut, bias=up_bias)
         change("gate_up", routing, cut.block_m, x, joint)
         inner = activate_and_multiply(joint, activation)
@@ -180,15 +181,15 @@ def expert_product(
     bias: torch.Tensor | None = None,
     activation: Activation | None = None,
 ) -> torch.Tensor:
-    """Multiply each row of `x` by its experts of `weight` [experts * out, in], or each pair's own row by its expert.
+    """Multiply each row of `x` by its experts in `weight` [experts * out, in], or each pair's own row by its expert.
 
     Args:
         routing: with tiles of `cut.block_m`.
-        bias: [experts, out], None for none.
-        activation: joins outputs that are [gate | up]; None for those that are not.
+        bias: [experts, out]; None for none.
+        activation: applied to outputs that are [gate | up]; None for plain outputs.
 
     Returns:
-        [rows * chosen, out], or half as many columns.
+        [rows * chosen, out], or half as many columns with an activation.
     """
     assert routing.slots is not None
     assert routing.tiles is not None
@@ -227,7 +228,7 @@ def expert_product(
 
 
 def add_up(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sum `parts` [rows * chosen, width] over each row by `weights` [rows, chosen]: [rows, width] as `parts`."""
+    """Sum `parts` [rows * chosen, width] over each row's experts, by `weights` [rows, chosen]: [rows, width]."""
     (rows, chosen), width = weights.shape, parts.shape[1]
     out = torch.empty(rows, width, dtype=parts.dtype, device=parts.device)
     expert_sum_kernel[(rows, triton.cdiv(width, SUM_BLOCK))](
@@ -239,14 +240,13 @@ def add_up(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def usual_cut(
     rows: int, chosen: int, experts: int, number_bytes: int, *, is_int4: bool = False, is_mxfp4: bool = False
 ) -> Cut:
-    """Return how the products of so many rows are cut: reasoned, and not measured yet.
+    """Return the tiling of products of `rows` rows. Derived by reasoning, not measured yet.
 
-    A tile has as many rows as an expert gets where all get as many, up to what fits into registers. Few rows are a
-    matter of bytes: small tiles, a line of the cache and more at once, as many on their way as a multiprocessor holds.
-    Many are one of products: the larger a tile, the fewer numbers it reads for each; and of 16 tiles that are
-    neighbours, weights and rows lie in the cache. What has 4 bits takes registers as it becomes numbers: small tiles,
-    of few outputs where it is MXFP4, so that many rows share what that took. It is the same for all rows up to a power
-    of two.
+    A tile has as many rows as an expert gets under even load, up to what fits into registers. Few rows are
+    bandwidth-bound: small tiles, loads of at least a cache line, as many in flight as a multiprocessor holds. Many rows
+    are compute-bound: larger tiles load less per product, and 16 neighboring tiles share weights and rows in the cache.
+    Dequantizing 4-bit weights takes registers: small tiles, with few outputs for MXFP4, so that many rows share the
+    cost. The tiling is the same for all row counts up to a power of two.
     """
     pairs = triton.next_power_of_2(rows) * chosen
     block_m = int(min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, experts)))))
@@ -271,7 +271,7 @@ def usual_cut(
 
 
 def max_tiles(pairs: int, experts: int, tile: int) -> int:
-    """Return how many tiles there are at most, whatever `pairs` chose."""
+    """Return the maximum number of tiles for any routing of `pairs` pairs."""
     return (pairs + min(pairs, experts) * (tile - 1)) // tile
 
 
@@ -283,7 +283,7 @@ def _multiply_rows(
     activation: Activation,
     biases: Biases | None,
 ) -> torch.Tensor:
-    """Multiply a row or two, one by one."""
+    """Multiply one or two rows separately."""
     if isinstance(gate_up, Mxfp4Matrix) and isinstance(down, Mxfp4Matrix):
         return mxfp4.multiply_rows(x, routing.experts, routing.weights, gate_up, down, activation, biases)
     has_bias, (up_bias, down_bias) = biases is not None, biases or (x, x)
@@ -308,7 +308,7 @@ def _multiply_rows(
     )
     out = torch.empty_like(x)
     block_c = triton.next_power_of_2(chosen)
-    # Of more experts and more outputs not all that a thread multiplies would lie there.
+    # With more experts and outputs, a thread's operands would not all lie in that thread.
     block_n = ROW_OUTPUTS if block_c <= 4 else 1
     expert_down_kernel[(rows, triton.cdiv(hidden, block_n))](
         inner,
@@ -332,13 +332,13 @@ def _multiply_rows(
 
 
 def _can_go_by_rows(gate_up: ExpertMatrix, down: ExpertMatrix) -> bool:
-    """Return whether there are kernels for a row or two."""
+    """Return whether the kernels for one or two rows support these weights."""
     are_mxfp4 = [isinstance(weight, Mxfp4Matrix) for weight in (gate_up, down)]
     return all(are_mxfp4) or not (any(are_mxfp4) or isinstance(gate_up, Int4Matrix) or isinstance(down, Int4Matrix))
 
 
 def _block_k(weight: ExpertMatrix, cut: Cut) -> int:
-    """Return how many inputs a tile has: of 4 bits those that lie in one block."""
+    """Return the inputs of a tile: those of one block for 4-bit weights."""
     if isinstance(weight, Mxfp4Matrix):
         return MXFP4_BLOCK
     return BLOCK if isinstance(weight, Int4Matrix) else cut.block_k

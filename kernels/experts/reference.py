@@ -1,15 +1,15 @@
-"""A mixture of experts: a router chooses a few of many feed-forward layers for each token, and weighs what they add.
+"""A mixture of experts: a router chooses a few of many feed-forward layers per token and weights their outputs.
 
     p = softmax(logits)                          [rows, experts], in float32
-    c = the `chosen` experts of the largest p, of equal ones the first
-    w = p[c], or p[c] / sum of p[c] where they are normed
+    c = the `chosen` experts of the largest p, the first of equal ones
+    w = p[c], or p[c] / sum of p[c] if weights are normed
 
     y[t] = sum over e in c[t] of  w[t, e] * D_e (a(G_e x[t]) * U_e x[t])
 
-Each product may have a bias of its expert.
+Each product may have a per-expert bias.
 
-What an expert reads and what it hands from one product to the next are rounded to the dtype of `x`; the sum is taken in
-float32 and rounded once. A row's result does not depend on the other rows.
+An expert's inputs and intermediate results are rounded to the dtype of `x`; the sum is in float32 and rounded once. A
+row's result does not depend on the other rows.
 
 Sources: Shazeer et al., 2017 (sparsely-gated mixtures of experts, arXiv 1701.06538, section 2); Jiang et al., 2024
 (Mixtral, arXiv 2401.04088, section 2.1).
@@ -27,17 +27,17 @@ from kernels.gated_activation.reference import Activation, activate_and_multiply
 
 Part = Literal["gate_up", "down"]
 Change = Callable[[Part, int, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Changes a product of an expert in place: given which, the expert, its rows int64 [n], ascending, their inputs [n, in]
-and outputs [n, out], which have met a bias."""
+"""Changes a product of an expert in place, given (which product, the expert, its rows int64 [n] ascending, their inputs
+[n, in], their outputs [n, out] including the bias)."""
 
 GROUP_ROWS = 512
-"""Rows that an expert is multiplied by at once where rows are sorted."""
+"""Maximum rows of a group, which are multiplied by an expert at once."""
 
 
 def choose_experts(logits: torch.Tensor, chosen: int, *, is_normed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose for each row of `logits` [rows, experts].
+    """Choose the experts for each row of `logits` [rows, experts].
 
-    Returns the experts, int32 [rows, chosen], from the likeliest on, and their weights, float32 [rows, chosen].
+    Returns the experts, int32 [rows, chosen], most likely first, and their weights, float32 [rows, chosen].
     """
     shares = logits.float().softmax(dim=-1)
     weights, experts = shares.sort(dim=-1, descending=True, stable=True)
@@ -48,16 +48,16 @@ def choose_experts(logits: torch.Tensor, chosen: int, *, is_normed: bool) -> tup
 
 
 def max_groups(num_pairs: int, num_experts: int) -> int:
-    """Return how many groups so many pairs of a row and an expert make at most, `sort_by_expert`."""
+    """Return the maximum number of groups that `sort_by_expert` makes of `num_pairs` (row, expert) pairs."""
     return min(num_pairs, num_experts) + num_pairs // GROUP_ROWS
 
 
 def sort_by_expert(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Bring the pairs of a row and an expert, as `choose_experts` returns them, into the experts' order.
+    """Sort the (row, expert) pairs of `choose_experts` by expert, stably.
 
     Returns:
-        The row of each pair in that order, int64 [pairs]; where each pair has gone, int32 [rows, chosen]; and groups of
-        neighbours with the same expert, (expert, first, pairs), int32 [max_groups, 3], zeros where there are fewer.
+        The row of each pair in sorted order, int64 [pairs]; the sorted position of each pair, int32 [rows, chosen]; and
+        groups of adjacent pairs with the same expert, (expert, first, pairs), int32 [max_groups, 3], padded with zeros.
     """
     flat = experts.flatten()
     order = flat.sort(stable=True).indices
@@ -82,15 +82,16 @@ def multiply_by_experts(
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     change: Change | None = None,
 ) -> torch.Tensor:
-    """Return what the experts of each row add: [rows, hidden] as `x`.
+    """Return the weighted sum of each row's experts: [rows, hidden] in the dtype of `x`.
 
     Args:
         x: [rows, hidden].
         experts, weights: [rows, chosen], as `choose_experts` returns them.
-        gate_up: [experts, 2 * inner, hidden], rows of the gate before those of the other.
+        gate_up: [experts, 2 * inner, hidden], gate rows before up rows.
         down: [experts, hidden, inner].
         biases: of the two products, [experts, 2 * inner] and [experts, hidden]; None for none.
-        change: what becomes of the first product before the gate, and of the second before the sum; None for nothing.
+        change: applied to the first product before the activation, and to the second before the sum; None for no
+            change.
     """
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in experts.unique().tolist():

@@ -1,7 +1,7 @@
-"""The GPU's choice of experts, and the tiles of rows that chose the same one: one pass, whatever each expert gets.
+"""GPU router: chooses experts and cuts the rows of each expert into tiles, in one pass for any load per expert.
 
-Each expert has room for all rows, which is filled in the order in which programs come. That order is chance, and no
-result knows it: a row of a product does not depend on the rows beside it.
+Each expert has slots for all rows, filled in the order in which programs arrive. That order is not deterministic, but
+results are: a row of a product does not depend on its neighbors.
 """
 
 import triton
@@ -12,11 +12,11 @@ from kernels.overlap import take_turn
 
 @triton.jit
 def _keys_of(logits, expert):
-    """Return whole numbers in the order of logits [rows, experts], of equal ones the first expert's being the largest.
+    """Return integers in the order of logits [rows, experts]; of equal logits the first expert's is the largest.
 
-    They are all different, so that a maximum says which logit it was, and what. NaN has a place in the order too.
+    They are distinct, so a maximum identifies both the expert and its logit. NaN is ordered too.
     """
-    # Of two zeros, which are equal, one.
+    # Maps -0 to 0, because they are equal.
     value = tl.where(logits == 0, tl.zeros_like(logits), logits)
     if value.dtype.primitive_bitwidth == 16:
         bits = value.to(tl.int16, bitcast=True).to(tl.int32)
@@ -29,7 +29,7 @@ def _keys_of(logits, expert):
 
 @triton.jit
 def _told_by(keys, dtype: tl.constexpr):
-    """Return the logits, float32, and the experts of such numbers."""
+    """Return the logits, float32, and the experts that keys from `_keys_of` encode."""
     expert = 0x7FFF - (keys & 0x7FFF).to(tl.int32)
     if dtype.primitive_bitwidth == 16:
         order = keys >> 16
@@ -62,16 +62,16 @@ def choose_experts_kernel(
     BLOCK_C: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Each program chooses for BLOCK_R rows of `logits` [rows, EXPERTS]; where it HAS_TILES the last one there cuts.
+    """Each program chooses for BLOCK_R rows of `logits` [rows, EXPERTS]; if HAS_TILES, the last one cuts tiles.
 
-        experts, weights  [rows, CHOSEN]    int32, from the likeliest on; float32
-        slots             [EXPERTS, rows]   int32: of each expert the pairs that chose it; pair = row * CHOSEN + place
-        tiles             [any, 3]          int32: expert, first of at most `height` slots, the end of its slots
+        experts, weights  [rows, CHOSEN]    int32, most likely first; float32
+        slots             [EXPERTS, rows]   int32: the pairs routed to each expert; pair = row * CHOSEN + place
+        tiles             [any, 3]          int32: expert, first of at most `height` slots, end of the expert's slots
         num_tiles         [1]               int32
-        counts            [EXPERTS + 1]     int32: of each expert, and of programs; zeros, and zeros again in the end
+        counts            [EXPERTS + 1]     int32: pairs per expert, and finished programs; zero before and after
 
-    The first `num_decodes` rows are those of `decodes` [any, 4] int64, as `kernels.paged_attention.launch` has them;
-    one of no tokens is in no tile. Where a logit is NaN all weights are, and the experts some that there are.
+    The first `num_decodes` rows are those of `decodes` [any, 4] int64, as in `kernels.paged_attention.launch`; a row of
+    no tokens is in no tile. If a logit is NaN, all weights of its row are NaN and its experts are arbitrary but valid.
     """
     take_turn(OVERLAPS)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
@@ -103,7 +103,7 @@ def choose_experts_kernel(
         is_pair = is_pair & ((tl.load(decodes + row * 4 + 2, mask=is_decode, other=0) > 0) | (row >= num_decodes))
         slot = chosen * rows + tl.atomic_add(counts + chosen, 1, mask=is_pair, sem="relaxed")
         tl.store(slots + slot, pair, mask=is_pair)
-        # All of the program has counted before it says so, and what it says is seen after what it counted.
+        # The barrier makes all threads count before the program is counted; acq_rel orders that after the counts.
         tl.debug_barrier()
         if tl.atomic_add(counts + EXPERTS, 1, sem="acq_rel") == tl.num_programs(0) - 1:
             _cut(counts, tiles, num_tiles, rows, height, EXPERTS, BLOCK_E)
@@ -111,7 +111,7 @@ def choose_experts_kernel(
 
 @triton.jit
 def _cut(counts, tiles, num_tiles, rows, height, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Cut what each expert has into tiles, in the order of the experts, and forget the counts."""
+    """Cut each expert's slots into tiles, in expert order, and reset the counts."""
     expert = tl.arange(0, BLOCK_E)
     is_expert = expert < EXPERTS
     count = tl.load(counts + expert, mask=is_expert, other=0, cache_modifier=".cg")

@@ -1,8 +1,8 @@
-"""The GPU's mixture of experts for a row or two: weights go from memory to registers, without matrix units.
+"""GPU kernels of a mixture of experts for one or two rows: weights go from memory to registers, without matrix units.
 
-Rows are not brought together by their experts: that few seldom share one, and where they do programs that run at once
-read the same weights. As in `kernels.streamed_linear.row_kernel` threads lie along the depth, and what comes next is
-asked for before what is here is multiplied.
+Rows are not grouped by expert: so few rows seldom share one, and if they do, concurrent programs read the same weights.
+As in `kernels.streamed_linear.row_kernel`, threads run along the depth, and the next tile is loaded before the current
+one is multiplied.
 """
 
 import triton
@@ -14,7 +14,7 @@ from kernels.overlap import let_begin, wait
 
 @triton.jit
 def _tile_of(matrix, is_wanted, n, k, at, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return BLOCK_K inputs from `at` on of some outputs; none are left where the depth ends."""
+    """Load BLOCK_K inputs from `at` on of some outputs, zeros past the end of the depth."""
     is_input = at + BLOCK_K <= DEPTH if DEPTH % BLOCK_K == 0 else at + k < DEPTH
     return tl.load(matrix + n * DEPTH + (at + k), mask=is_wanted & is_input, other=0.0)
 
@@ -37,19 +37,19 @@ def expert_gate_up_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (pair, outputs) makes BLOCK_N columns of `out` [pairs, width] by `weight` [experts * 2 * width, DEPTH].
+    """Program (pair, outputs) computes BLOCK_N columns of `out` [pairs, width].
 
-    Where LIMIT is above 0, weights are 8-bit floats, of which it is the largest, in `units` for each row; where it
-    HAS_BIAS, `biases` has a number for each. Pairs of all rows follow one another, so that those that chose the same
-    expert read its weights about at once. The next kernel begins when all programs know that the choice has been made,
-    and may read that before it waits.
+    `weight` is [experts * 2 * width, DEPTH]. If LIMIT is above 0, weights are FP8 with that maximum and per-row
+    `units`; if HAS_BIAS, `biases` has one element per row of `weight`. Pairs of all rows are adjacent in the grid, so
+    that those with the same expert read its weights at about the same time. All programs wait for the routing before
+    they let the next kernel start, so that it may read the routing before it waits.
     """
     wait(OVERLAPS)
     let_begin(OVERLAPS)
     dtype = out.dtype.element_ty
     pair, begun = tl.program_id(0), tl.program_id(1) * BLOCK_N
     expert = tl.load(experts + pair).to(tl.int64)
-    # Past the last output lies the last output, and is not written.
+    # Indices past the last output are clamped to it, and not stored.
     n = tl.minimum(tl.arange(0, BLOCK_N), width - 1 - begun)[:, None]
     k = tl.arange(0, BLOCK_K)[None, :]
     gates = weight + (expert * 2 * width + begun) * DEPTH
@@ -99,23 +99,23 @@ def expert_down_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (row, outputs) makes BLOCK_N columns of `out` [rows, width] by `weight` [experts * width, DEPTH].
+    """Program (row, outputs) computes BLOCK_N columns of `out` [rows, width] by `weight` [experts * width, DEPTH].
 
-    `x` is [rows, CHOSEN, DEPTH]; a row's sum is over all of them, by `shares` [rows, CHOSEN]. Weights and biases are as
-    those of `expert_gate_up_kernel`. A tile is
+    `x` is [rows, CHOSEN, DEPTH]; the sum over a row's experts is weighted by `shares` [rows, CHOSEN]. Weights and
+    biases are as in `expert_gate_up_kernel`. A tile is
 
         [experts of the row, outputs, inputs]
 
-    of which the first is asked for before the kernel before has ended: which experts are read was known before that.
+    The first tile is loaded before the preceding kernel has finished, because the routing is known earlier.
     """
     let_begin(OVERLAPS)
     dtype = out.dtype.element_ty
     row, begun = tl.program_id(0), tl.program_id(1) * BLOCK_N
     c, k = tl.arange(0, BLOCK_C)[:, None, None], tl.arange(0, BLOCK_K)[None, None, :]
-    # Past the last expert and the last output lie those, which are not counted and not written.
+    # Indices past the last expert and output are clamped to those, and neither summed nor stored.
     pair = row * CHOSEN + tl.minimum(c, CHOSEN - 1)
     n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)[None, :, None]
-    # From the L2 cache: a multiprocessor's own may still hold the layer before's, until a program there has waited.
+    # From the L2 cache: the L1 may still hold the previous layer's routing until a program there has waited.
     expert = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)
     own = weight + expert * width * DEPTH
     share = tl.where(c < CHOSEN, tl.load(shares + pair, cache_modifier=".cg"), 0.0)
@@ -130,7 +130,7 @@ def expert_down_kernel(
         numbers = tl.load(x + pair * DEPTH + (at + k), mask=at + k < DEPTH, other=0.0).to(tl.float32)
         wide = tile.to(tl.float32)
         tile = _tile_of(own, c < CHOSEN, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
-        # Experts lie in the same thread: few sums are left.
+        # All experts lie in the same thread, so few sums stay in registers.
         sums += tl.sum(wide * (numbers * share), axis=0, keep_dims=True)
     column = begun + tl.arange(0, BLOCK_N)[None, :]
     made = tl.sum(sums, axis=2)

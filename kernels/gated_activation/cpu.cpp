@@ -1,4 +1,4 @@
-// Each number read once, the product written once. See reference.py.
+// Each element is read once, each result written once. See reference.py.
 #include "../lanes.h"
 
 namespace gated_activation {

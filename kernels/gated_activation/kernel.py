@@ -1,4 +1,4 @@
-"""The GPU's gated activation."""
+"""GPU kernel for the gated activation."""
 
 import triton
 import triton.language as tl
@@ -9,10 +9,10 @@ from kernels.row_quantization.kernel import store_held
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """Return a(gate) * up, both of the type that results have."""
+    """Return a(gate) * up in the type of both."""
     wide, factor = gate.to(tl.float32), up.to(tl.float32)
     if ACTIVATION == "clamped":
-        # Not by minima and maxima: NaN stays NaN.
+        # Not by minimum and maximum, which would drop NaN.
         wide = tl.where(wide > 7.0, 7.0, wide)
         factor = tl.where(factor > 7.0, 7.0, tl.where(factor < -7.0, -7.0, factor)) + 1.0
     steep = wide
@@ -36,9 +36,9 @@ def activate_and_multiply_kernel(
     LIMIT: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Rows of `gate_up` are [gate | up], each `width` long; program (row, part) makes BLOCK numbers of `out`.
+    """Program (row, part) computes BLOCK columns of `out`; rows of `gate_up` are [gate | up], each `width` long.
 
-    Where LIMIT is not 0, BLOCK is at least `width` and rows of `out` are also rounded to `held`, as
+    If LIMIT is not 0, BLOCK is at least `width` and rows of `out` are also quantized to `held`, as
     `kernels.row_quantization` defines it.
     """
     take_turn(OVERLAPS)

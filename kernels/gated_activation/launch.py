@@ -13,7 +13,7 @@ from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 BLOCK = 1024
 MAX_ROUNDED_WIDTH = 16384
-"""Longer rows fit neither into a program's registers twice, nor into the shared memory of every GPU."""
+"""Wider rows fit neither into a program's registers twice, nor into the shared memory of every GPU."""
 
 
 def activate_and_multiply(
@@ -22,12 +22,12 @@ def activate_and_multiply(
     """Return a(first half) * second half of the last dimension: [rows, 2 * width], contiguous, to [rows, width].
 
     Args:
-        rounded: room for the rows in one byte a number, as `kernels.row_quantization` rounds them; at most
-            `MAX_ROUNDED_WIDTH` of them.
+        rounded: buffers that receive the result quantized to 8 bits, as in `kernels.row_quantization`; `width` is then
+            at most `MAX_ROUNDED_WIDTH`.
     """
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
-    # What a row spans only a program knows that has all of it.
+    # To compute a row's span, one program needs the whole row.
     block = triton.next_power_of_2(width) if rounded else BLOCK
     if rows:
         activate_and_multiply_kernel[(rows, triton.cdiv(width, block))](

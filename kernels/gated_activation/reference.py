@@ -4,9 +4,9 @@
 
     silu    a(x) = x / (1 + e^-x)
     gelu    a(x) = x (1 + tanh u) / 2 = x / (1 + e^-2u),    u = sqrt(2 / pi) (x + 0.044715 x^3)
-    clamped a(x) = g / (1 + e^(-1.702 g)),    g = min(x, 7);    up is held to -7 .. 7, and one more
+    clamped a(x) = g / (1 + e^(-1.702 g)),    g = min(x, 7);    up is clamped to -7 .. 7, plus 1
 
-What is activated is rounded to the dtype before it is multiplied, as transformers does.
+The activated gate is rounded to the dtype before it is multiplied, as transformers does.
 
 Source: Shazeer, 2020 (GLU variants, arXiv 2002.05202, equations 5 and 6); Hendrycks and Gimpel, 2016 (GELU, arXiv
 1606.08415, section 2); OpenAI, 2025 (gpt-oss model card, arXiv 2508.10925, section 2.1: clamped).

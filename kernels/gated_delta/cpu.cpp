@@ -1,11 +1,11 @@
-// Some columns of a head's state go through all tokens of a row while they lie in the nearest cache: what becomes of a
-// column depends on no other one. A token reads them twice and writes them once. See reference.py.
+// A unit runs some columns of a head's state through all tokens of a row while they stay in the nearest cache; columns
+// are independent of each other. Each token reads them twice and writes them once. See reference.py.
 #include "../lanes.h"
 
 namespace gated_delta {
 
 constexpr int64_t MOST_KEYS = 256, WIDEST = 2;
-// Sums that do not wait for each other; it divides the width of a key.
+// Independent partial sums, for instruction-level parallelism; divides key_dim.
 constexpr int64_t SUMS = 4;
 
 // scale * x / sqrt(|x|^2 + eps)
@@ -33,7 +33,7 @@ template <typename T, int64_t WIDE> INLINE void columns(const Op &op, int64_t ro
     const float *beta = static_cast<const float *>(op.at[4]) + first * heads + head;
     float *state = static_cast<float *>(op.at[5]) + (row * heads + head) * key_dim * value_dim + column;
     T *out = static_cast<T *>(op.at[6]) + (first * heads + head) * value_dim + column;
-    // Far apart, as they lie, they would push each other out of the cache.
+    // Copied, because at their stride in the state they would evict each other from the cache.
     Lanes held[MOST_KEYS][WIDE];
     alignas(64) float keys[MOST_KEYS], queries[MOST_KEYS];
     for (int64_t i = 0; i < key_dim; i++)
@@ -68,9 +68,9 @@ template <typename T, int64_t WIDE> INLINE void columns(const Op &op, int64_t ro
             store_lanes(held[i][w], state + i * value_dim + w * LANES);
 }
 
-// at: q, k, v, g float32, beta float32, state float32, out, as the reference has them; of q, k and v the heads of a token
-// lie together. count: rows; size: tokens of each, heads, key_heads, key_dim (a multiple of 16, at most 256), value_dim
-// (a multiple of 16), from one token to the next of q, of k, of v; number: eps, what queries are multiplied by.
+// at: q, k, v, g float32, beta float32, state float32, out, as in the reference; the heads of a token are contiguous in
+// q, k and v. count: rows; size: tokens per row, heads, key_heads, key_dim (a multiple of 16, at most 256), value_dim
+// (a multiple of 16), token strides of q, k and v; number: eps, scale of queries.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t heads = op.size[1], value_dim = op.size[4], parts = ceil_div(value_dim, WIDEST * LANES);
     if (unit < 0)

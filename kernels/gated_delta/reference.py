@@ -1,4 +1,4 @@
-"""The gated delta rule: a matrix for each head that forgets, and is corrected where it tells a key's value wrongly.
+"""The gated delta rule: a per-head state matrix that decays and is corrected by the error of the value it predicts.
 
 For each token of a row in turn, with k = norm(k) and q = norm(q) / sqrt(key_dim), norm(x) = x / sqrt(|x|^2 + eps):
 
@@ -6,7 +6,7 @@ For each token of a row in turn, with k = norm(k) and q = norm(q) / sqrt(key_dim
     S <- S + k (beta (v - S^T k))^T
     o  = S^T q
 
-Heads of keys and queries serve several heads of values that lie side by side, each with a state of its own.
+Each query and key head serves several adjacent value heads, which have a state each.
 
 Source: Yang et al., 2024, Gated Delta Networks, arXiv 2412.06464, equation 10.
 """
@@ -21,13 +21,13 @@ EPS = 1e-6
 def gated_delta(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
 ) -> torch.Tensor:
-    """Return o [rows, tokens, heads, value_dim] in the dtype of `v`, and change the state in place.
+    """Return o [rows, tokens, heads, value_dim] in the dtype of `v`, and update the state in place.
 
     Args:
         q, k: [rows, tokens, key_heads, key_dim]; `key_heads` divides `heads`.
         v: [rows, tokens, heads, value_dim].
         g, beta: [rows, tokens, heads].
-        state: [rows, heads, key_dim, value_dim], of at least float32.
+        state: [rows, heads, key_dim, value_dim], float32 or wider.
     """
     wide, share = state.dtype, v.shape[2] // k.shape[2]
     q, k = (_normed(x.to(wide)).repeat_interleave(share, dim=2) for x in (q, k))

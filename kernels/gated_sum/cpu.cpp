@@ -1,4 +1,4 @@
-// Some rows, each read once for its gate and once for the sum. See reference.py.
+// A unit is some rows, each read once for its gate and once for the sum. See reference.py.
 #include "../lanes.h"
 
 namespace gated_sum {

@@ -1,4 +1,4 @@
-"""What is added by as much as a gate of the input lets through: the expert that all tokens of a mixture meet.
+"""A sum gated by the input: adds the shared expert's output in a mixture of experts.
 
     y[t] <- y[t] + sigmoid(g . x[t]) * d[t]
 
@@ -11,6 +11,6 @@ import torch
 
 
 def add_gated(y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, delta: torch.Tensor) -> None:
-    """Add `delta` to `y`, both [rows, hidden], in place, by the gate [1, hidden] of `x` [rows, hidden]."""
+    """Add `delta` to `y`, both [rows, hidden], in place, times sigmoid of `x` [rows, hidden] @ `gate` [1, hidden]."""
     share = (x.float() @ gate.float().t()).sigmoid()
     y.copy_(y.float() + share * delta.float())

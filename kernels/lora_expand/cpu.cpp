@@ -1,4 +1,4 @@
-// y = y * gain + shift + t B^T for the tokens of each segment, gain and shift where the adapter has them. A piece is
+// y = y * gain + shift + t B^T for the tokens of each segment, with gain and shift if the adapter has them. A piece is
 // some columns of a module. See reference.py.
 #include "../lora_products.h"
 
@@ -7,8 +7,8 @@ namespace lora_expand {
 using lora::expand;
 using lora::PIECE_COLUMNS;
 
-// at: t [tokens, modules, max_rank], segments, y [tokens, width]; size: width of y, first module, modules, max_rank, and
-// the modules' widths, which add up to that of y.
+// at: t [tokens, modules, max_rank], segments, y [tokens, width]; size: width of y, first module, modules, max_rank,
+// and the modules' widths, whose sum is that of y.
 template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t width = op.size[0], first = op.size[1], modules = op.size[2], max_rank = op.size[3];
     const int64_t *widths = op.size + 4;

@@ -1,4 +1,4 @@
-"""The GPU's LoRA expand: low-rank activations times B, added to the output where it lies."""
+"""GPU kernel for the LoRA expand: low-rank activations times B, added to the output in place."""
 
 import triton
 import triton.language as tl
@@ -29,12 +29,12 @@ def lora_expand_kernel(
     BLOCK_SPLITS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (columns of a module, tile) adds to rows `y_width` apart, in which the modules' outputs lie side by side.
+    """Program (columns of a module, tile) adds to `y`, with row stride `y_width` and the modules side by side.
 
-    Tiles and `shrunk` are those of `kernels.lora_shrink.kernel`, B's of TYPE with rows as long as `row_length` says;
-    out_i is module i's width, 0 for none. Of an adapter with gains and shifts, float32 [2, out_i], the output is
-    y * gain + shift before the sum. BLOCK_SPLITS is a power of two and at least NUM_SPLITS.
-    What is read and who waits is as in `kernels.lora_shrink.kernel`.
+    Tiles and `shrunk` are those of `kernels.lora_shrink.kernel`; B is of TYPE, with rows padded to `row_length`; out_i
+    is module i's width, 0 for none. If an adapter has gains and shifts, float32 [2, out_i], y becomes y * gain + shift
+    before the sum. BLOCK_SPLITS is a power of two and at least NUM_SPLITS. Early loads and waits follow
+    `kernels.lora_shrink.kernel`.
     """
     let_begin(OVERLAPS)
     part, tile = tl.program_id(0), tl.program_id(1)
@@ -43,7 +43,7 @@ def lora_expand_kernel(
     if tile >= num_tiles:
         wait(OVERLAPS)
         return
-    # Modules have as many programs as they need, one module's after the other's.
+    # Each module has as many programs as it needs, one module after the other.
     first_1 = tl.cdiv(out_0, BLOCK_N)
     first_2 = first_1 + tl.cdiv(out_1, BLOCK_N)
     module = (part >= first_1).to(tl.int32) + (part >= first_2).to(tl.int32)

@@ -1,4 +1,4 @@
-"""`kernels.lora_expand.reference` on a GPU, for whole batches of adapters that lie where a table on the device says."""
+"""`kernels.lora_expand.reference` on a GPU, for whole batches of adapters addressed by tables on the device."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def lora_expand(
     max_tiles: int,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Add the products with the B's in place to `y` [tokens, sum of splits], whose rows may lie further apart.
+    """Add the products with B in place to `y` [tokens, sum of splits], whose row stride may be larger.
 
-    Where an adapter's table has an address of gains and shifts [2, out], `y` is made y * gain + shift before.
+    If an adapter's table has an address of gains and shifts [2, out], `y` becomes y * gain + shift before that.
 
     Args:
         shrunk, tiles, count, entry, max_tiles: as in `kernels.lora_shrink.launch`.
-        splits: output widths of the modules, which lie side by side in `y`; at most three.
-        dtype: of the B's; None for that of `y`.
+        splits: output widths of the modules, side by side in `y`; at most three.
+        dtype: of B; None for that of `y`.
     """
     num_parts, tokens, num_modules, room = shrunk.shape
     widths = [*splits, 0, 0][:3]

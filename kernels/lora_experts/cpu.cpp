@@ -1,20 +1,20 @@
-// y += (x A^T) B^T for pairs of a row and an expert, sorted by expert: each with the matrices that the row's adapter has for
-// the expert. Of one expert the rows stand in their order, so that those of one adapter are neighbours. See reference.py.
+// y += (x A^T) B^T for (row, expert) pairs sorted by expert, with the matrices that the row's adapter has for the
+// expert. The sort is stable, so that an expert's rows of one adapter are adjacent. See reference.py.
 #include "../expert_groups.h"
 #include "../lora_products.h"
 
 namespace lora_experts {
 
-// What an adapter has for an expert: of gate and up together or of the gate, of up, of down.
+// Products of an adapter for an expert: gate, or gate and up together; up; down.
 constexpr int64_t PRODUCTS = 3;
 
-// As `Projection`; `b` has so many rows as it is wide. A rank of 0 stands for no product.
+// As `Projection`; `b` has `width` rows. A rank of 0 means no product.
 struct ExpertProjection {
     const void *a, *b;
     int64_t rank, width;
 };
 
-// Tokens [start, end) of one adapter; its projections lie by layer, expert and product.
+// Tokens [start, end) of one adapter; its projections are ordered by layer, expert and product.
 struct ExpertSegment {
     int64_t start, end;
     const ExpertProjection *adapter;
@@ -31,11 +31,12 @@ struct Pairs {
           segments(static_cast<const ExpertSegment *>(op.at[3])), num_segments(*op.count),
           count(*static_cast<const int64_t *>(op.at[4])) {}
 
-    // Few pairs have an expert each, and are work for as many threads as there are; many share some.
+    // Few pairs seldom share an expert, and a block each occupies more threads; many pairs share experts.
     int64_t block_size() const { return count <= 64 ? 1 : BLOCK_TOKENS; }
     int64_t num_blocks() const { return ceil_div(count, block_size()); }
 
-    // Calls visit(begin, end, projections of the expert) for neighbours in a block with the same expert and adapter.
+    // Calls visit(begin, end, projections of the expert) for adjacent pairs in a block with the same expert and
+    // adapter.
     template <typename Visit> void visit_block(int64_t block, Visit visit) const {
         const Group *group = groups;
         const int64_t block_end = std::min(count, (block + 1) * block_size());
@@ -57,8 +58,7 @@ struct Pairs {
 };
 
 // at: x [rows or pairs, in], row of each pair int64 [pairs], groups, segments, number of pairs, t [pairs, products,
-// max_rank]; size: in, where the layer's projections of the first expert begin, products, max_rank, whether x has a row
-// for each pair.
+// max_rank]; size: in, index of the layer's first projection, products, max_rank, whether x has a row per pair.
 template <typename T> static int64_t shrink(const Op &op, int64_t unit) {
     const int64_t width = op.size[0], products = op.size[2], max_rank = op.size[3];
     const Pairs pairs(op);
@@ -79,9 +79,9 @@ template <typename T> static int64_t shrink(const Op &op, int64_t unit) {
     return 0;
 }
 
-// at: t [pairs, products, max_rank], row of each pair, groups, segments and number of pairs as above, y [pairs, width]; size:
-// width of y, where the layer's projections of the first expert begin, products, max_rank. A second product begins in the
-// middle of y.
+// at: t [pairs, products, max_rank], row of each pair, groups, segments and number of pairs as above, y [pairs, width];
+// size: width of y, index of the layer's first projection, products, max_rank. A second product begins in the middle of
+// y.
 template <typename T> static int64_t expand(const Op &op, int64_t unit) {
     const int64_t width = op.size[0], products = op.size[2], max_rank = op.size[3];
     const Pairs pairs(op);

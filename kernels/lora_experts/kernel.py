@@ -1,12 +1,12 @@
-"""The GPU's LoRA of experts, for tiles of pairs of one expert as `kernels.experts.routing_kernel` cuts them.
+"""GPU kernels for LoRA of experts, on the tiles of pairs of one expert that `kernels.experts.routing_kernel` makes.
 
-A tile's rows are asked whose they are, and each adapter is multiplied by for all of its rows in the tile at once: where
-prompts are computed that is mostly one or two, and where answers are each row has its own and few rows share an expert.
+A program finds the adapters of its tile's rows and multiplies by each one for all of its rows in the tile at once. In
+prefill a tile has mostly one or two adapters; in decode each row may have its own, but few rows share an expert.
 
     table of an adapter's experts    [layer, expert, product] of (address of A, address of B, rank, outputs)
 
-A's lie [rank, in]; rows of B are as long as `kernels.lora_shrink.kernel.row_length` says. Products are of gate and up
-together or of the gate, of up, and of down; a rank of 0 stands for none.
+A is [rank, in]; rows of B are padded to `kernels.lora_shrink.kernel.row_length`. The products are: gate, or gate and up
+together; up; down. A rank of 0 means no product.
 """
 
 import triton
@@ -20,10 +20,10 @@ PRODUCTS = tl.constexpr(3)
 
 @triton.jit(do_not_specialize=["entry"])
 def row_tables_kernel(tiles, count, tables, entry, BLOCK_M: tl.constexpr, OVERLAPS: tl.constexpr):
-    """Program i writes for each row of tile i the address of what its adapter has of experts, 0 for nothing.
+    """Program i writes the address of the adapter's expert table for each row of tile i, 0 for none.
 
-    Tiles are those of `kernels.lora_shrink.kernel`. Of the adapter's table the first number of `entry` says how many
-    entries come before those of experts, 0 where there are none.
+    Tiles are those of `kernels.lora_shrink.kernel`. The first number of `entry` in the adapter's table is the number of
+    entries before those of experts, 0 if the adapter has none.
     """
     take_turn(OVERLAPS)
     tile = tl.program_id(0)
@@ -38,7 +38,7 @@ def row_tables_kernel(tiles, count, tables, entry, BLOCK_M: tl.constexpr, OVERLA
 
 @triton.jit
 def _pairs_of(slots, first, end, tables, chosen, BLOCK_M: tl.constexpr):
-    """Return the pairs of a tile and the addresses of their rows' tables, 0 where there is no pair or no table."""
+    """Return the pairs of a tile and the addresses of their rows' tables, 0 if there is no pair or no table."""
     slot = first + tl.arange(0, BLOCK_M)
     pair = tl.load(slots + slot, mask=slot < end, other=0)
     return pair, tl.load(tables + pair // chosen, mask=slot < end, other=0)
@@ -68,8 +68,8 @@ def expert_shrink_kernel(
     """Program (split of the depth, product, tile) writes float32 [num_splits, pairs, num_products, room].
 
     Pair p reads row p // sharers of `x` [any, width], and its adapter is that of row p // chosen in `tables`. `entry`
-    is that of the layer's first expert and first product. Up to the end of a block there are zeros behind a rank.
-    Splits are summed by whoever reads them, always in one order. `room` is a multiple of BLOCK_R.
+    is the entry of the layer's first expert and first product. Each rank is padded with zeros to a multiple of BLOCK_R,
+    which divides `room`. The consumer sums the splits, in fixed order.
     """
     take_turn(OVERLAPS)
     split, product, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -121,9 +121,10 @@ def expert_expand_kernel(
     BLOCK_N: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (columns, tile) adds to `y` [pairs, width] what the adapters of the tile's rows have of its expert.
+    """Program (columns, tile) adds the products with the tile's expert's B to `y` [pairs, width].
 
-    `shrunk` is that of `expert_shrink_kernel`, B's are of the type of `y`, in whose middle a second product begins.
+    `shrunk` is the result of `expert_shrink_kernel`; B has the type of `y`. A second product is added from the middle
+    column of `y` on.
     """
     take_turn(OVERLAPS)
     begun, tile = tl.program_id(0) * BLOCK_N, tl.program_id(1)
@@ -144,7 +145,7 @@ def expert_expand_kernel(
             b = tl.multiple_of(matrix_of(table, at_expert, 1).to(tl.pointer_type(dtype)), 16)
             n = column - product * (width // 2)
             is_column, length = (n >= 0) & (n < out), row_length(rank)
-            # What has no columns here is not multiplied by.
+            # A product without columns in this block is skipped.
             has_any = (begun + BLOCK_N > product * (width // 2)) & (begun < product * (width // 2) + out)
             for low in range(0, tl.where(has_any, rank, 0), BLOCK_R):
                 r = low + tl.arange(0, BLOCK_R)

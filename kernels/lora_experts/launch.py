@@ -1,4 +1,4 @@
-"""`kernels.lora_experts.reference` on a GPU: for all experts of a layer, and adapters that lie where tables say."""
+"""`kernels.lora_experts.reference` on a GPU: for all experts of a layer, with adapters addressed by device tables."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kernels.lora_shrink.launch import BLOCK_R, TILE
 from kernels.overlap import overlap
 
 BLOCK_N = 64
-"""Outputs of a tile."""
+"""Outputs per tile."""
 MAX_SPLITS = 16
-"""Whoever adds a product sums as many parts of it."""
+"""The expand kernel sums this many partial products at most."""
 Tables = torch.Tensor
-"""Of each row the address of a table [entries, 4] int64 of its adapter's experts on the device, 0 for none: int64
-[rows]."""
+"""int64 [rows]: for each row the device address of its adapter's expert table [entries, 4] int64, 0 for none."""
 
 
 def fill_row_tables(tables: Tables, tiles: torch.Tensor, count: torch.Tensor, *, entry: int, max_tiles: int) -> None:
-    """Say of each row which experts its adapter has: a whole step's `tables` are written.
+    """Fill `tables` for all rows of a step with the addresses of their adapters' expert tables.
 
     Args:
-        tiles, count, max_tiles: as of `kernels.lora_shrink.launch`.
-        entry: where an adapter's table says how many entries come before those of experts, 0 where it has none.
+        tiles, count, max_tiles: as in `kernels.lora_shrink.launch`.
+        entry: the entry of an adapter's table that holds the number of entries before those of experts, 0 for no
+            experts.
     """
     tables.zero_()
     if max_tiles:
@@ -35,18 +35,18 @@ def fill_row_tables(tables: Tables, tiles: torch.Tensor, count: torch.Tensor, *,
 def expert_shrink(
     x: torch.Tensor, routing: Routing, tables: Tables, *, entry: int, products: int, max_rank: int, height: int
 ) -> torch.Tensor:
-    """Multiply each pair's row by what its adapter has of its expert.
+    """Multiply each pair's row by its adapter's A for the pair's expert.
 
     Args:
-        x: [rows, in], or a row for each pair; contiguous.
+        x: [rows, in], or [pairs, in]; contiguous.
         routing: with tiles of `height` pairs.
-        entry: of the layer's first expert, in its first product.
-        products: so many neighbours share the input.
-        max_rank: of any adapter.
+        entry: the entry of the layer's first expert and the first of the products.
+        products: number of adjacent products that share the input.
+        max_rank: the highest rank of any adapter.
 
     Returns:
-        [splits, pairs, products, room] float32, the product being the sum over splits; of pairs whose adapter has
-        nothing, and past the last block of a rank, it means nothing.
+        [splits, pairs, products, room] float32; the product is the sum over splits. Undefined for pairs whose adapter
+        has no such product, and past the last block of a rank.
     """
     assert routing.slots is not None
     assert routing.tiles is not None
@@ -84,7 +84,7 @@ def expert_shrink(
 def expert_expand(
     y: torch.Tensor, shrunk: torch.Tensor, routing: Routing, tables: Tables, *, entry: int, height: int
 ) -> None:
-    """Add the products with the B's in place to `y` [pairs, out], contiguous; `shrunk` and others as above."""
+    """Add the products with B in place to `y` [pairs, out], contiguous; other arguments as in `expert_shrink`."""
     assert routing.tiles is not None
     splits, pairs, products, room = shrunk.shape
     width = y.shape[1]
@@ -113,13 +113,13 @@ def expert_expand(
 
 
 def _num_warps(column_bytes: int, products: int) -> int:
-    """Return by how many warps an expand has registers for its tiles.
+    """Return the number of warps with which an expand does not spill registers.
 
-    As tried by the compilers of Triton 3.6 and 3.7 for four targets: some spill by four warps, others by eight.
+    Found by compiling with Triton 3.6 and 3.7 for four targets: some tiles spill with four warps, others with eight.
     """
     return 4 if column_bytes <= 32 or (products == 1 and column_bytes == 128) else 8
 
 
 def _num_splits(pairs: int, experts: int, products: int, most: int) -> int:
-    """Return among how many programs the depth is cut: few pairs have an expert each, many fill the device alone."""
+    """Return how many programs split the depth: more for few pairs, because many fill the device by themselves."""
     return max(1, min(most, MAX_SPLITS, PROGRAMS_WANTED // (min(pairs, experts) * products)))

@@ -1,12 +1,11 @@
-"""LoRA of a mixture's experts: what adapters add to a product of one expert with the rows that chose it.
+"""LoRA of a mixture's experts: adds the adapters' products to those of one expert with the rows routed to it.
 
     y[i, column:column + out] += (x[i] A^T) B^T
 
-for each row i of a segment and each (A, B, column) that the segment's adapter has for the expert. In between there are
-numbers of the dtype of `x`. Ranks differ freely; rows outside of all segments are not touched.
+for each row i of a segment and each (A, B, column) that the segment's adapter has for the expert. The intermediate
+product has the dtype of `x`. Ranks may differ; rows outside all segments are not touched.
 
-Rows come in their order, so that those of a segment are neighbours: a mixture that sorts by expert, and leaves rows of
-the same one as they were, has sorted by adapter as well.
+Rows are ascending, so those of a segment are adjacent: a stable sort by expert keeps the rows of each adapter together.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def lora_experts(
     """Add in place to `y` [chosen rows, out] the low-rank products of `x` [chosen rows, in].
 
     Args:
-        rows: which row of the batch each is, ascending, int64 [chosen rows].
-        segments: half-open ranges of rows of the batch, ascending and disjoint.
+        rows: the batch row of each row of `x`, int64 [chosen rows], ascending.
+        segments: half-open ranges of batch rows, ascending and disjoint.
     """
     ends = torch.searchsorted(rows, torch.tensor(segments, dtype=rows.dtype).view(-1, 2)).tolist()
     for (start, end), matrices in zip(ends, weights, strict=True):

@@ -1,9 +1,9 @@
-// out = rows of each segment's own matrix [vocab, rank], picked by token id. See reference.py.
+// out = rows of each segment's own matrix [vocab, rank], looked up by token id. See reference.py.
 #include "../adapters.h"
 
 namespace lora_gather {
 
-// at: ids [tokens], segments, out [tokens, stride]; size: the projection, whose `a` the rows are of, and stride.
+// at: ids [tokens], segments, out [tokens, stride]; size: index of the projection whose `a` is the matrix, stride.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t first = op.size[0], stride = op.size[1];
     const Segment *segments = static_cast<const Segment *>(op.at[1]);
@@ -16,7 +16,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
         T *out = static_cast<T *>(op.at[2]) + token * stride;
         if (rank)
             std::memcpy(out, static_cast<const T *>(projection.a) + id * rank, rank * sizeof(T));
-        // As after a shrink, for the expand that follows.
+        // Zeroes the padding of an odd rank for the expand that follows, as a shrink does.
         if (rank % Depth<T>::step)
             out[rank] = T{};
     }

@@ -1,4 +1,4 @@
-"""The GPU's part of adapters in the embedding: rows picked by token, of matrices of their own and of products."""
+"""GPU kernel for adapters of the embedding: replaced embedding matrices and LoRA products, by token id."""
 
 import triton
 import triton.language as tl
@@ -19,12 +19,12 @@ def lora_gather_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (tile, columns) makes embedded tokens [tokens, width] what their adapter makes of them.
+    """Program (tile, columns) applies the tile's adapter in place to embedded tokens [tokens, width].
 
-    Tiles are those of `kernels.lora_shrink.kernel`. Part 0 of the entry `own` is the address of a matrix
-    [vocab, width] whose rows take the place of the base's, 0 for none; parts 0 and 1 of `entry` are those of
-    A [vocab, rank], whose rows are picked, and of B [width, rank], rows of both as long as `row_length` says; part 3 is
-    that of gains and shifts, float32 [2, width], of the base's rows, 0 for none.
+    Tiles are those of `kernels.lora_shrink.kernel`. Part 0 of the entry `own` is the address of a matrix [vocab, width]
+    that replaces the base's embedding, 0 for none. Parts 0 and 1 of `entry` are the addresses of A [vocab, rank], whose
+    rows are gathered, and of B [width, rank], both with rows padded to `row_length`; part 3 is that of gains and
+    shifts, float32 [2, width], applied to the embedding's rows, 0 for none.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     num_tiles = tl.load(count)
@@ -51,7 +51,7 @@ def lora_gather_kernel(
         h = tl.load(a + ids[:, None] * length + r[None, :], mask=is_token[:, None] & is_rank[None, :], other=0.0)
         b_tile = tl.load(b + n[None, :] * length + r[:, None], mask=is_column[None, :] & is_rank[:, None], other=0.0)
         product += tl.dot(h, b_tile, input_precision="ieee")
-    # Only now: what is held beside the product takes registers.
+    # Loaded only now, to save registers during the product.
     columns = matrix_of(table, entry, 3)
     is_changed = is_column & (columns != 0)
     gains = columns.to(tl.pointer_type(tl.float32)) + n

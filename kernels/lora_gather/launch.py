@@ -1,4 +1,4 @@
-"""`kernels.lora_gather.reference` on a GPU, for whole batches of adapters, and what the gathered rows are for."""
+"""`kernels.lora_gather.reference` on a GPU for whole batches of adapters, fused with the expand that follows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def lora_gather(
     entry: int,
     max_tiles: int,
 ) -> None:
-    """Make rows of `x` [tokens, hidden], the embedded `token_ids` [tokens] int64, what adapters embed them as.
+    """Apply embedding adapters in place to `x` [tokens, hidden], the embedded `token_ids` [tokens] int64.
 
-    Those of a segment whose adapter has an embedding of its own are picked from it; products are added. Both are
-    contiguous, and rows of other segments stay.
+    Rows of a segment whose adapter replaces the embedding are taken from that matrix; low-rank products are added. Rows
+    of other segments stay. `x` and `token_ids` are contiguous.
 
     Args:
         tiles, count, max_tiles: as in `kernels.lora_shrink.launch`.
-        own: the place in the tables of an embedding in place of the base's, [vocab, hidden] where an A is.
-        entry: that of the product, whose A is [vocab, rank], laid out as B is; with gains and shifts of columns.
+        own: the table entry of a replacement for the base's embedding, [vocab, hidden], its address in the place of A.
+        entry: the table entry of the product, with an A [vocab, rank] laid out like B, and of column gains and shifts.
     """
     width = x.shape[1]
     block_n = BLOCK_N if x.element_size() == 2 else BLOCK_N // 4

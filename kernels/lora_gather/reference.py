@@ -1,8 +1,8 @@
-"""LoRA gather: rows picked by token id, for each segment of a batch from the matrix of its own adapter.
+"""LoRA gather: looks up rows by token id, for each segment of a batch in the matrix of its own adapter.
 
     out_i = m_i[ids[start_i:end_i]]          [end_i - start_i, width_i]
 
-The embedding's part of an adapter: what a shrink is where the input is one-hot. Segments are half-open, ascending and
+For adapters of the embedding this is the shrink, whose input is one-hot. Segments are half-open, ascending and
 disjoint.
 """
 

@@ -1,4 +1,4 @@
-"""The GPU's logits by output matrices of adapters' own: read as they lie, once for each tile of rows."""
+"""GPU kernel for logits from adapters' own output matrices, which are read once per tile of rows, without copies."""
 
 import triton
 import triton.language as tl
@@ -19,10 +19,10 @@ def lora_logits_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Program (tile, columns) writes float32 [rows, width] for a tile of rows whose adapter has the matrix.
+    """Program (tile, columns) writes `logits` float32 [rows, width] for a tile whose adapter has an output matrix.
 
     Tiles are those of `kernels.lora_shrink.kernel`; part 1 of the entry is the address of the matrix [width, depth],
-    0 for none. The product is transposed, so that the many rows of the matrix are the matrix unit's long side.
+    0 for none. The product is transposed, to put the matrix's many rows on the long side of the matrix instruction.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     num_tiles = tl.load(count)

@@ -1,4 +1,4 @@
-"""`kernels.lora_logits.reference` on a GPU, for whole batches of adapters that lie where a table on the device says."""
+"""`kernels.lora_logits.reference` on a GPU, for whole batches of adapters addressed by tables on the device."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def lora_logits(
     entry: int,
     max_tiles: int,
 ) -> None:
-    """Write the logits of segments whose adapters have a matrix of their own; the others stay.
+    """Overwrite the logits of segments whose adapters have their own output matrix; others stay.
 
     Args:
         x: [rows, hidden], contiguous.
         logits: [rows, vocab] float32, contiguous.
-        tiles, count, entry, max_tiles: as in `kernels.lora_shrink.launch`, of rows; the address in the place of B
-            is that of a matrix [vocab, hidden].
+        tiles, count, entry, max_tiles: as in `kernels.lora_shrink.launch`, with rows as tokens; the address in the
+            place of B is that of the output matrix [vocab, hidden].
     """
     depth, width = x.shape[1], logits.shape[1]
     lora_logits_kernel[(max_tiles, triton.cdiv(width, BLOCK_N))](

@@ -1,4 +1,4 @@
-"""Logits by output matrices of adapters' own: each segment of final states times the transposed matrix of its adapter.
+"""Logits from adapters' own output matrices: each segment of hidden states times its adapter's transposed matrix.
 
     logits[start_i:end_i] = x[start_i:end_i] m_i^T
 

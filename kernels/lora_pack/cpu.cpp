@@ -1,5 +1,5 @@
-// An adapter's matrices from their file's layout and dtype into those of the products, one pass over each. A unit is a
-// matrix. See reference.py.
+// Converts an adapter's matrices from their file's layout and dtype to those of the products, in one pass over each. A
+// unit is a matrix. See reference.py.
 #include "../panels.h"
 
 namespace lora_pack {
@@ -12,7 +12,7 @@ static inline float widen(float16 x) {
     const uint32_t magnitude = (x.bits & 0x7fffu) << 13, sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
     float wide;
     std::memcpy(&wide, &magnitude, sizeof wide);
-    wide *= 0x1p112f; // from the narrow exponent's middle to the wide one's; exact, also of what is under normal
+    wide *= 0x1p112f; // rebias the exponent; exact, even for subnormals
     uint32_t bits;
     std::memcpy(&bits, &wide, sizeof bits);
     if (magnitude >= 0x7c00u << 13)
@@ -24,7 +24,7 @@ static inline float widen(float16 x) {
 
 using ::widen;
 
-// As `table.Matrix`.
+// Mirrors `Matrix` of launch.py.
 struct Matrix {
     const void *from;
     int64_t dtype, rows, columns, form;
@@ -50,7 +50,7 @@ template <typename From, typename T> static void pack(const Matrix &matrix, T *t
     constexpr int64_t step = Depth<T>::step;
     const int64_t depth = ceil_div(columns, step) * step;
     const float factor = static_cast<float>(matrix.factor);
-    // Columns past the last, and the step that makes an odd depth even, are zero.
+    // Columns past the last, and the padding that makes an odd depth even, are zero.
     if (rows % COLUMNS)
         std::fill_n(to + rows / COLUMNS * COLUMNS * depth, COLUMNS * depth, T{});
     for (int64_t row = 0; row < rows; row++, from += columns) {

@@ -1,4 +1,4 @@
-"""Packs an adapter's matrices by the CPU kernel, on the thread that asks: whoever loads one, beside a step."""
+"""Packs an adapter's matrices with the CPU kernel, on the calling thread, concurrently with the engine's step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DTYPE_NUMBER = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class Matrix(ctypes.Structure):
-    """`struct Matrix` of cpu.cpp."""
+    """Mirrors `struct Matrix` of cpu.cpp."""
 
     _fields_ = [
         ("from", ctypes.c_void_p),
@@ -32,7 +32,7 @@ class Matrix(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """One matrix and its form, as `lora_pack` of the reference takes them."""
+    """One matrix and its layout; fields as the arguments of the reference's `lora_pack`."""
 
     matrix: torch.Tensor
     form: Form
@@ -42,14 +42,14 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """All matrices in `flat`, each from its own address on."""
+    """All packed matrices in `flat`, and the address of each."""
 
     flat: torch.Tensor
     addresses: list[int]
 
 
 def lora_pack(packings: Sequence[Packing], dtype: torch.dtype, kernels: NativeKernels) -> Packed:
-    """Pack matrices side by side; the products' threads have no part in it."""
+    """Pack matrices contiguously, without using the thread pool."""
     table, offsets, end = (Matrix * len(packings))(), list[int](), 0
     for place, item in enumerate(packings):
         matrix, gain = item.matrix, item.gain

@@ -1,10 +1,10 @@
-"""LoRA pack: an adapter's matrices, as its file has them, in the form in which the CPU's products read them.
+"""LoRA pack: converts an adapter's matrices from their file's layout to the layouts that the CPU kernels read.
 
     out = m                        AS_IS           [rows, columns]
     out = m^T                      TRANSPOSED      [columns, rows]
     out = panels(m * factor * g)   PANELS          as `kernels.packed_linear.reference.to_panels` lays them out
 
-`g` [rows] multiplies each row; arithmetic is in float32, and a number is rounded once, to the dtype of the engine.
+`g` [rows] multiplies each row; arithmetic is in float32, and results are rounded once, to the engine's dtype.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.packed_linear.reference import panel_numel, to_panels
 
 
 class Form(enum.IntEnum):
-    """How a matrix is laid out; the kernel knows them by number."""
+    """A matrix layout; the kernel identifies it by number."""
 
     AS_IS = 0
     TRANSPOSED = 1
@@ -27,7 +27,7 @@ class Form(enum.IntEnum):
 def lora_pack(
     *, matrix: torch.Tensor, form: Form, dtype: torch.dtype, factor: float = 1.0, gain: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `matrix` [rows, columns] (float32, float16 or bfloat16) in a form, in `dtype`, flat."""
+    """Return `matrix` [rows, columns] (float32, float16 or bfloat16) flat, in the given layout and dtype."""
     if form is Form.AS_IS:
         return matrix.to(dtype).flatten()
     if form is Form.TRANSPOSED:
@@ -37,5 +37,5 @@ def lora_pack(
 
 
 def packed_numel(shape: torch.Size, form: Form, dtype: torch.dtype) -> int:
-    """Return how many elements a matrix takes."""
+    """Return how many elements a packed matrix takes."""
     return panel_numel(shape, dtype) if form is Form.PANELS else shape.numel()

@@ -1,5 +1,5 @@
-// t = x A^T for the tokens of each segment, every segment with its own adapter. A lies as the file has it, rank rows as
-// long as x: each is read once for a block of tokens. See reference.py.
+// t = x A^T for the tokens of each segment, each segment with its own adapter. A has the file's layout, [rank, in], and
+// is read once per block of tokens. See reference.py.
 #include "../lora_products.h"
 
 namespace lora_shrink {
@@ -7,8 +7,8 @@ namespace lora_shrink {
 using lora::fetch;
 using lora::shrink;
 
-// at: x [tokens, in], segments, t [tokens, modules, max_rank]; size: in, first module, modules, max_rank, and the modules'
-// widths.
+// at: x [tokens, in], segments, t [tokens, modules, max_rank]; size: in, first module, modules, max_rank, and the
+// modules' widths.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t width = op.size[0], modules = op.size[2], max_rank = op.size[3];
     const Segment *segments = static_cast<const Segment *>(op.at[1]);
@@ -20,7 +20,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t begin = cut.begin(unit), end = cut.end(unit);
     fetch(projections[begin].a, projections[begin].rank * width * sizeof(T));
     for (int64_t module = begin; module < end; module++) {
-        // Adapters come from memory, and there is little to do with them: B is for the expand that follows.
+        // Reading adapters from memory dominates, so B is prefetched for the expand that follows.
         const Projection &projection = projections[module];
         fetch(projection.b, projection.rank * op.size[4 + module] * sizeof(T));
         if (module + 1 < end)

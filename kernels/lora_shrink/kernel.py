@@ -1,4 +1,4 @@
-"""The GPU's LoRA shrink: tiles of tokens of one adapter, every adapter at its own rank."""
+"""GPU kernel for the LoRA shrink: tiles of tokens of one adapter, each adapter with its own rank."""
 
 import triton
 import triton.language as tl
@@ -6,20 +6,20 @@ import triton.language as tl
 from kernels.overlap import let_begin, wait
 
 ROW_STEP = tl.constexpr(8)
-"""What divides the length of a row of B, zeros behind the rank's numbers: the widest load takes as many short ones."""
+"""Rows of B are padded with zeros to a multiple of this: the widest load takes as many 16-bit elements."""
 
 
 @triton.jit
 def row_length(rank):
-    """Return how many numbers lie between the beginnings of two rows of `rank` numbers each."""
+    """Return the row stride of a padded matrix with rows of `rank` elements."""
     return tl.cdiv(rank, ROW_STEP) * ROW_STEP
 
 
 @triton.jit
 def tile_at(tiles, tile):
-    """Return a tile's first token, its end and its adapter's table; of a tile that is not there they mean nothing.
+    """Return a tile's first token, its end and its adapter's table; undefined for a tile past the last.
 
-    They are asked for before it is known whether the tile is there: a wait less for memory.
+    These are loaded before it is known whether the tile exists, which saves a round trip to memory.
     """
     at = tiles + tile * 3
     return tl.load(at), tl.load(at + 1), tl.load(at + 2).to(tl.pointer_type(tl.int64))
@@ -27,9 +27,9 @@ def tile_at(tiles, tile):
 
 @triton.jit
 def matrix_of(table, entry, part: tl.constexpr):
-    """Return a number of an adapter for the module `entry`.
+    """Return one part of the module `entry` in an adapter's table.
 
-    Part 0 is the address of A, 1 of B, 2 the rank, 3 the address of gains and shifts of columns, 0 for none.
+    Part 0 is the address of A, 1 that of B, 2 the rank, 3 the address of column gains and shifts, 0 for none.
     """
     return tl.load(table + entry * 4 + part)
 
@@ -55,14 +55,14 @@ def lora_shrink_kernel(
 ):
     """Program (split of the depth, module, tile) writes float32 [splits, tokens, modules, room].
 
-    Up to the end of a block there are zeros behind an adapter's rank, so that whoever reads them needs no mask for it.
-    Splits are summed by that one, always in one order: a sum by atomics would depend on who comes first.
-    Tiles are [first token, end, address of a table], int64, `count` of them, a number on the device. Of one token they
-    are a product of a matrix and a vector, BLOCK_K numbers of each row of A in flight at once; of more, PARTS of a STEP
-    of the depth are matrix products side by side, or each would wait for the one before it.
+    Ranks are padded with zeros to a multiple of BLOCK_R, so that the consumer needs no mask. The consumer also sums the
+    splits, in fixed order: a sum by atomics would depend on the order of arrival. Tiles are [first token, end, address
+    of a table], int64; their number `count` is on the device. A tile of one token is a matrix-vector product with
+    BLOCK_K elements of each row of A in flight. A larger tile cuts each STEP of the depth into PARTS matrix products
+    that run side by side, so that none waits for another.
 
-    What adapters hold is read while the kernel before ends. Programs without work wait too: when all have ended, the
-    next kernel takes what was before this one for done.
+    Adapter weights are loaded while the preceding kernel is finishing. Programs without work wait too: once all
+    programs have ended, the next kernel assumes that everything before this one is done.
     """
     let_begin(OVERLAPS)
     split, module, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)

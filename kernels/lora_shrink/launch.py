@@ -1,4 +1,4 @@
-"""`kernels.lora_shrink.reference` on a GPU, for whole batches of adapters that lie where a table on the device says."""
+"""`kernels.lora_shrink.reference` on a GPU, for whole batches of adapters addressed by tables on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.lora_shrink.kernel import ROW_STEP, lora_shrink_kernel
 from kernels.overlap import overlap
 
 TILE = 16
-"""Tokens of a tile at most."""
+"""Maximum tokens per tile."""
 BLOCK_R, BLOCK_K = 16, 1024
 STEP, PARTS = 256, 4
 
@@ -26,23 +26,23 @@ def lora_shrink(
     max_rank: int,
     max_tiles: int,
 ) -> torch.Tensor:
-    """Multiply each tile of tokens by the A's of its adapter.
+    """Multiply each tile of tokens by its adapter's A matrices.
 
     Args:
         x: [tokens, in], contiguous.
-        tiles: [any, 3] int64, as `cut` makes them: first token, end, address of the adapter's table [entries, 4] int64
-            on the device: address of A [rank, in], address of B [out, rank] with rows as `whole_rows` lays them, both
-            multiples of 16, the rank, 0 for no such module, and the address of float32 [2, out], 0 for none
-            (`kernels.lora_expand.launch`). Disjoint.
-        count: [1] int64 on the device, how many tiles there are.
-        entry: the first module's place in the tables.
-        num_modules: so many neighbours share the input.
-        max_rank: of any adapter.
-        max_tiles: at least `count`, and `tiles` has as many rows; programs are started for so many.
+        tiles: [any, 3] int64, cut by `cut`, disjoint: first token, end, and device address of the adapter's table. A
+            table is [entries, 4] int64: the address of A [rank, in], that of B [out, rank] padded by `whole_rows`, both
+            multiples of 16; the rank, 0 for no such module; and the address of gains and shifts, float32 [2, out], 0
+            for none (`kernels.lora_expand.launch`).
+        count: [1] int64 on the device, the number of tiles.
+        entry: the first module's entry in the tables.
+        num_modules: number of adjacent modules that share the input.
+        max_rank: the highest rank of any adapter.
+        max_tiles: at least `count` and at most the rows of `tiles`; programs are launched for this many tiles.
 
     Returns:
-        [splits, tokens, num_modules, room] float32, the product being the sum over splits, `room` at least `max_rank`;
-        what belongs to no tile, or lies past the last block of an adapter's rank, means nothing.
+        [splits, tokens, num_modules, room] float32 with `room` at least `max_rank`; the product is the sum over splits.
+        Undefined for tokens outside all tiles and past the last block of an adapter's rank.
     """
     tokens, width = x.shape
     splits = num_splits(tokens, width, num_modules)
@@ -78,15 +78,15 @@ def cut(start: int, end: int) -> list[tuple[int, int]]:
 
 
 def whole_rows(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a matrix [any, rank] as the kernels read it: each row begins where the widest load may, zeros between."""
+    """Return a matrix [any, rank] as the kernels read it, rows padded by zeros to the alignment of the widest load."""
     spare = -matrix.shape[1] % ROW_STEP.value
     return functional.pad(matrix, (0, spare)) if spare else matrix
 
 
 def num_splits(tokens: int, width: int, num_modules: int) -> int:
-    """Return among how many programs the depth is cut: more where there are few tokens, a power of two or all.
+    """Return how many programs split the depth: more for fewer tokens. A power of two, or one program per block.
 
-    The same for all numbers of tokens up to a power of two, so that those are all that a kernel is compiled for.
+    The same for all token counts up to a power of two, which limits how many variants of the kernel are compiled.
     """
     programs = max(1, triton.next_power_of_2(tokens) // TILE) * num_modules
     wanted = triton.next_power_of_2(max(1, PROGRAMS_WANTED // programs))

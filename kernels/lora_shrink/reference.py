@@ -1,8 +1,8 @@
-"""LoRA shrink: each segment of a batch of tokens times the transposed A of its own adapter.
+"""LoRA shrink: multiplies each segment of a batch of tokens by the transposed A of its own adapter.
 
     out_i = x[start_i:end_i] A_i^T          [end_i - start_i, rank_i]
 
-Segments are half-open, ascending and disjoint; tokens outside every segment cost nothing. Ranks differ freely.
+Segments are half-open, ascending and disjoint; tokens outside every segment cost nothing. Ranks may differ.
 Source: Punica (Chen et al., 2023, arXiv 2310.18547, section 4: segmented gather matrix-vector product).
 """
 

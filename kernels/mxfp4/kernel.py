@@ -1,4 +1,4 @@
-"""How weights in MXFP4, laid out by `kernels.mxfp4.reference`, become numbers on their way into a product of tiles."""
+"""Dequantizes MXFP4 weights, laid out by `kernels.mxfp4.reference`, on their way into a tiled product."""
 
 import triton
 import triton.language as tl
@@ -6,19 +6,19 @@ import triton.language as tl
 
 @triton.jit
 def pair_of(words, PAIR: tl.constexpr):
-    """Return two numbers of each word, as bits of two bfloat16 that are 2^(exponent - 1) times too small."""
+    """Return pair PAIR of each word, as the bits of two bfloat16 that are too small by a factor of 2^(exponent - 1)."""
     if PAIR < 3:
-        # Sign, exponent and mantissa of both halves.
+        # Masks sign, exponent and mantissa of both halves.
         return (words << 3 * PAIR) & -0x7E3F7E40
     return ((words >> 6) & 0x01800180) | ((words >> 4) & 0x00400040) | ((words << 4) & -0x7FFF8000)
 
 
 @triton.jit
 def weights_of(pair, unit, dtype: tl.constexpr):
-    """Return what pairs stand for, the weights of even inputs and those of odd ones, in `dtype`."""
+    """Return the weights of pairs in `dtype`: those of even inputs and those of odd ones."""
     if dtype == tl.bfloat16:
         scale = (unit << 7).to(tl.int16).to(dtype, bitcast=True)
-        # In this order both products are one instruction; in the other one halves change places before it and after.
+        # In this order both products are one instruction; in the other one, halves are swapped before and after it.
         odd = (pair >> 16).to(tl.int16).to(dtype, bitcast=True) * scale
         even = pair.to(tl.int16).to(dtype, bitcast=True) * scale
     else:
@@ -29,7 +29,7 @@ def weights_of(pair, unit, dtype: tl.constexpr):
 
 @triton.jit
 def wide_weights_of(pair, unit):
-    """Return the same in float32."""
+    """Return the weights of pairs as `weights_of` does, in float32."""
     scale = (unit << 23).to(tl.float32, bitcast=True)
     odd = (pair & -0x10000).to(tl.float32, bitcast=True) * scale
     even = (pair << 16).to(tl.float32, bitcast=True) * scale
@@ -38,9 +38,10 @@ def wide_weights_of(pair, unit):
 
 @triton.jit
 def _bytes_of(words):
-    """Return the four bytes of each word [lines], [lines, 4].
+    """Return the four bytes of each word [lines] as [lines, 4].
 
-    By joins, which the compiler follows from the product's registers back to memory: a shift by the place it does not.
+    Uses joins, through which the compiler can trace the product's register layout back to the load; it cannot through a
+    shift by an index.
     """
     first = tl.join(words & 255, (words >> 8) & 255)
     second = tl.join((words >> 16) & 255, (words >> 24) & 255)
@@ -49,9 +50,9 @@ def _bytes_of(words):
 
 @triton.jit
 def add_mxfp4(product, x, row, is_row, held, units, line, is_line, depth, at):
-    """Add to `product` [lines, rows] that of 128 inputs from `at` on, of which the last block may have fewer.
+    """Add the product of 128 inputs from `at` on to `product` [lines, rows]; the last block may have fewer inputs.
 
-    A number of `held` is a word; 32 divides `depth`.
+    `held` is in 32-bit words; 32 divides `depth`.
     """
     groups, first = depth // 32, at // 32
     word, place = tl.arange(0, 16), tl.arange(0, 32)

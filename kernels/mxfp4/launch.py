@@ -1,4 +1,4 @@
-"""A mixture of experts for a row or two with weights in MXFP4: `kernels.mxfp4.row_kernel`."""
+"""A mixture of experts for one or two rows with MXFP4 weights, by `kernels.mxfp4.row_kernel`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kernels.mxfp4.row_kernel import mxfp4_down_kernel, mxfp4_gate_up_kernel
 from kernels.overlap import overlap
 
 ROW_GROUPS = 32
-"""Of a tile, at most: a warp's."""
+"""Maximum groups per tile: one for each thread of a warp."""
 GATE_UP_OUTPUTS, DOWN_OUTPUTS = 2, 16
-"""Of a tile: gates, and outputs of all experts of a row, so that a thread has four for each input that it reads."""
+"""Per tile: gate outputs, and outputs over all experts of a row, so that a thread has four per input that it reads."""
 
 
 def multiply_rows(
@@ -25,9 +25,9 @@ def multiply_rows(
     activation: Activation,
     biases: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Multiply a row or two, one by one, by the `experts` that each has chosen and `weights`, both [rows, chosen].
+    """Multiply one or two rows, separately, by their `experts`, weighted by `weights`, both [rows, chosen].
 
-    Weights are not rounded to the type of `x`, which would change those only that float16 has no number for.
+    Expert weights are not rounded to the dtype of `x`; that would only change those that float16 cannot represent.
     """
     has_bias, (up_bias, down_bias) = biases is not None, biases or (x, x)
     (rows, hidden), chosen, width = x.shape, experts.shape[1], down.shape[1]

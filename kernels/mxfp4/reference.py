@@ -1,19 +1,19 @@
-"""Weights in MXFP4 as the GPU's kernels hold them: numbers of 4 bits (e2m1), 32 of which share a power of two.
+"""MXFP4 weights as the GPU kernels hold them: 4-bit elements (e2m1), 32 of which share a power-of-two scale.
 
     W[o, i] = 2^(exponent[o, i // 32] - 127) * E2M1[level[o, i]]
 
-    held   four words of 32 bits for each 32 inputs; word i has inputs 2i and 2i + 1 of each eight, two to a pair:
-           the even ones in its low half, the odd ones in its high half. In each half, pair 0 to 3 by its digit:
+    held   four 32-bit words per 32 inputs; word i holds inputs 2i and 2i + 1 of each eight, as a pair: the even
+           one in its low half, the odd one in its high half. In each half, the digit is the pair's number, 0 to 3:
 
                0  3  3  1  3  3  2  0  0  0  1  1  1  2  2  2        from bit 15 down
                s  e  e  s  s  m  s  e  e  m  e  e  m  e  e  m
 
-    units  a word for each 128 inputs, a byte for each 32 of them, the first one's lowest: exponent + 126
+    units  a word per 128 inputs, one byte for each 32 of them, the first in the lowest byte: exponent + 126
 
-A shift by three bits to the left brings the next pair to where the first one is, which is where sign, exponent and
-mantissa are in two bfloat16: one operation less for each pair than if levels lay behind each other. Such a number is
-W / 2^(exponent - 1), also where it is subnormal, and a unit is the exponent of bfloat16 and float32 that makes W of it:
-one product, exact in both. Exponents above `MAX_EXPONENT` have no such unit; who has some needs numbers.
+A left shift by three bits moves the next pair to the place of the first, where sign, exponent and mantissa of two
+bfloat16 are: one operation less per pair than with levels in sequence. The value of these bits is W / 2^(exponent - 1),
+even if it is subnormal, and a unit is the exponent field, of bfloat16 and float32, of the factor that restores W: one
+product, exact in both. Exponents above `MAX_EXPONENT` have no such unit; weights with such exponents cannot be packed.
 
 Source: Open Compute Project, 2023 (OCP Microscaling Formats specification 1.0, sections 5.2 and 5.3).
 """
@@ -27,25 +27,25 @@ import torch
 from kernels.packed_linear_int4.reference import E2M1
 
 GROUP, BLOCK = 32, 128
-"""Inputs that share an exponent, and a word of units."""
+"""Inputs that share an exponent, and inputs that share a word of units."""
 EXPONENT_OFFSET, MAX_EXPONENT, BIAS = 126, 128, 127
 BYTES_PER_WEIGHT = 0.5 + 1 / GROUP
 PAIRS = 4
-"""Of a word."""
+"""Pairs in each half of a word."""
 WHOLE = ((6, 12), (3, 9), (0, 6))
-"""Of the first three pairs: by how many bits exponent and mantissa are moved to the left, and the sign."""
+"""For the first three pairs: left shifts of exponent and mantissa, and of the sign."""
 _ROWS = 4096
-"""Laid out at once: on their way they take eight times as much."""
+"""Rows laid out at once; temporaries take eight times their memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Matrix:
-    """A matrix [out, in] in 4 bits a number.
+    """A matrix [out, in] in 4 bits per element.
 
     Attributes:
         held: int32 [out, in / 8].
         units: int32 [out, in / 128, rounded up].
-        dtype: of the numbers that it stands for.
+        dtype: of the dequantized weights.
     """
 
     held: torch.Tensor
@@ -59,16 +59,17 @@ class Mxfp4Matrix:
 
 
 def can_pack(exponents: torch.Tensor) -> bool:
-    """Return whether all of some exponents have a unit. Others are of scales above 2, or of none."""
+    """Return whether all exponents have a unit. Those without one stand for scales above 2, or NaN."""
     return not bool((exponents > MAX_EXPONENT).any())
 
 
 def pack_mxfp4(blocks: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -> Mxfp4Matrix:
-    """Lay out what a checkpoint has, some rows after the other.
+    """Lay out a checkpoint's tensors, some rows at a time.
 
     Args:
-        blocks: uint8 [out, in / 2], two levels in a byte, the first one's bits lower; `GROUP` divides the inputs.
+        blocks: uint8 [out, in / 2], two levels per byte, the first in the low bits; `GROUP` divides the inputs.
         exponents: uint8 [out, in / 32], for which `can_pack` holds.
+        dtype: of the dequantized weights.
     """
     (out, half), num_groups = blocks.shape, exponents.shape[1]
     held = torch.empty(out, half // 4, dtype=torch.int32, device=blocks.device)
@@ -81,7 +82,7 @@ def pack_mxfp4(blocks: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype
 
 
 def _words_of(blocks: torch.Tensor) -> torch.Tensor:
-    """Return int32 [rows, in / 8] of `pack_mxfp4`'s blocks."""
+    """Return the words, int32 [rows, in / 8], of blocks as in `pack_mxfp4`."""
     levels = torch.stack((blocks & 15, blocks >> 4), dim=-1).view(len(blocks), -1, PAIRS, 4, 2)
     # [rows, groups, words, halves, pairs]
     pairs = levels.permute(0, 1, 3, 4, 2).to(torch.int32)
@@ -104,7 +105,7 @@ def levels_of(held: torch.Tensor) -> torch.Tensor:
 
 
 def from_mxfp4(matrix: Mxfp4Matrix) -> torch.Tensor:
-    """Return the weights [out, in] that a matrix stands for, in its type: multiplied in float32, rounded once."""
+    """Dequantize a matrix to [out, in] in its dtype: multiplied in float32, rounded once."""
     levels = levels_of(matrix.held)
     num_groups = levels.shape[1] // GROUP
     exponents = matrix.units.view(torch.uint8)[:, :num_groups].int() - EXPONENT_OFFSET

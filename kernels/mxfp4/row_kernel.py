@@ -1,12 +1,13 @@
-"""The GPU's mixture of experts for a row or two with weights in MXFP4: `kernels.experts.row_kernel`, by other tiles.
+"""GPU kernels of a mixture of experts for one or two rows with MXFP4 weights: `kernels.experts.row_kernel`, retiled.
 
-A thread reads four words, the weights of 32 inputs of an output, and inputs as words too, pairs of 16 bits. A tile is
+A thread reads four words, the weights of 32 inputs of one output, and the inputs as words too, two 16-bit ones each. A
+tile is
 
     [outputs, matrices, groups of 32 inputs, words]
 
-of one row's gate and up, or of all experts that it has chosen. Threads lie along groups and warps along matrices, so
-that each has the same inputs for all its outputs: to make numbers of weights takes as long as to read them, and what
-inputs take comes on top.
+where matrices are a row's gate and up, or the down matrices of all its experts. Threads run along groups and warps
+along matrices, so that each thread reuses its inputs for all its outputs: dequantizing weights takes as long as reading
+them, and loading inputs adds to that.
 """
 
 import triton
@@ -17,12 +18,12 @@ from kernels.mxfp4.kernel import pair_of
 from kernels.overlap import let_begin, wait
 
 INPUT_SCALE: tl.constexpr = tl.constexpr(2.0**64)
-"""Of inputs, and of units the other way: products with what units have not made weights of yet are too small else."""
+"""Inputs are scaled up and units down by this: products with weights not yet scaled by their unit would underflow."""
 
 
 @triton.jit
 def _inputs_of(x, group, is_group, PAIR: tl.constexpr, dtype: tl.constexpr):
-    """Return the even and the odd inputs of a pair of each word, in float32; `x` points to words."""
+    """Return the even and odd inputs of pair PAIR of each word, in float32, scaled; `x` points to words."""
     word = tl.arange(0, 4)[None, None, None, :]
     if dtype == tl.float32:
         at = x + group * 32 + 8 * PAIR + 2 * word
@@ -30,7 +31,7 @@ def _inputs_of(x, group, is_group, PAIR: tl.constexpr, dtype: tl.constexpr):
         odd = tl.load(at + 1, mask=is_group, other=0).to(dtype, bitcast=True)
     elif dtype == tl.bfloat16:
         both = tl.load(x + group * 16 + 4 * PAIR + word, mask=is_group, other=0)
-        # The upper half of a single.
+        # bfloat16 is the upper half of a float32.
         even = (both << 16).to(tl.float32, bitcast=True)
         odd = (both & -0x10000).to(tl.float32, bitcast=True)
     else:
@@ -42,20 +43,20 @@ def _inputs_of(x, group, is_group, PAIR: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _words_of(held, line, group, is_group, GROUPS: tl.constexpr):
-    """Return the words of some groups; none are left where the depth ends."""
+    """Return the words of some groups, zeros past the end of the depth."""
     word = tl.arange(0, 4)[None, None, None, :]
     return tl.load(held + (line * GROUPS + group) * 4 + word, mask=is_group, other=0)
 
 
 @triton.jit
 def _units_of(units, line, group, is_group, GROUPS: tl.constexpr):
-    """Return the words that have the units of some groups."""
+    """Return the words that contain the units of some groups."""
     return tl.load(units + line * ((GROUPS + 3) // 4) + group // 4, mask=is_group, other=0)
 
 
 @triton.jit
 def _products_of(words, units, x, group, is_group, dtype: tl.constexpr):
-    """Return the sums over 32 inputs each, [outputs, matrices, groups, 1], of weights and what `x` points to."""
+    """Return the products of weights and inputs summed over each group, [outputs, matrices, groups, 1]."""
     sums = tl.zeros(words.shape, tl.float32)
     for PAIR in tl.static_range(4):
         even, odd = _inputs_of(x, group, is_group, PAIR, dtype)
@@ -83,9 +84,9 @@ def mxfp4_gate_up_kernel(
     BLOCK_G: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (pair, outputs) makes BLOCK_N columns of `out` [pairs, width], as `expert_gate_up_kernel` does.
+    """Program (pair, outputs) computes BLOCK_N columns of `out` [pairs, width], as `expert_gate_up_kernel` does.
 
-    Rows of `x`, and of weights, have GROUPS times 32 inputs.
+    Rows of `x` and of weights have GROUPS * 32 inputs.
     """
     wait(OVERLAPS)
     let_begin(OVERLAPS)
@@ -93,7 +94,7 @@ def mxfp4_gate_up_kernel(
     WORDS: tl.constexpr = GROUPS * (32 if dtype == tl.float32 else 16)
     pair, begun = tl.program_id(0), tl.program_id(1) * BLOCK_N
     expert = tl.load(experts + pair).to(tl.int64)
-    # Past the last output lies the last output, and is not written.
+    # Indices past the last output are clamped to it, and not stored.
     n = tl.minimum(tl.arange(0, BLOCK_N), width - 1 - begun)[:, None, None, None]
     line = expert * 2 * width + begun + tl.arange(0, 2)[None, :, None, None] * width + n
     inputs = x + pair // CHOSEN * WORDS
@@ -137,16 +138,16 @@ def mxfp4_down_kernel(
     BLOCK_G: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (row, outputs) makes BLOCK_N columns of `out` [rows, width], as `expert_down_kernel` does."""
+    """Program (row, outputs) computes BLOCK_N columns of `out` [rows, width], as `expert_down_kernel` does."""
     let_begin(OVERLAPS)
     dtype = out.dtype.element_ty
     WORDS: tl.constexpr = GROUPS * (32 if dtype == tl.float32 else 16)
     row, begun = tl.program_id(0), tl.program_id(1) * BLOCK_N
     c = tl.arange(0, BLOCK_C)[None, :, None, None]
-    # Past the last expert and the last output lie those, which are not counted and not written.
+    # Indices past the last expert and output are clamped to those, and neither summed nor stored.
     pair = row * CHOSEN + tl.minimum(c, CHOSEN - 1)
     n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)[:, None, None, None]
-    # From the L2 cache, as there.
+    # From the L2 cache, as in `expert_down_kernel`.
     line = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64) * width + n
     share = tl.where(c < CHOSEN, tl.load(shares + pair, cache_modifier=".cg"), 0.0)
     group = tl.arange(0, BLOCK_G)[None, None, :, None]

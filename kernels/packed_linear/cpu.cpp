@@ -1,5 +1,5 @@
-// y = x W^T + b, W in panels. A unit is two panels and some rows: at few rows the weights stream through once; at many,
-// two panels stay in the nearest cache while the rows go by. See reference.py.
+// y = x W^T + b, W in panels. A unit is four panels and some rows: with few rows the weights stream through once; with
+// many, the panels stay in the nearest cache while the rows go by. See reference.py.
 #include "../panels.h"
 
 namespace packed_linear {
@@ -22,7 +22,7 @@ template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t 
     alignas(64) float sums[BLOCK_ROWS][UNIT_PANELS * COLUMNS];
     for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
         const int64_t count = std::min(BLOCK_ROWS, end - block);
-        // The first block brings the panels near.
+        // The first block brings the panels into the cache.
         (block == begin ? multiply<false, true, T> : multiply<false, false, T>)(
             count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size}, panels, sums[0],
             UNIT_PANELS * COLUMNS);

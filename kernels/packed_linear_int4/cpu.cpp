@@ -1,17 +1,17 @@
-// Products with weights of 4 bits. Some inputs' levels of two panels are made numbers of x's type, exactly, in the nearest
-// cache, where all rows meet them; their sums are multiplied by the group's scales.
-// See reference.py.
+// Products with 4-bit weights. For a chunk of inputs, the levels of two panels are unpacked exactly to x's type in the
+// nearest cache, where all rows are multiplied by them; the sums are multiplied by the group's scales. See
+// reference.py.
 //
-// Levels are whole numbers with a zero point for each group, or stand for the 16 numbers of e2m1.
+// Levels are integers with a zero point per group, or encode the 16 values of e2m1.
 //
-// Weights are rounded to levels, and laid out, a panel at a time.
+// Weights are quantized and laid out one panel at a time.
 #include "../panels.h"
 
 #include <limits>
 
 namespace packed_linear_int4 {
 
-constexpr int64_t STEP = 8, MAX_CHUNK = 128; // inputs of a number of the panels, and those that are unpacked at once
+constexpr int64_t STEP = 8, MAX_CHUNK = 128; // inputs per word, and inputs unpacked at once
 constexpr int64_t UNIT_PANELS = 8, UNIT_ROWS = 128, BLOCK_ROWS = 32, PAIR = 2, WIDTH = PAIR * COLUMNS;
 
 enum class Levels { WHOLE, E2M1 };
@@ -26,12 +26,12 @@ INLINE void store_pair(Lanes even, Lanes odd, float *to) {
 }
 
 INLINE void store_pair(Lanes even, Lanes odd, bfloat16 *to) {
-    // Whole numbers of 5 bits lose nothing, nor do those of e2m1.
+    // Truncation is exact for integers of 5 bits and for e2m1.
     const LaneBits pair = (LaneBits)even >> 16 | ((LaneBits)odd & 0xffff0000u);
     std::memcpy(to, &pair, sizeof pair);
 }
 
-// A sign, two bits of exponent, one of fraction: twice the number is a whole one.
+// One bit of sign, two of exponent, one of fraction: twice the value is an integer.
 INLINE Lanes e2m1(LaneBits bits) {
     const LaneBits exponent = bits >> 1 & 3u, is_normal = (LaneBits)(exponent > 0u) & 1u;
     const LaneBits twice = ((bits & 1u) | (is_normal << 1)) << (exponent - is_normal);
@@ -39,7 +39,7 @@ INLINE Lanes e2m1(LaneBits bits) {
     return (Lanes)((LaneBits)size | (bits & 8u) << 28);
 }
 
-// `count` inputs of a panel as numbers: what levels stand for, or levels less their columns' zero points.
+// Unpacks `count` inputs of a panel: the values of e2m1 levels, or levels minus their columns' zero points.
 template <Levels LEVELS, typename T>
 static inline void unpack(const uint32_t *words, const uint8_t *zeros, int64_t count, T *panel) {
     for (int64_t lane = 0; lane < COLUMNS; lane += LANES) {
@@ -64,13 +64,13 @@ static inline void unpack(const uint32_t *words, const uint8_t *zeros, int64_t c
 }
 
 #if defined(__AVX512BW__)
-// In bfloat16 what five bits with a sign are: 0 to 15, and -16 to -1.
+// The bfloat16 bits of 5-bit two's complement integers: 0 to 15, then -16 to -1.
 alignas(64) constexpr uint16_t NUMBERS[32] = {
     0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
     0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130,
     0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
 
-// In bfloat16 the numbers of e2m1.
+// The bfloat16 bits of the values of e2m1.
 alignas(64) constexpr uint16_t E2M1_NUMBERS[32] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
                                                    0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
 
@@ -126,8 +126,8 @@ static inline void multiply_pair(int64_t rows, const T *x, int64_t depth, int64_
     }
 }
 
-// at: x [rows, in], panels, scales and of whole levels zero points beside them, bias [out] or null, y [rows, out];
-// size: in, out, group.
+// at: x [rows, in], panels, scales, zero points (for integer levels only), bias [out] or null, y [rows, out]; scales
+// and zero points as in `beside_panels`. size: in, out, group.
 template <typename T, Levels LEVELS = Levels::WHOLE> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t rows = *op.count, depth = op.size[0], out = op.size[1], group = op.size[2];
     const int64_t num_panels = ceil_div(out, COLUMNS), panel_units = ceil_div(num_panels, UNIT_PANELS);
@@ -156,7 +156,7 @@ template <typename T, Levels LEVELS = Levels::WHOLE> static int64_t kernel(const
     return 0;
 }
 
-// levels[count] of neighbouring inputs of an output, and what they share.
+// Quantizes a group of `count` inputs of one output to levels[count], scale and zero point.
 template <typename T>
 static inline void round_group(const T *weight, int64_t count, uint8_t *levels, float &scale, uint8_t &zero) {
     constexpr float HIGHEST = 15.0f;
@@ -184,7 +184,7 @@ static inline void round_group(const T *weight, int64_t count, uint8_t *levels, 
     }
 }
 
-// at: weight [out, in], panels, scales and zero points beside them; size: in, group. Rows are outputs; a unit is a panel.
+// at: weight [out, in], panels, scales, zero points; size: in, group. count: outputs; a unit is a panel.
 template <typename T> static int64_t lay_out(const Op &op, int64_t unit) {
     const int64_t out = *op.count, depth = op.size[0], group = op.size[1], num_groups = depth / group;
     if (unit < 0)

@@ -1,14 +1,14 @@
-"""A product with weights of 4 bits, in groups of inputs that share a scale and a zero point.
+"""A linear product with 4-bit weights, in groups of inputs that share a scale and a zero point.
 
     y = x W^T + b,        W[o, i] = scale[o, g] * (level[o, i] - zero[o, g]),    g = i // group
 
-Levels are whole numbers from 0 to 15, zero points from 0 to 16. Inputs are as they are, and the differences of whole
-numbers too: a group's sum is multiplied by its scale in float32, and only the result is rounded.
+Levels are integers from 0 to 15, zero points from 0 to 16. Inputs are not quantized and the integer differences are
+exact: a group's sum is multiplied by its scale in float32, and only the result is rounded.
 
-Or levels stand for the numbers of e2m1, and there is no zero point: W[o, i] = scale[o, g] * E2M1[level[o, i]].
+Alternatively levels index the values of e2m1, without zero points: W[o, i] = scale[o, g] * E2M1[level[o, i]].
 
-    panels    [out / 16][in / 8][16]    a number of 32 bits is eight inputs of an output: 0, 2, 4, 6 from its lowest
-                                        bits on, 1, 3, 5, 7 from the middle, where pairs of bfloat16 lie in two halves
+    panels    [out / 16][in / 8][16]    a 32-bit word holds eight inputs of an output: 0, 2, 4, 6 from the lowest bits
+                                        up, 1, 3, 5, 7 from bit 16 up, so that pairs unpack into halves of bfloat16
 
 Sources: as `kernels.streamed_linear.reference`, whose rounding this is; Open Compute Project, 2023 (OCP Microscaling
 Formats specification 1.0, section 5.3: e2m1).
@@ -23,12 +23,12 @@ from kernels.streamed_linear.reference import round_to_levels
 
 STEP = 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where each of eight inputs lies in a number, in units of 4 bits."""
+"""Position of each of the eight inputs in a word, in units of 4 bits."""
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*POSITIVE, *(-number for number in POSITIVE))
-"""What each of 16 levels stands for."""
+"""The value of each of the 16 levels."""
 GROUPS = (128, 64, 32)
-"""In which weights are rounded here: the widest that divides the inputs."""
+"""Group sizes for weights quantized here, preferred first: the largest that divides the inputs is used."""
 
 
 def packed_linear_int4(
@@ -58,17 +58,17 @@ def packed_linear_mxfp4(
 
 
 def to_levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round a matrix [out, in], of which one of `GROUPS` divides the inputs, with float32 scales."""
+    """Quantize a matrix [out, in] with float32 scales; one of `GROUPS` must divide the number of inputs."""
     return round_to_levels(weight, group_of(weight.shape[1]), torch.float32)
 
 
 def group_of(depth: int) -> int:
-    """Return how many of so many inputs share a scale where they are rounded here."""
+    """Return the group size used to quantize weights of `depth` inputs."""
     return next(group for group in GROUPS if depth % group == 0)
 
 
 def to_int4_panels(levels: torch.Tensor) -> torch.Tensor:
-    """Lay out levels [out, in], of which `STEP` divides the inputs; returns int32 [panels, in / 8, 16]."""
+    """Lay out levels [out, in] as int32 [panels, in / 8, 16]; `STEP` divides the number of inputs."""
     eights = in_steps(levels, levels.shape[1], STEP)
     panels = torch.zeros(eights.shape[:3], dtype=torch.int32)
     for index, place in enumerate(PLACES):
@@ -77,5 +77,5 @@ def to_int4_panels(levels: torch.Tensor) -> torch.Tensor:
 
 
 def beside_panels(numbers: torch.Tensor) -> torch.Tensor:
-    """Lay out what each group of an output has, [out, groups], as [panels, groups, 16]."""
+    """Lay out per-group values [out, groups], such as scales or zero points, as [panels, groups, 16]."""
     return in_steps(numbers, numbers.shape[1], 1).squeeze(-1).contiguous()

@@ -1,8 +1,8 @@
-// Products of whole numbers: weights of one byte with a scale for each output column, and rows of x brought to one byte
-// with a scale for each as they come. See reference.py.
+// Int8 products: weights with a scale per output column, and rows of x quantized dynamically with a scale per row. See
+// reference.py.
 //
-// A panel is 16 columns over the whole depth as in panels.h, four steps of the depth side by side; the depth is filled
-// with zeros to a multiple of 64, what a tile takes at once.
+// A panel is 16 columns over the whole depth as in panels.h, with four steps of the depth adjacent; the depth is padded
+// with zeros to a multiple of 64, the depth of a tile.
 #include "../panels.h"
 
 namespace packed_linear_int8 {
@@ -13,7 +13,8 @@ constexpr int64_t UNIT_PANELS = 2, UNIT_ROWS = 256, BLOCK_ROWS = 32, UNIT_QUANTI
 typedef uint8_t LaneBytes __attribute__((vector_size(LANES)));
 typedef int32_t Sums[BLOCK_ROWS][UNIT_PANELS * COLUMNS];
 
-// at: x [rows, depth], q [rows, padded], scales [rows]; size: depth, padded. A row that is not finite has no finite scale.
+// at: x [rows, depth], q [rows, padded], scales [rows]; size: depth, padded. The scale of a row that is not finite is
+// NaN.
 template <typename T> static int64_t quantize(const Op &op, int64_t unit) {
     const int64_t rows = *op.count, depth = op.size[0], padded = op.size[1];
     if (unit < 0)
@@ -42,7 +43,7 @@ template <typename T> static int64_t quantize(const Op &op, int64_t unit) {
         }
         const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
         const auto narrow = [&](Lanes lanes) {
-            // What is added to 1.5 * 2^23 is rounded, and lies in the last byte.
+            // Adding 1.5 * 2^23 rounds to an integer, which lies in the lowest byte.
             return __builtin_convertvector((LaneBits)(lanes * inverse + 12582912.0f), LaneBytes);
         };
         for (int64_t i = 0; i < whole; i += LANES) {
@@ -88,12 +89,12 @@ static inline void multiply_tiles(const int8_t *q, int64_t stride, int64_t rows,
 }
 #endif
 
-// One panel; rows share what is read of it.
+// Multiplies ROWS rows by one panel, which is read once for all of them.
 template <int64_t ROWS>
 static inline void multiply_panel(const int8_t *q, int64_t stride, const int8_t *panel, int64_t depth, int32_t *sums) {
     LaneNumbers rows[ROWS][PANEL_LANES] = {};
 #if defined(__AVX512VNNI__)
-    // The instruction takes one factor without sign: 128 is added to x, and its product with the panel taken away.
+    // One operand of the instruction is unsigned: 128 is added to x, and 128 times the panel is subtracted at the end.
     constexpr uint32_t OFFSET = 0x80808080u;
     __m512i excess = {};
     for (int64_t k = 0; k < depth; k += STEP) {
@@ -126,7 +127,7 @@ static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_
                      Sums &sums) {
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__)
     if (may_use_tiles && num_panels == UNIT_PANELS) {
-        // As many bytes as of 32 deep bfloat16.
+        // 64 int8 take as many bytes as 32 bfloat16.
         shape_tiles(std::min(rows, TILE_ROWS), std::max<int64_t>(rows - TILE_ROWS, 1), 32);
         const int8_t *second = panels + depth * COLUMNS;
         (rows > TILE_ROWS ? multiply_tiles<true> : multiply_tiles<false>)(q, depth, rows, panels, second, depth, sums);

@@ -1,7 +1,8 @@
-"""A product in whole numbers: a byte for each weight and each input, scales for output columns and for rows of inputs.
+"""An int8 linear product: weights have a scale per output column, inputs a scale per row.
 
-Symmetric round-to-nearest, weights once, inputs as they come (LLM.int8(), Dettmers et al., 2022, arXiv 2208.07339,
-section 2.1, "vector-wise quantization", without its outlier columns). Sums are exact in int32 up to 133,000 inputs.
+Quantization is symmetric, round-to-nearest; weights are quantized once, inputs dynamically (LLM.int8(), Dettmers et
+al., 2022, arXiv 2208.07339, section 2.1, "vector-wise quantization", without its outlier columns). Sums are exact in
+int32 up to 133,000 inputs.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ HIGHEST = 127
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x [rows, depth] as int8 and the scale of each row, float32 [rows]; not finite where a row is not."""
+    """Return x [rows, depth] as int8 and the scales float32 [rows]; the scale of a row that is not finite is NaN."""
     wide = x.float()
     top = wide.abs().amax(dim=1)
     scales = top / HIGHEST + (wide * 0).sum(dim=1)
-    # A division of tensors: of a number by a tensor torch makes a product with the reciprocal, rounded once more.
+    # Divides tensors, because torch divides a scalar by a tensor as scalar * reciprocal, which rounds twice.
     inverse = torch.where((top > 0) & scales.isfinite(), torch.full_like(top, HIGHEST) / top, 0.0)
-    # Rounded once, as processors do that multiply and add in one: a product near a half goes the same way everywhere.
+    # Rounded once, like a fused multiply-add, so that products near a tie round the same way everywhere.
     exact = wide.double().mul_(inverse.double()[:, None])
     return exact.nan_to_num_().round_().to(torch.int8), scales
 
@@ -29,7 +30,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def packed_linear_int8(
     x: torch.Tensor, weight: torch.Tensor, column_scales: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Multiply x [rows, in] by an int8 weight [out, in] with float32 scales [out]; returns [rows, out] as `x`."""
+    """Multiply x [rows, in] by an int8 weight [out, in] with float32 scales [out]; return [rows, out] in x's dtype."""
     q, row_scales = quantize_rows(x)
     sums = (q.double() @ weight.double().T).float()
     y = sums * row_scales[:, None] * column_scales
@@ -37,10 +38,10 @@ def packed_linear_int8(
 
 
 def padded_depth(depth: int) -> int:
-    """Return the depth that panels have: a multiple of what a tile takes."""
+    """Return the depth of the panels: the next multiple of a tile's depth."""
     return -(-depth // TILE_DEPTH) * TILE_DEPTH
 
 
 def to_int8_panels(weight: torch.Tensor) -> torch.Tensor:
-    """Lay out an int8 `weight` [out, in] as [panels, padded / 4, 16, 4], zeros where there is no weight."""
+    """Lay out an int8 `weight` [out, in] as [panels, padded / 4, 16, 4], padded with zeros."""
     return in_steps(weight, padded_depth(weight.shape[1]), STEP).contiguous()

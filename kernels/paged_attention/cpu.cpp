@@ -1,26 +1,26 @@
-// Attention over a cache whose blocks are laid out as weights are: a block's keys are a panel of 16 columns, its values
-// panels of the head's width, so that scores and sums are products as any other and nothing is gathered.
+// Attention over a cache whose blocks are laid out in panels like weights: 16 keys are one panel, their values are
+// panels along the head's width, so that scores and weighted sums are ordinary products and nothing is gathered.
 //
 //     keys    [block][kv head][16 tokens ...][head_dim deep x 16]
 //     values  [block][kv head][16 tokens ...][head_dim / 16 panels][16 deep x 16]
 //
-// A unit is some queries of one request and one kv head, all query heads that share it together; it goes over the
-// context once, keeping a running maximum (Milakov and Gimelshein, 2018, arXiv 1805.02867, algorithm 3). See
-// reference.py.
+// A unit is some queries of one request and one kv head, with all query heads that share it. It reads the context once,
+// keeping a running maximum (Milakov and Gimelshein, 2018, arXiv 1805.02867, algorithm 3). See reference.py.
 #include "../panels.h"
 
 namespace paged_attention {
 
-constexpr int64_t CHUNK = 128; // positions whose scores are kept at once: those of a unit stay in the nearest cache
+constexpr int64_t CHUNK = 128; // positions scored at once, so that a unit's scores stay in the nearest cache
 constexpr int64_t UNIT_ROWS = 32;
 
-// Tokens of one request in a step: their first in the batch, the position of that, how many, and whose blocks.
+// Tokens of one request in a step: index of the first in the batch, its position, number of tokens, row of `tables`.
 struct Row {
     int64_t token, position, count, table;
 };
 
-// Turn a row's scores into weights relative to the highest score so far, and shrink what was summed under a lower one.
-// Of `padded` scores (a multiple of LANES) the row sees `seen`, which may be none. Scores are powers of two once scaled.
+// Converts a row's scores to softmax weights relative to the highest score so far, and rescales earlier sums if that
+// rises. Of `padded` scores (a multiple of LANES) the row sees the first `seen`, possibly none. Scaled scores are
+// base-2 exponents.
 template <typename T>
 static inline void soften(const float *scores, T *weights, int64_t seen, int64_t padded, float scale, float &top,
                           float &total, float *sums, int64_t dim) {
@@ -32,7 +32,7 @@ static inline void soften(const float *scores, T *weights, int64_t seen, int64_t
         tops = lanes[i] > tops ? lanes[i] : tops;
     }
     const float highest = std::max(top, highest_of(tops));
-    // Of no score at all, as of scores that are all NaN: nothing to take the difference to.
+    // Without any score, or with only NaN, there is no maximum to subtract.
     const float base = highest == -INFINITY ? 0.0f : highest;
     for (int64_t i = 0; i < padded / LANES; i++) {
         const Lanes powers = power_of_two(lanes[i] - base);
@@ -49,8 +49,8 @@ static inline void soften(const float *scores, T *weights, int64_t seen, int64_t
     total += sum_of(sum);
 }
 
-// at: q [tokens, heads, dim], keys, values, rows [count], tables [any, table_width], out as q, sinks float [heads] or null;
-// size: heads, kv_heads, dim, block_tokens, table_width, numbers from a block to the next, window or 0; number: scale,
+// at: q [tokens, heads, dim], keys, values, rows [count], tables [any, table_width], out as q, sinks float [heads] or
+// null; size: heads, kv_heads, dim, block_tokens, table_width, block stride in elements, window or 0; number: scale,
 // softcap or 0.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2], block_tokens = op.size[3];
@@ -87,12 +87,12 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     for (int64_t r = 0; r < rows; r++) {
         const int64_t from = ((token + r / group) * heads + head * group + r % group) * dim;
         std::memcpy(q + r * dim, static_cast<const T *>(op.at[0]) + from, dim * sizeof(T));
-        // A sink is a score that was seen before all others, and whose value is zeros.
+        // The softmax starts from the sink: one more score, with a value of zeros.
         tops[r] = sinks ? LOG2_E * sinks[head * group + r % group] : -INFINITY;
         totals[r] = sinks ? 1.0f : 0.0f;
     }
-    const int64_t end = position + queries; // positions that the last query sees
-    // The first that some query sees, or before it: the beginning of a panel.
+    const int64_t end = position + queries; // end of the positions that the last query sees
+    // The first position that any query sees, rounded down to the start of a panel.
     const int64_t begin = window ? std::max<int64_t>(0, position - window + 1) / COLUMNS * COLUMNS : 0;
     for (int64_t start = begin; start < end; start += CHUNK) {
         const int64_t count = std::min(CHUNK, end - start), num_panels = ceil_div(count, COLUMNS);
@@ -103,7 +103,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
             keys_at[i] = keys + offset, values_at[i] = values + offset;
         }
         for (int64_t i = 0; i < num_panels; i += 2) {
-            // Two panels at a time, wherever the second lies.
+            // Two panels at a time, with the distance between them as the stride.
             const int64_t panels = std::min<int64_t>(2, num_panels - i);
             const int64_t stride = panels == 2 ? keys_at[i + 1] - keys_at[i] : 0;
             multiply<false, false>(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride}, panels, scores + i * COLUMNS,

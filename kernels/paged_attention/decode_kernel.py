@@ -1,14 +1,14 @@
-"""The GPU's attention of rows of one token over a paged cache, the whole batch's keys shared out evenly.
+"""GPU attention of single-token (decode) rows over a paged cache, splitting the whole batch's keys evenly.
 
-Batches are uneven, and their lengths are known on the device only. So all tiles of keys of all rows and kv heads are
-laid end to end, and each of as many programs as run at a time takes as many tiles as every other (Osama et al., 2023,
-Stream-K, arXiv 2301.03598, for products): a share may end one row and begin the next.
+Context lengths vary and are known only on the device. So the key tiles of all rows and kv heads are laid end to end,
+and each concurrently running program takes an equal share (Stream-K: Osama et al., 2023, arXiv 2301.03598, for
+products). A share may end one row and begin the next.
 
     tiles     | row 0, kv head 0 | row 0, kv head 1 | row 1, kv head 0 ...
     programs  |     0     |     1     |     2     |     3  ...
 
-Where a row's tiles lie in several shares (Dao et al., 2023, Flash-Decoding) each program leaves what it found, and the
-last one there joins it.
+If a row's tiles lie in several shares, each program stores its partial result, and the last one to finish combines them
+(Flash-Decoding: Dao et al., 2023).
 """
 
 import triton
@@ -17,14 +17,14 @@ import triton.language as tl
 from kernels.overlap import take_turn
 
 RESERVE = tl.constexpr(16.0)
-"""Weights are held in float16 times what a value spans over this: room for values up to a million."""
+"""Softmax weights in float16 are multiplied by value spans divided by this, which allows spans up to a million."""
 
 
 @triton.jit
 def _number(held, IS_INT8: tl.constexpr, dtype: tl.constexpr):
-    """Return numbers of one byte in float16, which has all of them, or as `dtype`."""
+    """Return 8-bit cache elements in `dtype`; float16 represents them exactly."""
     if IS_INT8 and dtype == tl.float16:
-        # Conversions of whole numbers are slow: 1024 plus 128 plus the number, by its bits.
+        # Integer conversions are slow: build the bits of 1024 + 128 + number instead.
         bits = (held.to(tl.uint8, bitcast=True) ^ 128).to(tl.uint16) | 0x6400
         number = bits.to(tl.float16, bitcast=True) - 1152.0
     else:
@@ -34,7 +34,7 @@ def _number(held, IS_INT8: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _begun(sinks, is_query, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the highest exponent and the sum before any key: for who is first those of sinks, where there are some."""
+    """Return the initial maximum and sum: those of the sinks, if any, for the program with a row's first tile."""
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if HAS_SINKS:
@@ -59,7 +59,7 @@ def _join(
     BLOCK_D: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Join what the programs `first` to `last` left of one kv head, BLOCK_P of them at once, always in one order."""
+    """Combine the partial results of programs `first` to `last` for one kv head, BLOCK_P at a time, in fixed order."""
     g = tl.arange(0, BLOCK_G)
     d = tl.arange(0, BLOCK_D)
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
@@ -75,7 +75,7 @@ def _join(
         source = parts + place[:, :, None] * BLOCK_D + d[None, None, :]
         found = tl.load(source, mask=is_part[:, :, None], other=0.0, cache_modifier=".cg")
         higher = tl.maximum(highest, tl.max(peaks, axis=0))
-        # Of what is not there nothing is finite, not even a difference.
+        # Padding heads have only minus infinity, whose difference would be NaN.
         safe = tl.where(g < GROUP, higher, 0.0)
         weights = tl.exp2(peaks - safe[None, :])
         faded = tl.exp2(highest - safe)
@@ -122,21 +122,22 @@ def decode_attention_kernel(
     BLOCK_P: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Attend by a share of all tiles; `rows` are [first token, position, number of tokens, row of `tables`], int64.
+    """Attend over the program's share of all tiles.
 
-    A row of no tokens is skipped. A program leaves parts of rows in its two slots: the first for what it begins with,
-    the second for what it ends with; `parts` is float32 [programs, 2, group, BLOCK_D], and `sums` has maxima and sums,
-    [programs, 2, group, 2], of exponents to the base 2. `arrived` [programs] int32 counts who has left a part of a row,
-    at the first of its programs: zeros, and zeros again in the end. In a cache that
-    IS_QUANTIZED keys and values are in units of what they span times `unit`. Where it HAS_SINKS, float32 [HEADS], each
-    is a score that whoever has a row's first tile has seen before all others, of a value of zeros.
+    `rows` are [first token, position, number of tokens, row of `tables`], int64; a row of no tokens is skipped. A
+    program stores partial results in two slots: the first for the row it begins with, the second for the row it ends
+    with. `parts` is float32 [programs, 2, group, BLOCK_D]; `sums` [programs, 2, group, 2] has maxima and sums, of
+    base-2 exponents. `arrived` [programs] int32 counts, at the first program of a row, how many of the row's programs
+    have stored their part; it is zero before and after the launch. In an IS_QUANTIZED cache, elements are in units of
+    span * `unit`. If HAS_SINKS, each of `sinks` float32 [HEADS] is one more score, with a value of zeros, that the
+    program with a row's first tile starts from.
     """
     take_turn(OVERLAPS)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     LOG2_E: tl.constexpr = 1.4426950408889634
     IS_INT8: tl.constexpr = k_cache.dtype.element_ty == tl.int8
     IS_SHORT: tl.constexpr = IS_QUANTIZED and q.dtype.element_ty != tl.float32
-    # Numbers of one byte become float16 by one instruction, and bfloat16 by several.
+    # 8-bit elements convert to float16 in one instruction, to bfloat16 in several.
     dtype: tl.constexpr = tl.float16 if IS_SHORT else q.dtype.element_ty
     program = tl.program_id(0)
     r = tl.arange(0, BLOCK_ROWS)
@@ -171,11 +172,11 @@ def decode_attention_kernel(
         begin = 0
         if WINDOW > 0:
             begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-        # All is transposed, keys times queries: of matrix units the long side is the left one.
+        # Everything is transposed, keys times queries: the left operand of matrix instructions is the long one.
         source = q + (at + m)[None, :] * HEAD_DIM + d[:, None]
         queries = tl.load(source, mask=is_query[None, :] & has_dim[:, None], other=0.0)
         if IS_SHORT:
-            # What bfloat16 holds and float16 does not is beyond what scores are made of, once it is scaled.
+            # Scaled first: values beyond the range of float16 would not make usable scores.
             queries = (queries.to(tl.float32) * scale).to(dtype)
         highest, total = _begun(sinks + kv_head * GROUP + m, is_query, low == 0, HAS_SINKS, BLOCK_M)
         mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
@@ -185,7 +186,7 @@ def decode_attention_kernel(
             block = tl.load(table + keys // BLOCK_TOKENS, mask=is_key, other=0).to(tl.int32)
             held = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * KV_HEADS + kv_head
             place = held.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
-            # What lies past the row's own tokens was never written, and may be NaN.
+            # Slots past the row's own tokens were never written and may be NaN.
             is_number = is_key[:, None]
             if BLOCK_D != HEAD_DIM:
                 is_number = is_number & has_dim[None, :]
@@ -198,14 +199,14 @@ def decode_attention_kernel(
             if not IS_SHORT:
                 scores *= scale
             if HAS_SOFTCAP:
-                # tanh by an exponential that cannot overflow.
+                # tanh through an exponential that cannot overflow.
                 small = tl.exp2(-2.0 * LOG2_E * tl.abs(scores / softcap))
                 sign = tl.where(scores < 0, -1.0, 1.0)
                 scores = softcap * sign * (1.0 - small) / (1.0 + small)
             is_seen = is_key
             if WINDOW > 0:
                 is_seen = is_seen & (keys > position - WINDOW)
-            # Every tile has a key that is seen: maxima are finite.
+            # Every tile has at least one visible key, so maxima are finite.
             scores = tl.where(is_seen[:, None], scores * LOG2_E, float("-inf"))
             higher = tl.maximum(highest, tl.max(scores, axis=0))
             weights = tl.exp2(scores - higher[None, :])
@@ -228,7 +229,7 @@ def decode_attention_kernel(
             tl.store(parts + place[None, :] * BLOCK_D + d[:, None], mixed, mask=is_query[None, :])
             tl.store(sums + place * 2, highest, mask=is_query)
             tl.store(sums + place * 2 + 1, total, mask=is_query)
-            # All of the program has written before it says so, and what it says is seen after what it wrote.
+            # The barrier makes all threads write before the counter is incremented; acq_rel orders it after the writes.
             tl.debug_barrier()
             first, last = whole // share, (whole + count - 1) // share
             if tl.atomic_add(arrived + first, 1, sem="acq_rel") == last - first:

@@ -15,18 +15,18 @@ from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 from kernels.search import num_tiles
 
 MIN_TILE = 16
-"""Rows of the smallest tile that matrix units multiply."""
+"""Rows of the smallest tile of matrix instructions."""
 MAX_PROGRAMS = 8192
-"""Of one launch for rows of one token."""
+"""Maximum programs of one launch for single-token rows."""
 JOINED_NUMBERS = 32
-"""Of each thread, of parts that are joined at once."""
+"""Elements per thread of the partial results that are combined at once."""
 FEW_ROWS = 8
-"""So many that the time until the first keys are there counts, and not how many are under way."""
+"""Up to this many rows, the latency of the first keys matters rather than the bytes in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """How one launch is cut: queries times the heads that share a kv head, keys, and how Triton runs it."""
+    """The tiling of one prefill launch: queries times the heads that share a kv head, keys, and Triton's options."""
 
     block_m: int
     block_n: int
@@ -36,9 +36,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """How rows of one token are cut: the least queries and keys of a tile, programs of a multiprocessor, and how Triton
-    runs them.
-    """
+    """The tiling of a decode launch: least queries and keys of a tile, programs per multiprocessor, Triton options."""
 
     least_m: int
     block_n: int
@@ -48,10 +46,10 @@ class Share:
 
 
 def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
-    """Return how so many rows of one token are cut in a cache whose numbers have so many bytes.
+    """Return the tiling for `num_rows` single-token rows, with a cache of `element_bytes` per element.
 
-    As measured on an H200: of many rows by many programs of one warp, which wait for nobody. Elsewhere, and of long
-    numbers, as no register spills.
+    Measured on an H200: many rows run best on many programs of one warp, which need no synchronization. On other GPUs,
+    and for wider elements, chosen so that no register spills.
     """
     is_hopper, is_amd = architecture.current() == "sm_90", architecture.current().startswith("gfx")
     is_blackwell = architecture.current() == "sm_100"
@@ -72,7 +70,7 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     if element_bytes == 1:
         return Share(least_m=8, block_n=128 if is_hopper else 64, per_multiprocessor=2, num_warps=4, num_stages=1)
     if is_hopper:
-        # Of five stages the addresses of blocks take three.
+        # The dependent loads of block ids take up three of the five stages.
         return Share(least_m=16, block_n=128, per_multiprocessor=1, num_warps=4, num_stages=5)
     return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=4)
 
@@ -80,7 +78,7 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
 def prefill_tile(
     group: int, head_dim: int, element_bytes: int, *, is_quantized: bool = False, has_window: bool = False
 ) -> Tile:
-    """Return the tile for rows of several tokens: the largest whose registers do not spill on each architecture."""
+    """Return the tile for multi-token rows: on each architecture, the largest that does not spill registers."""
     least = triton.next_power_of_2(group)
     if element_bytes == 4:
         return Tile(block_m=max(MIN_TILE, least), block_n=16, num_warps=4, num_stages=1)
@@ -104,7 +102,7 @@ def prefill_tile(
 
 
 def counters(device: torch.device) -> torch.Tensor:
-    """Return what programs count by that share rows: int32, zeros again after each launch."""
+    """Return the counters for programs that share rows: int32, zero again after each launch."""
     return torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
 
 
@@ -124,23 +122,22 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     cut: Share | None = None,
 ) -> torch.Tensor:
-    """Attend for the rows of a step, those of one token first.
+    """Attend for the rows of a step, single-token rows first.
 
     Args:
-        q: [tokens, heads, head_dim], contiguous; head sizes up to 256.
+        q: [tokens, heads, head_dim], contiguous; head_dim up to 256.
         k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim], contiguous.
-        rows: [rows, 4] int64: first token in `q`, its position, number of tokens, row of `tables`; in the order of
-            their tokens. A row of no tokens fills up a batch, and its output means nothing.
-        num_decodes: so many rows at the front have at most one token, and token i is that of row i.
-        tables: [any, blocks] int64.
-        arrived: `counters`; no other launch may use them meanwhile.
+        rows: [rows, 4] int64: first token in `q`, its position, number of tokens, row of `tables`; in token order. A
+            row of no tokens is padding, whose output is undefined.
+        num_decodes: number of leading rows that have at most one token; token i belongs to row i of these.
+        tables: block tables, [any, blocks] int64.
+        arrived: `counters`, not shared with a concurrent launch.
         scale: of scores; None for 1 / sqrt(head_dim).
         window: how many of the last positions a token sees, its own included; 0 for all.
-        softcap: scores are softcap * tanh(score / softcap); 0 for as they are.
-        spans: of a cache of one byte a number, as `kernels.rope_kv_write` writes them; None where numbers are as they
-            are, in the dtype of `q`.
-        sinks: float32 [heads], None for none.
-        cut: of rows of one token, for who looks for a better one.
+        softcap: scores become softcap * tanh(score / softcap); 0 for no cap.
+        spans: for an 8-bit cache, as `kernels.rope_kv_write` writes them; None if the cache has the dtype of `q`.
+        sinks: float32 [heads]; None for none.
+        cut: overrides the tiling of single-token rows, for tuning.
 
     Returns:
         [tokens, heads, head_dim] in the dtype of `q`.
@@ -158,7 +155,7 @@ def paged_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """What the launches for decodes and for chunks have in common; fields as the arguments of `paged_attention`."""
+    """What the decode and prefill launches have in common; fields as the arguments of `paged_attention`."""
 
     q: torch.Tensor
     k_cache: torch.Tensor
@@ -184,7 +181,7 @@ class _Launch:
         return 1.0 if self.spans is None else 1.0 / LIMIT_BY_DTYPE[self.k_cache.dtype]
 
     def decodes(self, rows: torch.Tensor, share: Share, arrived: torch.Tensor) -> None:
-        """Attend for rows of one token."""
+        """Attend for single-token rows."""
         group, block_d, device = self._group, self._block_d, self.q.device
         block_g = triton.next_power_of_2(group)
         programs = min(MAX_PROGRAMS, share.per_multiprocessor * architecture.num_multiprocessors())
@@ -220,7 +217,7 @@ class _Launch:
         )
 
     def chunks(self, rows: torch.Tensor, num_tokens: int) -> None:
-        """Attend for rows of several tokens, so many together."""
+        """Attend for multi-token rows, with `num_tokens` in total."""
         is_quantized = self.spans is not None
         tile = prefill_tile(
             self._group,
@@ -255,7 +252,7 @@ class _Launch:
 
     @property
     def _constants(self) -> dict[str, int]:
-        """What both kernels are compiled for."""
+        """The compile-time constants of both kernels."""
         return {
             "HEADS": self.q.shape[1],
             "KV_HEADS": self.k_cache.shape[2],

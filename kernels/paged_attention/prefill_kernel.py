@@ -1,10 +1,10 @@
-"""The GPU's attention of prompts over a paged cache: rows of several tokens, and what of their contexts lies there.
+"""GPU attention of multi-token (prefill) rows over a paged cache, which holds the rows' whole contexts.
 
 A program holds BLOCK_Q queries of one row for all GROUP query heads that share a kv head, as BLOCK_M rows of a tile. It
-walks over the keys in tiles of BLOCK_N with a running maximum and sum (Dao et al., 2022, FlashAttention, arXiv
-2205.14135, algorithm 1). Nearly all of the time goes into that loop, so that it does little beside its two products:
-only tiles that some query does not see whole are masked, scale and base go into one multiplication, and where keys lie
-is looked up a tile before they are loaded. Loads that wait for other loads halve how far ahead Triton fetches.
+iterates over the keys in tiles of BLOCK_N with a running maximum and sum (Dao et al., 2022, FlashAttention, arXiv
+2205.14135, algorithm 1). Nearly all of the time goes into that loop, so it does little besides its two products: only
+tiles that some query sees partially are masked, scale and base are one multiplication, and slots are looked up one tile
+before their keys are loaded, because dependent loads halve Triton's prefetch distance.
 """
 
 import triton
@@ -46,15 +46,15 @@ def prefill_attention_kernel(
 ):
     """Program (tile of queries, kv head).
 
-    Rows are [first token, position, number of tokens, row of `tables`], int64; a row of no tokens is skipped. In a
-    cache that IS_QUANTIZED keys and values are in units of what they span times `unit`, which `scale` has in it for the
-    keys. Where it HAS_SINKS, float32 [HEADS], each is a score that was seen before all others, of a value of zeros.
+    Rows are [first token, position, number of tokens, row of `tables`], int64; a row of no tokens is skipped. In an
+    IS_QUANTIZED cache, elements are in units of span * `unit`; for keys, `scale` includes `unit`. If HAS_SINKS, each of
+    `sinks` float32 [HEADS] is one more score, with a value of zeros, that the softmax starts from.
     """
     take_turn(OVERLAPS)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     LOG2_E: tl.constexpr = 1.4426950408889634
     tile, kv_head = tl.program_id(0), tl.program_id(1)
-    # The end of a long prompt has the most keys to look at: begun last, it would be waited for.
+    # The end of a long prompt has the most keys, so it starts first: started last, it would prolong the launch.
     row, first, within = place_of(rows, 4, num_rows, tl.num_programs(0) - 1 - tile, BLOCK_Q)
     begun = within.to(tl.int32) * BLOCK_Q
     count = tl.load(rows + row * 4 + 2).to(tl.int32)
@@ -68,7 +68,7 @@ def prefill_attention_kernel(
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     own = least + m // GROUP
-    # One long offset for all: numbers that live as long as the loop are registers that it has not.
+    # A single 64-bit offset, because values that live across the loop cost registers, which are scarce.
     corner = (first + begun) * (HEADS * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM)
     at = (m // GROUP * HEADS + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
     is_asked = (m < num_queries * GROUP)[:, None] & (d < HEAD_DIM)[None, :]
@@ -77,13 +77,13 @@ def prefill_attention_kernel(
     v_cache += kv_head * HEAD_DIM
     k_spans += kv_head
     v_spans += kv_head
-    # All queries see all keys of the tiles that begin in left .. right - 1.
+    # All queries see all keys of the tiles that start in left .. right - 1.
     right = (least + 1) // BLOCK_N * BLOCK_N
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(least - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         left = stop - WINDOW
-    # Exponents to the base 2 are `factor` times the scores, up to what all of a query have in common.
+    # Base-2 exponents are `factor` times the scores, up to a constant per query.
     factor = scale * LOG2_E
     if HAS_SOFTCAP:
         steepness = 2.0 * LOG2_E * scale / softcap
@@ -104,7 +104,7 @@ def prefill_attention_kernel(
         if IS_QUANTIZED:
             k_span = tl.load(k_spans + slots * KV_HEADS)
             v_span = tl.load(v_spans + slots * KV_HEADS)
-        # What lies past the row's own tokens was never written, and may be NaN: its last token stands in for it.
+        # Slots past the row's own tokens were never written and may be NaN: the last token stands in for them.
         slots = slots_of(table, tl.minimum(start + BLOCK_N + n, stop - 1), BLOCK_TOKENS)
         scores = tl.dot(queries, tl.trans(k).to(queries.dtype), input_precision="ieee")
         if IS_QUANTIZED:
@@ -124,7 +124,7 @@ def prefill_attention_kernel(
         higher = tl.maximum(highest, tl.max(scores, axis=1) * factor)
         safe = higher
         if WINDOW > 0:
-            # A query may see no key of a tile, nor any before it.
+            # A query may have seen no key in this tile or any earlier one.
             safe = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(scores * factor - safe[:, None])
         faded = tl.exp2(highest - safe)
@@ -141,7 +141,7 @@ def prefill_attention_kernel(
 
 @triton.jit
 def slots_of(table, keys, BLOCK_TOKENS: tl.constexpr):
-    """Return where keys lie in the cache, as numbers of tokens."""
+    """Return the cache slots of keys: block * BLOCK_TOKENS + offset."""
     return tl.load(table + keys // BLOCK_TOKENS).to(tl.int32) * BLOCK_TOKENS + keys % BLOCK_TOKENS
 
 

@@ -2,11 +2,11 @@
 
     out[t, h] = softmax_j( scale * q[t, h] . K[j, h'] ) V[j, h'],    j = 0 .. position(t),  h' = h / (H / H_kv)
 
-With a window the first j is max(0, position(t) - window + 1); with a soft cap c a score s is c tanh(s / c). A sink of
-head h is one score more in its softmax, whose value is zeros: it takes a share of the weights, and gives nothing.
+With a window the first j is max(0, position(t) - window + 1); with a soft cap c a score s becomes c tanh(s / c). A sink
+of head h is one more score in its softmax, with a value of zeros: it takes a share of the weights and adds nothing.
 
 Here K[j] is the cache at block_table[row(t)][j / block_tokens], slot j % block_tokens. Slots past a token's own
-position are never read, whatever they hold.
+position are never read, whatever they contain.
 
 Sources: Kwon et al., 2023 (PagedAttention, arXiv 2309.06180, section 4.1); OpenAI, 2025 (gpt-oss model card, arXiv
 2508.10925, section 2.2: sinks).
@@ -35,16 +35,16 @@ def paged_attention(
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend for rows whose tokens lie one after the other in `q`.
+    """Attend for rows whose tokens are consecutive in `q`.
 
     Args:
-        q: [tokens, heads, head_dim]; row r has its positions starts[r] .. ends[r] - 1 here.
-        k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim], the rows' own keys and values included.
-        block_tables: block ids of each row, at least as many as `ends` needs.
+        q: [tokens, heads, head_dim]; row r has the positions starts[r] .. ends[r] - 1.
+        k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim], including the rows' own keys and values.
+        block_tables: block ids of each row, enough for `ends` positions.
         scale: None for 1 / sqrt(head_dim).
         window: how many of the last positions a token sees, its own included; 0 for all.
-        softcap: 0 for scores as they are.
-        spans: of a cache of one byte a number, as `kernels.rope_kv_write.reference` writes them.
+        softcap: 0 for no cap.
+        spans: for an 8-bit cache, as `kernels.rope_kv_write.reference` writes them; None for others.
         sinks: [heads]; None for none.
 
     Returns:

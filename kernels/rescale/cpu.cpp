@@ -1,4 +1,4 @@
-// Each number read and written once. See reference.py.
+// Each element is read and written once. See reference.py.
 #include "../lanes.h"
 
 namespace rescale {

@@ -1,4 +1,4 @@
-"""Numbers multiplied by one factor and, with a soft cap, bent to stay below it.
+"""Scales by one factor and, optionally, applies a soft cap to the result.
 
     x[i] <- factor * x[i],    or    softcap * tanh(factor * x[i] / softcap)
 
@@ -11,7 +11,7 @@ import torch
 
 
 def rescale(x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
-    """Change `x` [rows, width] in place; a `softcap` of 0 is none."""
+    """Rescale `x` [rows, width] in place; a `softcap` of 0 means none."""
     if softcap:
         x.mul_(factor / softcap).tanh_().mul_(softcap)
     else:

@@ -1,16 +1,16 @@
-"""The GPU's way from a layer's fused product to its attention for a row or two of one token, in one pass.
+"""GPU kernel from a layer's QKV projection to its attention output, for one or two single-token rows, in one pass.
 
-A program has one row, some heads of one kv head, and one split of its keys. Old keys and values, which earlier steps
-wrote, are asked for before the kernel before has ended, and go to registers. What is waited for is the product: each
-program norms and rotates its own queries, which is less than to wait for another kernel that does; the newest key and
-value never come from the cache, where one program writes them.
+A program has one row, some query heads of one kv head, and one split of the keys. Old keys and values, written by
+earlier steps, are loaded into registers before the preceding kernel has finished. Only the projection is waited for:
+each program norms and rotates its own queries, which is faster than waiting for a separate kernel. One program writes
+the newest key and value to the cache, but they are never read from there.
 
-Little is read, so that what counts is how many instructions and barriers follow one another. A tile of keys is
+Little is read, so latency is determined by the number of sequential instructions and barriers. A tile of keys is
 
-    [heads, depth, lanes, numbers of a head]        tensors of one head, or one key, have a 1 there
+    [heads, depth, lanes, elements of a head]        tensors of one head, or one key, have a 1 there
 
-where a lane is some threads of one warp that share a key: each lane has a softmax of its own, and lanes are joined
-once, in the end. The last program of a team joins what all left (Dao et al., 2023, Flash-Decoding).
+where a lane is a few threads of one warp that share a key. Each lane has its own softmax, and lanes are combined once,
+at the end. The last program of a team combines the team's partial results (Flash-Decoding: Dao et al., 2023).
 """
 
 import triton
@@ -19,7 +19,7 @@ import triton.language as tl
 from kernels.overlap import let_begin, wait
 
 UNSEEN = tl.constexpr(-1e30)
-"""A score that is no token's. Finite: the difference of two is a number."""
+"""The score of a masked key. Finite, so that the difference of two is not NaN."""
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _kept(
     HEAD_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
 ):
-    """Return keys and values that are older than a position; of others values are zeros."""
+    """Load keys and values older than `position`; other values are zeros, other keys arbitrary."""
     block = tl.load(table + keys // BLOCK_TOKENS, mask=keys < position, other=0)
     place = ((block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * KV_HEADS + kv_head) * HEAD_DIM + d
     has_dim = d + shared < HEAD_DIM
@@ -46,13 +46,13 @@ def _kept(
 
 @triton.jit
 def _halves(vector, d, partner, mask):
-    """Return numbers and their partners, with which they turn."""
+    """Load elements and their rotation partners."""
     return tl.load(vector + d, mask=mask, other=0.0), tl.load(vector + partner, mask=mask, other=0.0)
 
 
 @triton.jit
 def _rotated(x, y, gain_x, gain_y, cos, sin, is_low, eps, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr):
-    """Norm and rotate heads `x`, of which `y` are the partners, rounded as `kernels.rope_kv_write` rounds them."""
+    """Norm and rotate heads `x` with rotation partners `y`, rounded as in `kernels.rope_kv_write`."""
     dtype = x.dtype
     wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
     if HAS_NORM:
@@ -64,7 +64,7 @@ def _rotated(x, y, gain_x, gain_y, cos, sin, is_low, eps, HEAD_DIM: tl.constexpr
 
 @triton.jit
 def _both(peak, total, other_peak, other_total):
-    """Join two softmaxes, given as their highest scores and what their weights sum to."""
+    """Combine two softmaxes, given by their highest scores and the sums of their weights."""
     higher = tl.maximum(peak, other_peak)
     return higher, total * tl.exp2(peak - higher) + other_total * tl.exp2(other_peak - higher)
 
@@ -82,12 +82,12 @@ def _join_splits(
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Join what `used` programs left of team `one`, into the first of `num_heads` heads from `out` on."""
+    """Combine the partial results of `used` programs of team `one` into `num_heads` heads from `out` on."""
     head, dim = tl.arange(0, BLOCK_G)[:, None, None], tl.arange(0, BLOCK_D)[None, :, None]
-    # The same for all numbers of a head, and read by each, so that it lies where it is used.
+    # Replicated over a head's elements, so that each thread loads the values it uses.
     p = tl.arange(0, NUM_SPLITS)[None, None, :] + dim * 0
     left = one * BLOCK_G + head
-    # Those of splits that were not used too: a mask would have each number read alone.
+    # Loads unused splits too: with a mask, each element would be a separate load.
     found = tl.load(parts + (left * BLOCK_D + dim) * NUM_SPLITS + p, cache_modifier=".cg")
     shares = tl.load(sums + left * NUM_SPLITS + p, cache_modifier=".cg")
     shares = tl.where(p < used, shares, UNSEEN)
@@ -128,11 +128,11 @@ def rope_attention_kernel(
     BLOCK_D: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Attend by program (row, team, split), a team being up to BLOCK_G of the GROUP heads that share a kv head.
+    """Program (row, team, split) attends for a team: up to BLOCK_G of the GROUP query heads that share a kv head.
 
-    `rows` as those of `decode_attention_kernel`, token i being that of row i. `parts` is float32 [rows, teams,
-    BLOCK_G, BLOCK_D, splits]; `sums` [rows, teams, BLOCK_G, splits] has the logarithm to the base 2 of what each was
-    divided by, and `scale` the change of base. `arrived` is int32 [rows, teams]: zeros, and zeros again in the end.
+    `rows` is as in `decode_attention_kernel`; token i belongs to row i. `parts` is float32 [rows, teams, BLOCK_G,
+    BLOCK_D, splits]; `sums` [rows, teams, BLOCK_G, splits] has the base-2 logarithms of the softmax denominators;
+    `scale` includes the change of base. `arrived` is int32 [rows, teams], zero before and after the launch.
     """
     let_begin(OVERLAPS)
     teams: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
@@ -149,21 +149,21 @@ def rope_attention_kernel(
     if low >= num_tiles:
         return
     if tl.load(rows + row * 4 + 2) == 0:
-        # A kernel none of whose programs waited would have ended before the one before it.
+        # If no program waited, this kernel would finish before the preceding one.
         wait(OVERLAPS)
         return
     g = tl.arange(0, BLOCK_G)[:, None, None, None]
     lane = tl.arange(0, LANES)[None, None, :, None]
     keys = low * tile + tl.arange(0, DEPTH)[None, :, None, None] * LANES + lane
     d = tl.arange(0, BLOCK_D)[None, None, None, :]
-    # Neighbours have neighbours for partners.
+    # Adjacent elements have adjacent partners.
     run: tl.constexpr = 8 if HEAD_DIM % 16 == 0 else 1
     partner = tl.where(d < HEAD_DIM // 2, d + HEAD_DIM // 2, d - HEAD_DIM // 2)
     partner = tl.max_contiguous(tl.multiple_of(partner, [1, 1, 1, run]), [1, 1, 1, run])
-    # What all lanes need each of them reads, so that it lies where it is used.
+    # Values needed by all lanes are loaded by each lane, so that they are where they are used.
     shared = lane * 0
     has_dim = d + shared < HEAD_DIM
-    # Two tiles are on their way, so that of what is computed little has to be kept at once.
+    # Two tiles are in flight, so that few intermediate results have to be kept at once.
     k, v = _kept(k_cache, v_cache, table, keys, position, kv_head, d, shared, KV_HEADS, HEAD_DIM, BLOCK_TOKENS)
     after = keys + tile
     next_k, next_v = _kept(
@@ -192,12 +192,12 @@ def rope_attention_kernel(
     mixed = tl.zeros([BLOCK_G, 1, LANES, BLOCK_D], tl.float32)
     if high == num_tiles:
         new_k = _rotated(k_x, k_y, k_gain_x, k_gain_y, cos, sin, is_low, eps, HEAD_DIM, HAS_NORMS)
-        # A negative slot is that of a token that is written nowhere.
+        # A negative slot marks a token that is not written.
         is_writer = has_dim & (lane == 0) & (first_head == 0) & (slot >= 0)
         target = (slot * KV_HEADS + kv_head) * HEAD_DIM + d + shared
         tl.store(k_cache + target, new_k, mask=is_writer)
         tl.store(v_cache + target, new_v, mask=is_writer)
-        # The first lane has seen the newest key before all others.
+        # The first lane starts from the newest key.
         newest = tl.sum(queries * new_k.to(tl.float32), axis=3, keep_dims=True)
         highest = tl.where(lane == 0, newest, highest)
         total = tl.where(lane == 0, 1.0, total)
@@ -231,7 +231,7 @@ def rope_attention_kernel(
     left = one * BLOCK_G + g
     tl.store(parts + (left * BLOCK_D + d) * NUM_SPLITS + split, mixed)
     tl.store(sums + left * NUM_SPLITS + split, peak + tl.log2(total))
-    # All of the program has written before it says so, and what it says is seen after what it wrote.
+    # The barrier makes all threads write before the counter is incremented; acq_rel orders it after the writes.
     tl.debug_barrier()
     if tl.atomic_add(arrived + one, 1, sem="acq_rel") == used - 1:
         _join_splits(

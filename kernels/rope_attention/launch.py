@@ -13,17 +13,17 @@ from kernels.overlap import overlap
 from kernels.rope_attention.kernel import rope_attention_kernel
 
 MAX_ROWS, MAX_GROUP, MAX_HEAD_DIM, MAX_NUMBER_BYTES = 2, 4, 128, 2
-"""What it is for: each two heads read all keys and values, though but the first of them from the GPU's own cache, and
-larger numbers would not fit into registers.
+"""Limits of the kernel: every two heads read all keys and values again, if mostly from the L2 cache, and larger heads
+or elements would not fit into registers.
 """
 LOAD_NUMBERS = 8
-"""What a thread asks for at once; half a warp has a key of 128."""
+"""Elements per load of a thread; half a warp loads a key of 128."""
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How one launch is cut: heads of a program, most programs that share a row's keys, keys of a thread, and warps."""
+    """The tiling of one launch: heads per program, maximum splits of a row's keys, keys per thread, and warps."""
 
     heads: int
     num_splits: int
@@ -31,23 +31,23 @@ class Cut:
     num_warps: int
 
     def lanes(self, head_dim: int) -> int:
-        """Return how many keys all threads have at once."""
+        """Return how many keys all threads of a program load at once."""
         warp = 64 if architecture.current().startswith("gfx") else 32
         return max(1, warp * self.num_warps * LOAD_NUMBERS // head_dim)
 
     def splits(self, others: int) -> int:
-        """Return into how many a row's keys are cut, so that all programs run at once where each has `others`."""
+        """Return the number of splits with which all programs run concurrently, given `others` programs per split."""
         return min(self.num_splits, 1 << max(0, (PROGRAMS_WANTED // others).bit_length() - 1))
 
 
 USUAL = Cut(heads=2, num_splits=32, depth=2, num_warps=8)
-"""So that two programs fit on a multiprocessor, and a thousand keys are asked for at once: read off the machine code,
-and not measured yet.
+"""Chosen so that two programs fit on a multiprocessor and a thousand keys are in flight. Derived from the machine code,
+not measured yet.
 """
 
 
 def can_attend(qkv: torch.Tensor, k_cache: torch.Tensor) -> bool:
-    """Tell whether the kernel is for a layer's product [rows, any] of one token a row and a cache."""
+    """Return whether the kernel supports a QKV projection [rows, any] of single-token rows with this cache."""
     num_rows, _, group, head_dim = _sizes(qkv, k_cache)
     is_plain = qkv.dtype == k_cache.dtype and qkv.element_size() <= MAX_NUMBER_BYTES
     return is_plain and 0 < num_rows <= MAX_ROWS and group <= MAX_GROUP and head_dim <= MAX_HEAD_DIM
@@ -68,11 +68,11 @@ def rope_attention(
     scale: float | None = None,
     cut: Cut = USUAL,
 ) -> torch.Tensor:
-    """Write keys and values of one token a row, token i being that of row i, and attend, where `can_attend` says so.
+    """Write keys and values of single-token rows, token i for row i, and attend. Requires `can_attend`.
 
     Args:
-        qkv .. slots, rows .. scale: as those of `kernels.rope_kv_write.launch` and `kernels.paged_attention.launch`.
-        cut: for who looks for a better one.
+        qkv .. slots, rows .. scale: as in `kernels.rope_kv_write.launch` and `kernels.paged_attention.launch`.
+        cut: overrides the tiling, for tuning.
 
     Returns [rows, heads, head_dim] in the dtype of `qkv`.
     """
@@ -116,6 +116,6 @@ def rope_attention(
 
 
 def _sizes(qkv: torch.Tensor, k_cache: torch.Tensor) -> tuple[int, int, int, int]:
-    """Return the numbers of rows, of kv heads and of heads that share one, and their size."""
+    """Return the number of rows, the number of kv heads, the query heads per kv head, and the head size."""
     kv_heads, head_dim = k_cache.shape[2:]
     return len(qkv), kv_heads, qkv.shape[1] // (kv_heads * head_dim) - 2, head_dim

@@ -1,8 +1,7 @@
-"""From the fused product of a layer to what its attention gives, for rows of one token: two definitions, one after the
-other.
+"""From a layer's QKV projection to its attention output, for single-token rows, composed of two definitions.
 
-    q <- rope_kv_write(qkv)            `kernels.rope_kv_write.reference`: keys and values are in the cache
-    out = paged_attention(q)           `kernels.paged_attention.reference`
+q <- rope_kv_write(qkv)            `kernels.rope_kv_write.reference`: keys and values are in the cache
+out = paged_attention(q)           `kernels.paged_attention.reference`
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def rope_attention(
     block_tables: Sequence[Sequence[int]],
     positions: Sequence[int],
 ) -> torch.Tensor:
-    """Write the keys and values of one token a row, and attend; arguments and result as those two have them."""
+    """Write the keys and values of single-token rows and attend; arguments and result as in the two definitions."""
     q = rope_kv_write(qkv=qkv, cos_sin=cos_sin, norms=norms, eps=eps, k_cache=k_cache, v_cache=v_cache, slots=slots)
     ends = [position + 1 for position in positions]
     return paged_attention(

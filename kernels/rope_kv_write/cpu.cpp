@@ -1,4 +1,4 @@
-// One token after the other: its heads are normed, rotated and put where they belong, keys and values in the layout that
+// Token by token: norms and rotates its heads and stores them, keys and values in the cache layout that
 // paged_attention/cpu.cpp describes. See reference.py.
 #include "../adapters.h"
 
@@ -6,8 +6,8 @@ namespace rope_kv_write {
 
 constexpr int64_t UNIT_TOKENS = 8;
 
-// Norm (where there is one) and rotate one head of `x` into `out`, in float32 rounded as T. The head's halves are whole
-// lanes, or else one number goes after the other.
+// Norms (if `norm` is not null) and rotates one head of `x` into `out`, in float32 rounded to T. Halves that are not
+// whole lanes end in a scalar loop.
 template <typename T, typename W>
 static void rotate_head(const T *x, const W *norm, float eps, const T *cos, const T *sin, int64_t dim,
                         int64_t rotary_dim, float *wide,
@@ -44,7 +44,8 @@ static void rotate_head(const T *x, const W *norm, float eps, const T *cos, cons
         store(wide[i], out[i]);
 }
 
-// The norms of tokens in their order: the base's, or what its gains make of them where a token's adapter has some.
+// The norm weights of tokens, asked for in token order: the base's, multiplied by the gains of the token's adapter, if
+// any.
 template <typename W> struct OwnNorms {
     const Segment *segment;
     int64_t left, first, dim;
@@ -67,9 +68,9 @@ template <typename W> struct OwnNorms {
 };
 
 // at: qkv [tokens, (heads + 2 kv_heads) dim], cos_sin [tokens, 2, dim], norm of q or null, norm of k or null, keys,
-// values, slots, q [tokens, heads, dim], segments of adapters and how many, or null; size: heads, kv_heads, dim,
-// block_tokens, numbers from a block of the cache to the next, whether norms are float32, how many of dim rotate, where an
-// adapter has gains of the norm of q, and behind it of that of k; number: eps.
+// values, slots, q [tokens, heads, dim], adapter segments and their number, or null; size: heads, kv_heads, dim,
+// block_tokens, block stride of the cache in elements, whether norms are float32, how many of dim rotate, index of the
+// adapter's projection with the gains of the norm of q, followed by that of k; number: eps.
 template <typename T, typename W> static int64_t rotate(const Op &op, int64_t unit) {
     const int64_t tokens = *op.count;
     if (unit < 0)

@@ -1,4 +1,4 @@
-"""The GPU's way from a layer's fused product to rotated queries and a written cache, in one pass."""
+"""GPU kernel that norms and rotates the heads of a layer's QKV projection and writes the KV cache, in one pass."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ from kernels.row_quantization.kernel import held, span_of
 
 @triton.jit
 def _halves(vector, lanes, shift, inside):
-    """Return numbers of every head and their partners, so much further on, float32 [1, half]."""
+    """Return elements of a head-sized vector and their rotation partners, `shift` further on, as float32 [1, half]."""
     low = tl.load(vector + lanes, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(vector + shift + lanes, mask=inside, other=0.0).to(tl.float32)
     return low[None, :], high[None, :]
@@ -17,8 +17,9 @@ def _halves(vector, lanes, shift, inside):
 
 @triton.jit
 def _normed(low, high, gain_low, gain_high, half, eps, dtype: tl.constexpr):
-    """Norm heads given as their two halves [heads, half] by gains that were a `dtype`; returns both as float32, rounded
-    as the heads' dtype rounds.
+    """Norm heads given as two halves [heads, half], by gains of `dtype`.
+
+    Returns both halves as float32, rounded to the heads' dtype.
     """
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
     squares = tl.sum(wide_low * wide_low, axis=1) + tl.sum(wide_high * wide_high, axis=1)
@@ -52,11 +53,11 @@ def rope_kv_write_kernel(
     BLOCK_HALF: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (token, part) treats BLOCK_HEADS of the token's heads: queries, then keys, then values.
+    """Program (token, part) processes BLOCK_HEADS of the token's heads: queries, then keys, then values.
 
-    A negative slot is that of a token that only fills up a batch: nothing of it is written to the cache. NORM_STRIDE is
-    the distance of two tokens' norms, 0 where all have the same, which then nobody makes on the way. LIMIT is that
-    of `kernels.row_quantization`, 0 where the cache holds numbers as they are.
+    A negative slot marks a padding token: nothing of it is written to the cache. NORM_STRIDE is the stride between
+    tokens' norm weights, 0 if all share the model's; only those may be loaded before the preceding kernel ends. LIMIT
+    is that of `kernels.row_quantization`, 0 if the cache is not quantized.
     """
     let_begin(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
@@ -66,7 +67,7 @@ def rope_kv_write_kernel(
     inside = lanes < half
     shift = half
     if ROTARY_DIM < HEAD_DIM:
-        # Behind what rotates come pairs of what does not, one half after the other.
+        # The rotated pairs are followed by the pairs of the part that does not rotate, likewise in two halves.
         shift = tl.where(lanes < ROTARY_DIM // 2, ROTARY_DIM // 2, half - ROTARY_DIM // 2)
         lanes = tl.where(lanes < ROTARY_DIM // 2, lanes, lanes + ROTARY_DIM // 2)
     known = (heads < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
@@ -103,7 +104,7 @@ def rope_kv_write_kernel(
     if LIMIT > 0:
         wide_low, wide_high = kept_low.to(tl.float32), kept_high.to(tl.float32)
         low_span, high_span = span_of(wide_low), span_of(wide_high)
-        # Halves of one head: the larger, and NaN where either is.
+        # A head's span: the larger of its halves', NaN if either is.
         span = tl.maximum(low_span, high_span) + (low_span + high_span) * 0.0
         tl.store(k_spans + row, span, mask=is_key)
         tl.store(v_spans + row, span, mask=is_value)

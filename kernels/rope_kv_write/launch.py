@@ -11,7 +11,7 @@ from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 BLOCK_HEADS = 16
 FEW_TOKENS, BLOCK_HEADS_OF_FEW = 16, 4
-"""What one program does for few tokens others can do beside it."""
+"""With few tokens, more programs with fewer heads each run in parallel."""
 
 
 def rope_kv_write(
@@ -26,11 +26,11 @@ def rope_kv_write(
     rotary_dim: int | None = None,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Write keys and values and return the queries; arguments as the reference's, contiguous.
+    """Write keys and values and return the queries. Arguments as in the reference, contiguous.
 
-    Norms of each token may lie further apart than their width, both equally far.
+    Per-token norms may have a row stride larger than their width, the same for both.
 
-    A negative slot is that of a token that only fills up a batch: its key and value are not written.
+    A negative slot marks a padding token, whose key and value are not written.
     """
     kv_heads, head_dim = k_cache.shape[-2:]
     tokens = len(qkv)

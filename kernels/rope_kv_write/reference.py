@@ -1,8 +1,8 @@
-"""From the fused product of a layer to rotated queries and a written cache.
+"""Splits a layer's QKV projection, norms and rotates queries and keys, and writes keys and values to the KV cache.
 
     q, k, v  = split(qkv[t])                       heads of head_dim each: H, H_kv, H_kv
-    q, k     = norm(q), norm(k)                    where the model has them (Qwen3)
-    q, k     = rotate(q, t), rotate(k, t)          pairs (i, i + half), half = rotary_dim / 2; what lies behind stays
+    q, k     = norm(q), norm(k)                    if the model has such norms (Qwen3)
+    q, k     = rotate(q, t), rotate(k, t)          pairs (i, i + half), half = rotary_dim / 2; the rest of a head stays
     cache[slot(t)] <- k, v
 
     rotate(x)[i] = x[i] * cos[i] - x[i + half] * sin[i],   rotate(x)[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half]
@@ -34,13 +34,13 @@ def rope_kv_write(
 
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
-        cos_sin: [tokens, 2, head_dim]; 1 and 0 for what does not rotate.
-        norms: weights of the queries' and keys' norm, [head_dim] or of each token [tokens, head_dim], or None.
-        k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim]; slots of other tokens stay as they are.
-        slots: [tokens] int64, distinct; block * block_tokens + offset in the block.
-        rotary_dim: how many numbers of a head rotate, the first; None for all.
-        spans: of a cache of one byte a number: what each key and each value spans, float32 [num_blocks, block_tokens,
-            kv_heads] each; None where the cache holds numbers as they are. See `kernels.row_quantization.reference`.
+        cos_sin: [tokens, 2, head_dim]; 1 and 0 for dimensions that do not rotate.
+        norms: weights of the query and key norms, [head_dim], or per token [tokens, head_dim]; None for no norms.
+        k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim]; other slots are not touched.
+        slots: the slot mapping, [tokens] int64, distinct: block * block_tokens + offset in the block.
+        rotary_dim: how many leading dimensions of a head rotate; None for all.
+        spans: for an 8-bit cache, the spans of keys and values, float32 [num_blocks, block_tokens, kv_heads] each; None
+            if the cache is not quantized. See `kernels.row_quantization.reference`.
 
     Returns:
         [tokens, heads, head_dim].
@@ -54,7 +54,7 @@ def rope_kv_write(
         q, k = _normed(q, norms[0], eps), _normed(k, norms[1], eps)
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     q, rotated = _rotate(q, cos_sin, rotary_dim), _rotate(k, cos_sin, rotary_dim)
-    # Not flattened: blocks may lie apart.
+    # Not flattened, because blocks may not be contiguous.
     at = slots // k_cache.shape[1], slots % k_cache.shape[1]
     if spans is None:
         k_cache[at], v_cache[at] = rotated, v

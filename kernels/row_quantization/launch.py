@@ -10,20 +10,20 @@ from kernels.row_quantization.kernel import quantize_rows_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 WIDE_BLOCK = 8192
-"""From here on a row takes more warps, or its numbers would not fit into their registers."""
+"""Wider rows take more warps, or they would not fit into registers."""
 
 Rounded = tuple[torch.Tensor, torch.Tensor]
-"""Rows in one byte a number, and float32 [rows] that they span."""
+"""Quantized rows in one byte per element, and their spans, float32 [rows]."""
 
 
 def empty_rounded(x: torch.Tensor, dtype: torch.dtype) -> Rounded:
-    """Return room for the rows of `x` [rows, width] in `dtype`."""
+    """Return uninitialized buffers for the rows of `x` [rows, width] quantized to `dtype`."""
     held = torch.empty(x.shape, dtype=dtype, device=x.device)
     return held, torch.empty(len(x), dtype=torch.float32, device=x.device)
 
 
 def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> Rounded:
-    """Return (held, spans) of `x` [rows, width], contiguous: [rows, width] in `dtype`, and float32 [rows]."""
+    """Quantize `x` [rows, width], contiguous; return (held, spans): [rows, width] in `dtype`, and float32 [rows]."""
     rows, width = x.shape
     out, spans = empty_rounded(x, dtype)
     if rows:

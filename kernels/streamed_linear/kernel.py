@@ -1,4 +1,4 @@
-"""The GPU's linear products of few rows: weights are read once, by as many programs as it takes to keep memory busy."""
+"""GPU kernel for linear products of few rows: weights are read once, by enough programs to saturate memory."""
 
 import triton
 import triton.language as tl
@@ -8,16 +8,16 @@ from kernels.overlap import take_turn
 
 @triton.jit
 def _number(level, BITS: tl.constexpr, dtype: tl.constexpr):
-    """Return a large power of two plus `level`, written into the lowest bits of its mantissa, BITS being its own.
+    """Return a large power of two, with bits BITS, plus `level`, by writing it into the lowest mantissa bits.
 
-    Conversions of whole numbers are slow on GPUs, and there would be as many of them as weights.
+    Integer conversions are slow on GPUs, and this saves one per weight.
     """
     return (level.to(tl.uint16) | BITS).to(dtype, bitcast=True)
 
 
 @triton.jit
 def _units_of(units, n, is_output, width, at, GROUP: tl.constexpr):
-    """Return the units of 64 inputs from `at` on: [outputs, 1] where they lie in one group, else [outputs, 64]."""
+    """Load the units of 64 inputs from `at` on: [outputs, 1] if they are in one group, else [outputs, 64]."""
     if GROUP >= 64:
         found = tl.load(units + at // GROUP * width + n, mask=is_output, other=0)[:, None]
     else:
@@ -29,15 +29,15 @@ def _units_of(units, n, is_output, width, at, GROUP: tl.constexpr):
 
 @triton.jit
 def _weights_of(levels, units, BITS: tl.constexpr, dtype: tl.constexpr):
-    """Return what levels [outputs, 64] stand for."""
+    """Dequantize levels [outputs, 64]."""
     scale = units.to(tl.int16).to(dtype, bitcast=True)
-    # A difference of two such numbers is a small whole one: exact. Its product is rounded, as the definition has it.
+    # The difference of two such numbers is a small integer and exact. The product is rounded, as in the definition.
     return (_number(levels, BITS, dtype) - _number(units >> 16, BITS, dtype)) * scale
 
 
 @triton.jit
 def block_of(held, units, n, is_output, width, depth, at, GROUP: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
-    """Return the weights [outputs, 64] of a block of 128 inputs from `at` on: of the first half, and of the other."""
+    """Return the weights of a block of 128 inputs from `at` on, as two halves [outputs, 64]."""
     place = n.to(tl.int64)[:, None] * (depth // 2) + at // 2 + tl.arange(0, 64)[None, :]
     packed = tl.load(held + place, mask=is_output[:, None], other=0)
     first = _units_of(units, n, is_output, width, at, GROUP)
@@ -49,7 +49,7 @@ def block_of(held, units, n, is_output, width, depth, at, GROUP: tl.constexpr, B
 
 @triton.jit
 def _tile_of(matrix, row, is_row, depth, at, last, BLOCK_K: tl.constexpr):
-    """Return BLOCK_K columns from `at` on of some rows of a matrix, zeros from `last` on."""
+    """Load BLOCK_K columns from `at` on of some rows of a matrix, zeros from `last` on."""
     k = at + tl.arange(0, BLOCK_K)
     place = row.to(tl.int64)[:, None] * depth + k[None, :]
     return tl.load(matrix + place, mask=is_row[:, None] & (k < last)[None, :], other=0.0)
@@ -78,13 +78,13 @@ def streamed_linear_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (outputs, rows, split of the depth) makes part of `out` [rows, width]; the last one there adds the parts.
+    """Program (outputs, rows, split of the depth) computes a part of `out` [rows, width]; the last one sums the parts.
 
-    Which one is last is chance, the order in which parts are added is not. `parts` is float32 [splits, rows, width];
-    `arrived` int32, a zero for each tile of outputs and rows, and zeros again in the end. Products are transposed:
-    weights that were converted come from registers, and matrix units take only their left side from there. Weights have
-    4 bits in groups of GROUP inputs, or where that is 0 the type of `x`. Where that IS_FP8, sums are multiplied by
-    `spans` [rows] and `units` [width] in the end.
+    Which program is last varies, but parts are summed in fixed order. `parts` is float32 [splits, rows, width];
+    `arrived` is int32, one counter per tile of outputs and rows, zero before and after the launch. Products are
+    transposed: dequantized weights are in registers, and matrix instructions take only the left operand from there.
+    Weights are int4 in groups of GROUP inputs, or of the type of `x` if GROUP is 0. If IS_FP8, both are FP8, and sums
+    are multiplied by `spans` [rows] and `units` [width] at the end.
     """
     take_turn(OVERLAPS)
     part_n, part_m, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -94,7 +94,7 @@ def streamed_linear_kernel(
     first, last = split * share, tl.minimum(depth, (split + 1) * share)
     product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if IS_FP8:
-        # Asked for when there is time: in the end each program would wait for them.
+        # Loaded early: at the end each program would wait for them.
         unit = tl.load(units + n, mask=is_output, other=0.0)
         span = tl.load(spans + m, mask=is_row, other=0.0)
     for at in range(first, last, BLOCK_K):
@@ -106,8 +106,8 @@ def streamed_linear_kernel(
             w_tile = _tile_of(weight, n, is_output, depth, at, last, BLOCK_K)
             x_tile = tl.trans(_tile_of(x, m, is_row, depth, at, last, BLOCK_K))
             if IS_FP8:
-                # Hopper's matrix units keep 14 bits of such sums, which are therefore added up in float32 every 128
-                # inputs (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.3.2).
+                # Hopper's matrix units accumulate FP8 products with 14 bits, so sums are promoted to float32 every
+                # 128 inputs (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.3.2).
                 product = tl.dot(w_tile, x_tile, product, max_num_imprecise_acc=128)
             else:
                 product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
@@ -115,7 +115,7 @@ def streamed_linear_kernel(
     is_place = is_output[:, None] & is_row[None, :]
     if NUM_SPLITS > 1:
         tl.store(parts + split * rows * width + place, product, mask=is_place)
-        # All of the program has written before it says so, and what it says is seen after what it wrote.
+        # The barrier makes all threads write before the counter is incremented; acq_rel orders it after the writes.
         tl.debug_barrier()
         tile = arrived + part_n * tl.num_programs(1) + part_m
         if tl.atomic_add(tile, 1, sem="acq_rel") < NUM_SPLITS - 1:
@@ -133,7 +133,7 @@ def streamed_linear_kernel(
 
 @triton.jit
 def from_int4_kernel(held, units, out, width, depth, GROUP: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Program (outputs, block of inputs) writes weights [width, depth] as they are multiplied by."""
+    """Program (outputs, block of inputs) writes the dequantized weights [width, depth]."""
     at = tl.program_id(1) * 128
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = n < width

@@ -19,23 +19,23 @@ from kernels.streamed_linear.row_kernel import row_kernel
 BLOCK_N, BLOCK_K, MAX_BLOCK_M = 64, 64, 64
 MAX_SPLITS = 8
 WHOLE_TILES, WHOLE_DEPTH = 64, 4096
-"""From so many tiles on no depth up to this, of 16 bits, is cut: parts take longer to join than they save (H200)."""
+"""With so many tiles, 16-bit weights up to this depth are not split: summing parts would take longer (H200)."""
 MAX_FP8_BLOCK_M, MAX_STAGES = 128, 8
 MAX_SWEPT_ROWS = 16
-"""Up to so many the cuts of weights of the model's type were swept on an H200."""
+"""Up to this many rows, tilings for unquantized weights were swept on an H200."""
 MAX_WIDE_ROWS = 64
-"""Of `tile_cut`: sums of wide tiles of more rows would not fit into registers."""
+"""Maximum rows for wide tiles in `tile_cut`: sums of more rows would not fit into registers."""
 MAX_ROWS = 2
-"""Of `row_linear`; with more it would compute for longer than it reads."""
+"""Maximum rows for `row_linear`, which would be compute-bound with more."""
 MAX_ROW_DEPTH = 4096
-"""Of one tile for few rows."""
+"""Maximum inputs of a tile in `row_linear`."""
 BITS_BY_DTYPE = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
-"""The bits of 128 and of 1024: what the last four bits of their mantissas are worth is 8, 4, 2 and 1."""
+"""The bits of 128 and of 1024, whose last four mantissa bits are worth 8, 4, 2 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How one launch is cut: outputs and inputs of a tile, programs that share the depth, and how Triton runs it."""
+    """The tiling of one launch: outputs and inputs of a tile, programs that split the depth, and Triton's options."""
 
     block_n: int
     block_k: int
@@ -46,7 +46,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCut:
-    """How one launch for few rows is cut: outputs and inputs of a tile, and how Triton runs it."""
+    """The tiling of one `row_linear` launch: outputs and inputs of a tile, and Triton's options."""
 
     block_n: int
     block_k: int
@@ -54,7 +54,7 @@ class RowCut:
 
 
 def counters(width: int, max_rows: int, device: torch.device) -> torch.Tensor:
-    """Return what products of `width` outputs and `max_rows` rows at most count by: int32, zeros again after each."""
+    """Return the counters for products of `width` outputs and up to `max_rows` rows: int32, zero after each launch."""
     return torch.zeros(triton.cdiv(width, BLOCK_N) * triton.cdiv(max_rows, 16), dtype=torch.int32, device=device)
 
 
@@ -70,13 +70,13 @@ def streamed_linear(
     """Multiply `x` [rows, in], contiguous, by a matrix [out, in] and add `bias` [out].
 
     Args:
-        arrived: `counters` that do for it; no other product may use them meanwhile.
-        cut: for who looks for a better one, and brings counters that do for that.
-        rounded: for weights of 8-bit floats, the rows of `x` rounded to those; None for a launch of its own.
-        out: where the result goes, of any type; None for new memory.
+        arrived: `counters` of sufficient size, not shared with a concurrent product.
+        cut: overrides the tiling, for tuning; `arrived` must suffice for it.
+        rounded: for FP8 weights, the rows of `x` already quantized to FP8; None to quantize them here.
+        out: receives the result, in any dtype; None for new memory.
 
     Returns:
-        [rows, out] in the type of `x`, or `out`.
+        [rows, out] in the dtype of `x`, or `out`.
     """
     (rows, depth), width = x.shape, weight.shape[0]
     is_fp8, is_int4 = isinstance(weight, Fp8Matrix), isinstance(weight, Int4Matrix)
@@ -127,20 +127,21 @@ def row_linear(
     is_added: bool = False,
     cut: RowCut | None = None,
 ) -> torch.Tensor:
-    """Multiply `x` [rows, in], contiguous and of few rows, by a matrix [out, in] and add `bias` [out].
+    """Multiply `x` [rows, in], contiguous and of at most `MAX_ROWS` rows, by a matrix [out, in] and add `bias` [out].
 
-    With weights of 8-bit floats, which become numbers on their way, inputs stay as they are.
+    FP8 weights are dequantized on the fly; inputs are not quantized.
 
     Args:
-        norm: weight [in] and epsilon of a norm of the rows of `x`, as `kernels.add_rms_norm` defines it; what is normed
-            is not rounded before it is multiplied.
-        is_gated: whether the outputs are [gate | up], to be joined as `kernels.gated_activation` defines it.
-        out: where the result goes, of any type; None for new memory.
-        is_added: whether it is added to what is in `out`.
-        cut: for who looks for a better one.
+        norm: weight [in] and epsilon of a norm of the rows of `x`, as `kernels.add_rms_norm` defines it; the normed
+            inputs are not rounded before the product.
+        is_gated: whether the outputs are [gate | up], to which SiLU gating is applied as `kernels.gated_activation`
+            defines it.
+        out: receives the result, in any dtype; None for new memory.
+        is_added: whether the result is added to `out`.
+        cut: overrides the tiling, for tuning.
 
     Returns:
-        [rows, out], or half as many columns, in the type of `x`, or `out`.
+        [rows, out], or half as many columns if gated, in the dtype of `x`; or `out`.
     """
     (rows, depth), width = x.shape, weight.shape[0] // (2 if is_gated else 1)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device) if out is None else out
@@ -173,12 +174,12 @@ def row_linear(
 
 
 def usual_row_cut(depth: int, *, is_gated: bool, is_fp8: bool, has_norm: bool) -> RowCut:
-    """Return how one row is multiplied, as was measured to be the fastest within all layers of a model (H200).
+    """Return the tiling for one row, measured to be the fastest within all layers of a model (H200).
 
-    What lies between one tile and two is read as one: the fewer times a program waits for memory, the better. 8-bit
-    floats have half the bytes, so that a usual depth is asked for as a whole, before the kernel before has ended; of a
-    larger one each thread has few, for what is on its way takes registers besides the sums. That is not measured yet,
-    nor tiles of inputs that are normed, which leave as many registers as those of others do.
+    A depth between one and two tiles is loaded as one: the fewer times a program waits for memory, the better. FP8
+    weights have half the bytes, so a usual depth is loaded as a whole, before the preceding kernel has finished; for a
+    larger depth each thread has few inputs, because loads in flight take registers besides the sums. That has not been
+    measured yet, nor have tiles for normed inputs, which leave as many registers free as others do.
     """
     if is_fp8 and depth > MAX_ROW_DEPTH:
         return RowCut(block_n=2 if is_gated else 4, block_k=2048, num_warps=8)
@@ -194,7 +195,7 @@ def usual_row_cut(depth: int, *, is_gated: bool, is_fp8: bool, has_norm: bool) -
 
 
 def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool) -> Cut:
-    """Return how `x` [rows, in] is multiplied to `width` outputs, by tiles of `block_m` rows."""
+    """Return the tiling of a product of `x` [rows, in] with `width` outputs, in tiles of `block_m` rows."""
     (rows, depth), block_k = x.shape, BLOCK if is_int4 else BLOCK_K
     num_tiles = triton.cdiv(width, BLOCK_N) * triton.cdiv(rows, block_m)
     has_room = x.element_size() == 2 and not current().startswith("gfx")
@@ -205,26 +206,26 @@ def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool) -> Cu
 
 
 def tile_cut(rows: int, width: int, depth: int, number_bytes: int, *, is_wide: bool = False) -> Cut:
-    """Return how `rows` rows are multiplied by numbers of so many bytes: two ways, reasoned and not measured yet.
+    """Return the tiling for `rows` rows and weights of `number_bytes` each. Derived by reasoning, not measured yet.
 
-    Every tile reads all inputs again, from an L2 cache that gives little more than memory does. With twice as many
-    outputs as rows they are half the bytes of the weights, with wide tiles a quarter. Where tiles are fewer than
-    multiprocessors the depth is cut, until there is a program for each and no further: parts are written and read
-    again. A program has as many weights on their way as there is room for, beside another program or alone. Narrow
-    tiles of few rows go uncut where those of 16-bit weights of as many bytes do.
+    Every tile reads its inputs again, from an L2 cache that is little faster than memory. With twice as many outputs as
+    rows per tile, input traffic is half of the weights', with wide tiles a quarter. If there are fewer tiles than
+    multiprocessors, the depth is split until each has a program, but no further, because parts are written and read
+    again. A program has as many weights in flight as fit into shared memory, alone or beside another program. Narrow
+    tiles of few rows are not split under the same limits in bytes as those of 16-bit weights.
     """
     block_m = _tile_rows(rows, MAX_FP8_BLOCK_M if number_bytes == 1 else MAX_BLOCK_M)
     block_n = BLOCK_N if block_m <= 32 else 2 * BLOCK_N
     if is_wide:
         block_n *= 2
-    # A line of the cache at least, and of 8-bit inputs as many as are added up at once.
+    # At least a cache line, and for FP8 as many inputs as are accumulated at once.
     block_k = (4 if block_n == BLOCK_N else 2) * BLOCK_K // number_bytes
     num_tiles = triton.cdiv(width, block_n) * triton.cdiv(rows, block_m)
     programs = PROGRAMS_WANTED // 2
     splits = min(MAX_SPLITS, _power_of_2_in(programs // num_tiles), _power_of_2_in(triton.cdiv(depth, block_k)))
     if block_n == BLOCK_N and num_tiles >= WHOLE_TILES and depth * number_bytes <= 2 * WHOLE_DEPTH:
         splits = 1
-    # Sums of more than these leave no registers for another program.
+    # Larger sums leave no registers for a second program.
     is_alone = num_tiles * splits <= programs or block_n * block_m > 8192
     num_stages = shared_bytes() // (1 if is_alone else 2) // ((block_n + block_m) * block_k * number_bytes)
     return Cut(
@@ -237,13 +238,13 @@ def tile_cut(rows: int, width: int, depth: int, number_bytes: int, *, is_wide: b
 
 
 def to_fp8(weight: torch.Tensor) -> Fp8Matrix:
-    """Round a matrix [out, in], contiguous, each output by what it spans."""
+    """Quantize a matrix [out, in], contiguous, to FP8 with a scale per output."""
     held, spans = quantize_rows(weight, FP8)
     return Fp8Matrix.of(held, spans / LIMIT_BY_DTYPE[FP8])
 
 
 def from_int4(matrix: Int4Matrix) -> torch.Tensor:
-    """Return the weights [out, in] that a matrix stands for, in the type of its scales."""
+    """Dequantize a matrix to [out, in] in the dtype of its scales."""
     width, depth = matrix.shape
     out = torch.empty(width, depth, dtype=matrix.dtype, device=matrix.held.device)
     from_int4_kernel[(triton.cdiv(width, BLOCK_N), depth // BLOCK)](
@@ -265,11 +266,11 @@ def _tile_rows(rows: int, most: int) -> int:
 
 
 def _power_of_2_in(count: int) -> int:
-    """Return the largest power of two up to a count, 1 where there is none."""
+    """Return the largest power of two up to `count`, at least 1."""
     return 1 << max(0, count.bit_length() - 1)
 
 
 def num_splits(tiles: int, steps: int) -> int:
-    """Return among how many programs the depth of `steps` is cut: more where there are few tiles, a power of two."""
+    """Return how many programs split a depth of `steps`: more for fewer tiles, a power of two."""
     wanted = triton.next_power_of_2(triton.cdiv(2 * PROGRAMS_WANTED, tiles))
     return int(min(MAX_SPLITS, wanted, triton.next_power_of_2(steps)))

@@ -1,14 +1,14 @@
-"""How weights of 4 bits lie in memory, in numbers; `kernels.streamed_linear.reference` says it in words. Pure."""
+"""Constants of the memory layout of 4-bit weights, described in `kernels.streamed_linear.reference`. Needs no torch."""
 
 from __future__ import annotations
 
 BLOCK = 128
-"""Inputs whose levels lie among each other."""
+"""Inputs whose levels are interleaved."""
 GROUP = 128
-"""Inputs that share a scale and a zero point where weights are rounded here."""
+"""Inputs that share a scale and a zero point in weights quantized here."""
 SHORT_GROUPS = (32, 64)
-"""Other groups than whole blocks."""
+"""Supported group sizes below a block."""
 LEVELS = 15
 UNIT_BYTES = 4
-"""The fewest that a GPU copies ahead of their use."""
+"""The smallest unit of a GPU's asynchronous copies."""
 BYTES_PER_WEIGHT = 0.5 + UNIT_BYTES / GROUP

@@ -1,25 +1,25 @@
-"""Linear products of few rows, whose time is that of reading the weights: as they are, in 8-bit floats, or in 4 bits.
+"""Linear products of few rows, which are bound by reading the weights: unquantized, FP8 or int4.
 
     y = x W^T + b,        W[o, i] = round(scale[g, o] * (level[o, i] - zero[g, o])),    g = i // group
 
-`level` and `zero` are whole numbers from 0 to 15. Each group of inputs of an output has a scale and a zero point of its
-own. Weights that are rounded here have groups of 128, scales by a group's smallest and largest weight and so that 0
-stays 0, and the nearest levels. What W is rounded to is the type of the inputs, so that weights are one set of numbers
-however they are multiplied by.
+`level` and `zero` are integers from 0 to 15. Each group of inputs of an output has its own scale and zero point.
+Weights quantized here have groups of 128, scales that cover a group's smallest and largest weight and 0, which stays
+exact, and round to the nearest level. W is rounded to the dtype of the inputs, so that all kernels multiply by the same
+weights.
 
     held   byte j of a block's 64    level of input j of 128 in the low half, of input j + 64 in the high half
     unit   four bytes of a group     the scale's bits in the low half, the zero point above
 
-With weights in 8-bit floats (e4m3) inputs are rounded to them too, as they come, save where they are a row or two:
+With FP8 weights (e4m3), inputs are quantized to FP8 dynamically too, except in products of one or two rows:
 
     y[t, o] = (x8[t] . w8[o]) * span(x[t]) * unit[o] + b[o],        W[o, i] = w8[o, i] * unit[o] * limit
 
-A row's span is that of `kernels.row_quantization.reference`, and the limit that goes with it lies in the weights' unit.
-A large input, or a large weight, costs only its own row's precision.
+A row's span is that of `kernels.row_quantization.reference`; the division by its limit is folded into the weights'
+unit. A large input or weight costs precision only in its own row.
 
-Sources: weights alone in 4 bits, by groups: Frantar et al., 2022 (GPTQ, arXiv 2210.17323, section 5), Lin et al., 2023
-(AWQ, arXiv 2306.00978, section 2); the levels are those of plain rounding, which needs no examples of text. 8-bit
-floats: Micikevicius et al., 2022 (arXiv 2209.05433).
+Sources: grouped weight-only 4-bit quantization: Frantar et al., 2022 (GPTQ, arXiv 2210.17323, section 5), Lin et al.,
+2023 (AWQ, arXiv 2306.00978, section 2); levels here are rounded to nearest, which needs no calibration text. FP8:
+Micikevicius et al., 2022 (arXiv 2209.05433).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
-    """A matrix [out, in] in 4 bits a number.
+    """A matrix [out, in] in 4 bits per element.
 
     Attributes:
         held: uint8 [out, in / 2].
         units: int32 [in / group, out].
-        dtype: bfloat16 or float16, of the scales and of the weights that it stands for.
+        dtype: bfloat16 or float16, of the scales and of the dequantized weights.
     """
 
     held: torch.Tensor
@@ -56,7 +56,7 @@ class Int4Matrix:
 
     @property
     def group(self) -> int:
-        """Inputs that share a scale: one of `SHORT_GROUPS`, or whole blocks."""
+        """Inputs that share a scale: one of `SHORT_GROUPS`, or a multiple of `BLOCK`."""
         return self.shape[1] // self.units.shape[0]
 
     @property
@@ -66,17 +66,17 @@ class Int4Matrix:
 
     @property
     def zeros(self) -> torch.Tensor:
-        """[in / group, out], whole numbers in `dtype`."""
+        """[in / group, out], integers in `dtype`."""
         return (self.units >> 16).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """A matrix [out, in] in 8-bit floats.
+    """A matrix [out, in] in FP8.
 
     Attributes:
         held: e4m3 [out, in].
-        units: float32 [out].
+        units: float32 [out], the scales divided by `limit`.
     """
 
     held: torch.Tensor
@@ -84,7 +84,7 @@ class Fp8Matrix:
 
     @classmethod
     def of(cls, held: torch.Tensor, scales: torch.Tensor) -> Fp8Matrix:
-        """Take e4m3 [out, in], and float32 [out] that they are to be multiplied by."""
+        """Make a matrix of e4m3 [out, in] and per-output scales, float32 [out]."""
         return cls(held, scales / LIMIT_BY_DTYPE[held.dtype])
 
     @property
@@ -94,7 +94,7 @@ class Fp8Matrix:
 
     @property
     def limit(self) -> float:
-        """The largest number of its type."""
+        """The largest number of its dtype."""
         return LIMIT_BY_DTYPE[self.held.dtype]
 
 
@@ -102,7 +102,7 @@ Matrix = torch.Tensor | Int4Matrix | Fp8Matrix
 
 
 def to_int4(weight: torch.Tensor) -> Int4Matrix:
-    """Round a matrix [out, in], of which `GROUP` divides the inputs. A group that is not finite stays so."""
+    """Quantize a matrix [out, in]; `GROUP` divides the inputs. A group that is not finite stays so."""
     levels, scales, zeros = round_to_levels(weight, GROUP, weight.dtype)
     return pack_int4(levels, scales.t(), zeros.t().to(torch.int32))
 
@@ -112,16 +112,16 @@ def round_to_levels(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return levels (uint8 [out, in]), scales (`dtype` [out, in / group]) and zero points (uint8, as scales).
 
-    Scales are by a group's smallest and largest weight, and so that 0 stays 0. A group that is not finite stays so.
+    Scales cover a group's smallest and largest weight and 0, which stays exact. A group that is not finite stays so.
     """
     out, depth = weight.shape
     grouped = weight.float().view(out, depth // group, group)
     low, high = grouped.amin(dim=-1).clamp(max=0), grouped.amax(dim=-1).clamp(min=0)
     scales = ((high - low) / LEVELS).to(dtype)
-    # What is divided by is what will be multiplied by.
+    # Divides by the rounded scale, which dequantization multiplies by.
     steps = torch.where(scales == 0, 1, scales).float()
     zeros = (-low / steps).round().clamp(0, LEVELS)
-    # In place: of many experts' matrices the time goes into memory.
+    # In place, because for many experts' matrices memory traffic dominates.
     levels = (grouped / steps.unsqueeze(-1)).add_(zeros.unsqueeze(-1)).round_().nan_to_num_().clamp_(0, LEVELS)
     return levels.to(torch.uint8).view(out, depth), scales, zeros.nan_to_num().to(torch.uint8)
 
@@ -138,7 +138,7 @@ def pack_int4(levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -
 
 
 def from_int4(matrix: Int4Matrix) -> torch.Tensor:
-    """Return the weights [out, in] that a matrix stands for, in the type of its scales."""
+    """Dequantize a matrix to [out, in] in the dtype of its scales."""
     out, depth = matrix.shape
     halves = matrix.held.view(out, depth // BLOCK, BLOCK // 2)
     levels = torch.cat((halves & LEVELS, halves >> 4), dim=-1).view(out, -1, matrix.group)
@@ -147,18 +147,18 @@ def from_int4(matrix: Int4Matrix) -> torch.Tensor:
 
 
 def to_fp8(weight: torch.Tensor) -> Fp8Matrix:
-    """Round a matrix [out, in], each output by what it spans. An output that is not finite stays so."""
+    """Quantize a matrix [out, in] to FP8 with a scale per output. An output that is not finite stays so."""
     held, spans = quantize_rows(weight, FP8)
     return Fp8Matrix.of(held, spans / LIMIT_BY_DTYPE[FP8])
 
 
 def from_fp8(matrix: Fp8Matrix) -> torch.Tensor:
-    """Return the weights [out, in] that a matrix stands for, float64."""
+    """Dequantize a matrix to [out, in] in float64."""
     return matrix.held.to(torch.float32).double() * (matrix.units.double() * matrix.limit).unsqueeze(-1)
 
 
 def streamed_linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply `x` [rows, in] by a matrix [out, in] and add `bias` [out]; returns [rows, out] in the type of `x`."""
+    """Multiply `x` [rows, in] by a matrix [out, in] and add `bias` [out]; return [rows, out] in the dtype of `x`."""
     if not isinstance(weight, Fp8Matrix):
         return functional.linear(x, from_int4(weight) if isinstance(weight, Int4Matrix) else weight, bias)
     held, spans = quantize_rows(x, weight.held.dtype)

@@ -1,10 +1,11 @@
-"""The GPU's linear products of one row or two: weights go from memory to registers, without matrix units.
+"""GPU kernel for linear products of one or two rows: weights go from memory to registers, without matrix units.
 
-A program has some outputs. Its threads lie along the depth, each with the same inputs of every output, so that sums are
-joined once, in the end. Of the weights that come first a program asks before it waits for the kernel before it.
+A program has some outputs. Its threads run along the depth, each with the same inputs for every output, so that sums
+are reduced across threads only once, at the end. The first weights are loaded before the program waits for the
+preceding kernel.
 
-What stands before and behind a product in a layer is little beside a kernel's beginning and end, and done here: each
-program norms the inputs for itself, as it adds them up, and outputs may be added to what they are to change.
+The operations before and after a product in a layer cost less than a kernel launch, so they are fused: each program
+norms the inputs itself while it accumulates, and outputs may be added to the residual.
 """
 
 import triton
@@ -15,9 +16,9 @@ from kernels.overlap import let_begin, wait
 
 @triton.jit
 def _tile_of(matrix, n, k, at, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return BLOCK_K inputs from `at` on of some outputs [1, outputs, BLOCK_K]; none are left where the depth ends."""
+    """Load BLOCK_K inputs from `at` on of some outputs, [1, outputs, BLOCK_K], zeros past the end of the depth."""
     is_input = at + BLOCK_K <= DEPTH if DEPTH % BLOCK_K == 0 else at + k < DEPTH
-    # Each is read once.
+    # Weights are read only once.
     return tl.load(matrix + n * DEPTH + (at + k), mask=is_input, other=0.0, eviction_policy="evict_first")
 
 
@@ -43,17 +44,17 @@ def row_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Make BLOCK_N columns of `out` [rows, width], `rows` being at most BLOCK_M.
+    """Program p computes BLOCK_N columns of `out` [rows, width], with at most BLOCK_M rows.
 
-    Where it IS_GATED the weights are [gate | up], `width` outputs each, and what is written is silu(gate) * up, as
-    `kernels.gated_activation` defines it. Where LIMIT is above 0, weights are 8-bit floats, of which it is the largest,
-    in `units` for each output. Where it HAS_NORM inputs are normed by `gain` [DEPTH] and `eps`; where it IS_ADDED `out`
-    is added to. A weight's place among its program's fits 32 bits.
+    If IS_GATED, the weights are [gate | up], `width` outputs each, and the result is silu(gate) * up, as
+    `kernels.gated_activation` defines it. If LIMIT is above 0, weights are FP8 with that maximum and per-output
+    `units`. If HAS_NORM, inputs are normed by `gain` [DEPTH] and `eps`; if IS_ADDED, the result is added to `out`.
+    Offsets within a program's weights fit 32 bits.
     """
     let_begin(OVERLAPS)
     dtype = out.dtype.element_ty
     first = tl.program_id(0) * BLOCK_N
-    # Past the last output lies the last output, and is not written.
+    # Indices past the last output are clamped to it, and not stored.
     n = tl.minimum(tl.arange(0, BLOCK_N), width - 1 - first)[None, :, None]
     k = tl.arange(0, BLOCK_K)[None, None, :]
     gates = weight + first.to(tl.int64) * DEPTH
@@ -97,7 +98,7 @@ def row_kernel(
             up_sums += wide * inputs
     product = tl.sum(sums, axis=2)
     if HAS_NORM:
-        # The same for all inputs of a row: the sum is multiplied by it.
+        # The norm's factor is the same for all inputs of a row, so it multiplies the sum.
         spread = tl.rsqrt(tl.sum(squares, axis=2) / DEPTH + eps)
         product *= spread
     if LIMIT > 0:

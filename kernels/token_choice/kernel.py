@@ -1,4 +1,4 @@
-"""The GPU's choice of tokens: health, maximum, truncation and the race of exponential clocks, without a sort."""
+"""GPU sampler: NaN check, maximum, truncation and the race of exponential clocks, without a sort."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ from kernels.token_choice.truncation import distance_of
 
 @triton.jit
 def _likeliest(value, token, none):
-    """Return the highest of logits [n], the first token that has it, and whether one is no number."""
+    """Return the highest of logits [n], the first token that has it, and whether any is NaN or infinity (int32)."""
     highest = tl.max(value, axis=0)
     first = tl.min(tl.where(value == highest, token, none), axis=0)
     return highest, first, tl.max(((value != value) | (value == float("inf"))).to(tl.int32), axis=0)
@@ -18,8 +18,8 @@ def _likeliest(value, token, none):
 
 @triton.jit
 def _best_of(peaks, marks, winners, vocab, is_drawn, highest, temperature):
-    """Return the token of a row that is not cut, given its parts' highest logits, best scores and who has them."""
-    # A part of nothing but minus infinity has no winner.
+    """Return the token of a row without truncation, given its parts' highest logits, best scores and winners."""
+    # A part with only minus infinity has no winner.
     is_candidate = peaks > float("-inf")
     distances = tl.where(is_candidate, distance_of(peaks, highest, temperature), float("inf"))
     scores = tl.where(is_drawn, marks - distances, peaks)
@@ -46,18 +46,19 @@ def token_choice_kernel(
     BLOCK: tl.constexpr,
     KEPT: tl.constexpr,
 ):
-    """Program (r, p) looks at part p of row r of `logits` [rows, vocab] float32; the last one there chooses.
+    """Program (r, p) scans part p of row r of `logits` [rows, vocab] float32; the row's last program chooses the token.
 
-    -1 where no number is the highest. `knobs` [rows, 4] float64 are temperature (0: the likeliest token), the logarithm
-    of min-p, top-k and top-p; `seeds` [rows, 2] int64 are seed and position. Of rows that are not cut each part has a
-    race of its own, with the part's highest for a mark; of others it lists the likeliest, and those that are kept have
-    one race. Between the programs of a row:
+    The result is -1 if a row has NaN or infinity, or only minus infinity. `knobs` [rows, 4] float64 are temperature (0
+    for greedy), the logarithm of min-p, top-k and top-p; `seeds` [rows, 2] int64 are seed and position. Without
+    truncation, each part runs its own race, with scores relative to the part's highest logit. With truncation ("cut"
+    rows), each part lists its likeliest tokens, and those that are kept run one race. Buffers between the programs of a
+    row:
 
-        numbers  float32 [rows, 2, parts]            highest logit; best score, or of a cut row the edge
-        winners  int32 [rows, parts]                 who has the best score; -1 where a logit is no number
-        masses   int64 [rows, parts]                 of a cut row: the part's, in 2^-40 of its likeliest token's
-        listed, listed_tokens  [rows, parts, KEPT]   of a cut row: float32 logits, minus infinity in the end; int32
-        arrived  int32 [rows]                        zeros, and zeros again in the end
+        numbers  float32 [rows, 2, parts]            highest logit; best score, or the edge of a cut row
+        winners  int32 [rows, parts]                 the token with the best score; -1 if a logit is NaN or infinity
+        masses   int64 [rows, parts]                 cut rows: the part's mass, in 2^-40 of its likeliest token's
+        listed, listed_tokens  [rows, parts, KEPT]   cut rows: float32 logits, padded with minus infinity; int32 ids
+        arrived  int32 [rows]                        finished programs; zero before and after the launch
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits += row * vocab
@@ -88,7 +89,7 @@ def token_choice_kernel(
     tl.store(numbers + at, peak)
     tl.store(numbers + at + NUM_PARTS, mark)
     tl.store(winners + row * NUM_PARTS + part, tl.where(is_poisoned == 0, winner, -1))
-    # All of the program has written before it says so, and what it says is seen after what it wrote.
+    # The barrier makes all threads write before the counter is incremented; acq_rel orders it after the writes.
     tl.debug_barrier()
     if tl.atomic_add(arrived + row, 1, sem="acq_rel") < NUM_PARTS - 1:
         return
@@ -104,7 +105,7 @@ def token_choice_kernel(
         shares = tl.load(masses + row * NUM_PARTS + p, mask=is_part, other=0, cache_modifier=".cg")
         far = distance_of(peaks, highest, temperature).to(tl.float64)
         mass = tl.sum(shares.to(tl.float64) * tl.exp(-far), axis=0)
-        # By smaller blocks: with whole ones Triton 3.6 has a few registers too few.
+        # Half blocks: with whole ones the kernel slightly exceeds its registers under Triton 3.6.
         winner = drawn_of_cut(
             logits,
             vocab,

@@ -1,4 +1,4 @@
-"""Choosing tokens on a GPU as `kernels.token_choice.reference` defines the draw."""
+"""Samples tokens on a GPU, with draws as `kernels.token_choice.reference` defines them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import triton
 from kernels.token_choice.kernel import token_choice_kernel
 
 BLOCK, PART = 4096, 16_384
-"""Of what a program looks at at once in a race, and of all that it looks at. However many rows there are, or draws
-would depend on them: what scores are measured from is a part's.
+"""Tokens that a program handles at once in a race, and tokens of its part. Independent of the number of rows, or draws
+would depend on it, because scores are relative to a part's highest logit.
 """
 KEPT = 1024
-"""Of a part's logits, as many as a cut row is decided among at most."""
+"""Maximum logits that a part lists for a cut (truncated) row."""
 
 
 def counters(max_rows: int, device: torch.device) -> torch.Tensor:
-    """Return what the programs of a row count by: int32, zeros again after each launch."""
+    """Return the counters of rows' finished programs: int32, zero again after each launch."""
     return torch.zeros(max_rows, dtype=torch.int32, device=device)
 
 
@@ -25,14 +25,14 @@ def choose_tokens(
 ) -> torch.Tensor:
     """Return a token id (int64, [rows]) for each row of `logits` [rows, vocab] float32, contiguous.
 
-    -1 where a row holds NaN or infinity, or nothing but minus infinity. Of equal logits the lowest id is the likeliest.
+    The id is -1 if a row has NaN or infinity, or only minus infinity. Of equal logits the lowest id is the likeliest.
 
     Args:
-        knobs: [rows, 4] float64: temperature, 0 for the likeliest token; the natural logarithm of min-p; top-k, 0 for
-            all; top-p, 1 for all. Which tokens are kept is `engine.sampling.logits`' affair: `kernels.token_choice.
-            truncation` keeps the same ones.
-        seeds: [rows, 2] int64: the seed and the position of the draw, below 2^31.
-        arrived: `counters`; no other launch may use them meanwhile.
+        knobs: [rows, 4] float64: temperature, 0 for greedy; the natural logarithm of min-p; top-k, 0 for all; top-p, 1
+            for all. `engine.sampling.logits` defines which tokens are kept; `kernels.token_choice.truncation` keeps the
+            same.
+        seeds: [rows, 2] int64: the seed, and the position of the draw, below 2^31.
+        arrived: `counters`, not shared with a concurrent launch.
     """
     rows, vocab = logits.shape
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)

@@ -1,4 +1,4 @@
-"""The race of exponential clocks among tokens: of a part of a row, or of those that are kept of a cut one."""
+"""The race of exponential clocks among tokens: those of a part of a row, or those kept of a truncated row."""
 
 import triton
 import triton.language as tl
@@ -8,9 +8,9 @@ from kernels.token_choice.truncation import distance_of
 
 @triton.jit
 def _gumbel(word):
-    """Turn 32-bit words into standard Gumbel variables, as `kernels.token_choice.reference` does."""
+    """Map 32-bit words to standard Gumbel variables, as `kernels.token_choice.reference` does."""
     v = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.9604644775390625e-08)
-    # log1p(-v): the quotient takes back what 1 - v has rounded away (Kahan).
+    # log1p(-v): the quotient compensates for the rounding of 1 - v (Kahan).
     u = 1.0 - v
     clock = tl.where(u == 1.0, v, tl.log(u) * v / (u - 1.0))
     return -tl.log(clock)
@@ -18,7 +18,7 @@ def _gumbel(word):
 
 @triton.jit
 def _better(value, token, best, best_token):
-    """Keep the higher of two candidates of each lane; of equal ones the one that came first."""
+    """Keep the better of two candidates per lane; the earlier one if they are equal."""
     wins = value > best
     return tl.where(wins, value, best), tl.where(wins, token, best_token)
 
@@ -27,7 +27,7 @@ def _better(value, token, best, best_token):
 def winner_of_part(logits, low, high, none, highest, temperature, seed, position, BLOCK: tl.constexpr):
     """Return the best score of a race among tokens `low` to `high`, and the first token that has it.
 
-    Each of a quarter as many lanes looks at the four tokens whose noise one counter of Philox brings.
+    Each of BLOCK / 4 lanes handles the four tokens whose noise comes from one Philox counter.
     """
     drawn = tl.full([BLOCK // 4], float("-inf"), tl.float32)
     drawn_token = tl.zeros([BLOCK // 4], tl.int32)
@@ -48,10 +48,10 @@ def winner_of_part(logits, low, high, none, highest, temperature, seed, position
 def winner_among(
     logits, count, tokens, num_named, highest, temperature, least, farthest, last, seed, position, BLOCK: tl.constexpr
 ):
-    """Return the token that wins the race among those of `count` logits that are kept.
+    """Return the token that wins the race among the kept ones of `count` logits.
 
-    The first `num_named` are those of `tokens`, the others each its own place. Kept are those up to the distance
-    `farthest`, there those up to the place `last`, whose scores are at least `least`.
+    The ids of the first `num_named` logits are in `tokens`; that of any other is its index. A logit is kept if its
+    distance is below `farthest`, or equal to it at an index of at most `last`, and its score is at least `least`.
     """
     drawn = tl.full([BLOCK], float("-inf"), tl.float32)
     drawn_token = tl.zeros([BLOCK], tl.int32)

@@ -1,12 +1,12 @@
-"""Drawing a token: a race between exponential clocks whose noise is a pure function of (seed, position, token).
+"""Sampling a token: a race between exponential clocks whose noise is a pure function of (seed, position, token).
 
     choice = argmax_i  score_i - ln E_i,      E_i = -ln(1 - v_i),      v_i in (0, 1) from Philox
 
-which draws i with probability softmax(score)_i (the Gumbel-max trick: -ln E_i is a Gumbel variable). One uniform and an
-inverse CDF would need less noise, but there every boundary between tokens moves with the rounding of every other one.
-In a race a token's noise belongs to the token: the draw is the same whatever else is in the batch or was truncated, and
-where two devices disagree on the probabilities by a total variation of d they disagree on the draw with probability at
-most 2d / (1 + d). So a stream resumed elsewhere goes on as it would have.
+which draws i with probability softmax(score)_i (the Gumbel-max trick: -ln E_i is a Gumbel variable). A single uniform
+variable and an inverse CDF would need less noise, but then rounding of any probability moves every later boundary. In a
+race the noise belongs to the token: the draw does not depend on the rest of the batch or on truncated tokens, and if
+two devices' probabilities differ by a total variation of d, their draws differ with probability at most 2d / (1 + d).
+So a stream resumed elsewhere continues as it would have.
 
 Sources: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox4x32-10); C. Maddison et al.,
 "A* sampling", NeurIPS 2014 (Gumbel-max); M. Daliri et al., "Coupling without communication and drafter-invariant
@@ -32,7 +32,7 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawKeys:
-    """What fixes the noise of each row: 32-bit words in int64, each [rows, 1]."""
+    """The keys that determine the noise of each row: 32-bit words in int64, each [rows, 1]."""
 
     seed_low: torch.Tensor
     seed_high: torch.Tensor
@@ -66,7 +66,7 @@ def gumbel_noise(keys: DrawKeys, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel_noise_of_all(keys: DrawKeys, vocab_size: int) -> torch.Tensor:
-    """Return the noise [rows, vocab] of every token; equal to `gumbel_noise` of 0..vocab-1 at a quarter of the cost."""
+    """Return the noise [rows, vocab] of all tokens: `gumbel_noise` of 0..vocab-1 at a quarter of the cost."""
     num_counters = (vocab_size + 3) // 4
     zero = torch.zeros_like(keys.position)
     counters = torch.arange(num_counters, device=keys.position.device).unsqueeze(0)
@@ -81,10 +81,10 @@ def race(scores: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def _gumbel(word: torch.Tensor) -> torch.Tensor:
-    """Turn 32-bit words (int64) into standard Gumbel variables (float32).
+    """Map 32-bit words (int64) to standard Gumbel variables (float32).
 
-    v = (word + 1/2) / 2^32 is small for the tokens that can win, where a float32 still resolves every word; at the
-    other end it is kept below 1, so that no clock needs for ever.
+    v = (word + 1/2) / 2^32 is small for tokens that can win, where float32 still resolves every word; at the other end
+    it is clamped below 1, so that no clock is infinite.
     """
     v = word.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return v.neg_().log1p_().neg_().log_().neg_()

@@ -1,10 +1,10 @@
-"""The tokens among which a cut row is decided: of each part of the row its highest, found by the part's own program.
+"""The shortlist of a truncated ("cut") row: the highest tokens of each part, found by the part's own program.
 
-A search of 18 passes over a whole vocabulary is long for one program, and others cannot help it, for a pivot needs all
-of them at once. So every part leaves the tokens above some logit of its own, its edge, which are at most `KEPT`, and
-how much mass all its tokens have. The lists of all parts laid end to end have every token above the highest edge, by
-id: where the cut lies there, which a pass over the lists tells, they are searched in the row's place. A nucleus of
-several thousand tokens, or a top-k of as many, is searched for in the whole row.
+A search of 18 passes over a whole vocabulary is slow in one program, and cannot be shared, because each pivot would
+need a synchronization of all programs. So each part lists its tokens above a logit of its own, the edge, at most
+`KEPT`, and the total mass of its tokens. Together the lists contain every token above the highest edge, ordered by id.
+If the cut lies above that edge, which one pass over the lists tells, they are searched instead of the row. A nucleus,
+or a top-k, of several thousand tokens is searched for in the whole row.
 """
 
 import triton
@@ -16,11 +16,11 @@ from kernels.token_choice.truncation import cut, distance_of, mass_of, survey, w
 
 @triton.jit
 def edge_of(value, highest, KEPT: tl.constexpr):
-    """Return a logit above which at most `KEPT` of `value` [n] lie, minus infinity where that is all of them."""
+    """Return a logit above which at most `KEPT` of `value` [n] lie; minus infinity if that is all of them."""
     is_there = value > float("-inf")
     edge = tl.full([], float("-inf"), tl.float32)
     if tl.sum(is_there.to(tl.int32), axis=0) > KEPT:
-        # At most KEPT lie above `edge`, and more than that above `low` if not above every logit between the two.
+        # Invariant: at most KEPT lie above `edge`; more lie above `low`, unless it is still the minimum.
         low, edge = tl.min(tl.where(is_there, value, float("inf")), axis=0), highest
         num_above = tl.zeros([], tl.int32)
         middle = low * 0.5 + edge * 0.5
@@ -38,7 +38,7 @@ def edge_of(value, highest, KEPT: tl.constexpr):
 def shorten(
     logits, low, high, edge, highest, temperature, listed, listed_tokens, KEPT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """List the tokens from `low` to `high` that lie above the edge; return the mass of all, in 2^-40 of `highest`."""
+    """List the tokens from `low` to `high` above the edge; return the mass of all, in 2^-40 of that of `highest`."""
     mass = tl.zeros([BLOCK], tl.int64)
     num_listed = tl.zeros([], tl.int32)
     for start in range(low, high, BLOCK):
@@ -74,9 +74,10 @@ def drawn_of_cut(
     position,
     BLOCK: tl.constexpr,
 ):
-    """Return the token of a cut row, from the lists where they are enough.
+    """Return the token of a cut row, from the lists if they suffice, else from the whole row.
 
-    `edge` is the highest of the parts'; `least` the lowest score that min-p leaves; `mass` (float64) the whole row's.
+    `edge` is the highest edge of all parts; `least` is the lowest score that min-p keeps; `mass` (float64) is that of
+    the whole row.
     """
     reach = distance_of(edge, highest, temperature)
     if top_k > 0:

@@ -1,42 +1,42 @@
-"""Where top-k and top-p cut a row of logits, found by narrowing a threshold: the sorted definition without the sort.
+"""Top-k and top-p truncation of a row of logits by bisecting a threshold: the sorted definition without the sort.
 
-Every token has a distance  m = (highest logit - logit) / temperature >= 0  and is so likely as e^-m. By (distance, id)
-the tokens stand in one order, likeliest first, of which
+Every token has a distance  m = (highest logit - logit) / temperature >= 0  and a probability proportional to e^-m.
+Ordered by (distance, id), likeliest first,
 
-    top-k keeps the first k,      top-p the shortest start whose mass is at least p times that of all that are left.
+    top-k keeps the first k,      top-p the shortest prefix whose mass is at least p times that of all tokens left.
 
-Both are: everything nearer than some distance, and of the tokens at it those up to some id. A pass over the row
-measures what is nearer than a pivot, and brings the largest distance below it and the smallest one from it on, so that
-the bounds lie on distances that occur and the search ends where they meet: about 18 passes for 128,000 tokens, so that
-`kernels.token_choice.shortlist` goes over what matters of them. Counts and masses are whole numbers, masses in 2^-40 of
-the likeliest token's: their sums are the same in any order.
+Both keep everything nearer than some distance, and of the tokens at that distance those up to some id. A pass over the
+row measures what is nearer than a pivot, and also finds the largest distance below the pivot and the smallest from it
+on, so that bounds are distances that occur and the search ends when they meet. This takes about 18 passes for 128,000
+tokens, which is why `kernels.token_choice.shortlist` reduces the row first. Counts and masses are integers, masses in
+units of 2^-40 of the likeliest token's, so that sums do not depend on their order.
 
-Source: searches by pivots as in Ye et al., 2025 (FlashInfer, arXiv 2501.01005); there one is drawn, here it is the
-middle, because the set that is kept is to be the definition's.
+Source: pivot search as in Ye et al., 2025 (FlashInfer, arXiv 2501.01005). There the pivot is random; here it is the
+midpoint, because the kept set must be exactly that of the definition.
 """
 
 import triton
 import triton.language as tl
 
 AT_ONCE = tl.constexpr(4)
-"""Blocks that are asked for at once: the search is one program's, which waits for each."""
+"""Blocks loaded at once, because the search runs in one program, which waits for each load."""
 
 
 @triton.jit
 def distance_of(logit, highest, temperature):
-    """Return how far logits lie below the highest, by the one division that the definition makes."""
+    """Return how far logits lie below the highest, by a single correctly rounded division, as in the definition."""
     return tl.div_rn(highest - logit, temperature)
 
 
 @triton.jit
 def mass_of(distance):
-    """Return e^-distance in units of 2^-40, rounded down; nothing is left of it beyond a distance of 28."""
+    """Return e^-distance in units of 2^-40, rounded down; zero beyond a distance of 28."""
     return (tl.exp(-distance) * 1099511627776.0).to(tl.int64)
 
 
 @triton.jit
 def survey(logits, vocab, highest, temperature, pivot, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Measure the tokens nearer than `pivot`; also return the largest distance below it and the smallest from it on."""
+    """Return the count or mass of tokens nearer than `pivot`, the largest such distance, and the smallest other one."""
     lanes = tl.arange(0, AT_ONCE)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     measured = tl.zeros([BLOCK], tl.int64)
     below = tl.zeros([BLOCK], tl.float32)
@@ -55,11 +55,11 @@ def survey(logits, vocab, highest, temperature, pivot, IS_MASS: tl.constexpr, BL
 
 @triton.jit
 def _narrow(logits, vocab, highest, temperature, farthest, wanted, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the distance at which what is measured reaches `wanted`, and how many of the tokens there that takes.
+    """Return the distance at which the count or mass reaches `wanted`, and how many tokens at that distance it takes.
 
-    The tokens up to `farthest`, a distance that occurs, reach it.
+    `farthest` is a distance that occurs, and the tokens up to it reach `wanted`.
     """
-    # What is nearer than `low` does not reach it; the distance wanted lies in [low, high].
+    # Tokens nearer than `low` do not reach it; the distance sought lies in [low, high].
     low = tl.zeros([], tl.float32)
     high = farthest
     nearer = tl.zeros([], tl.int64)
@@ -77,7 +77,7 @@ def _narrow(logits, vocab, highest, temperature, farthest, wanted, IS_MASS: tl.c
 
 @triton.jit
 def _last_of(logits, vocab, highest, temperature, distance, count, BLOCK: tl.constexpr):
-    """Return the id of the `count`-th token at a distance, the last one where there are fewer."""
+    """Return the id of the `count`-th token at `distance`, or of the last one if there are fewer."""
     lanes = tl.arange(0, BLOCK)
     seen = tl.zeros([], tl.int32)
     last = tl.zeros([BLOCK], tl.int32)
@@ -93,7 +93,7 @@ def _last_of(logits, vocab, highest, temperature, distance, count, BLOCK: tl.con
 
 @triton.jit
 def wanted_of(mass, top_p):
-    """Return the least whole mass that is at least `top_p` of one (float64)."""
+    """Return the smallest integer mass that is at least `top_p` times `mass` (float64)."""
     exact = mass * top_p
     wanted = exact.to(tl.int64)
     wanted += (wanted.to(tl.float64) < exact).to(tl.int64)
@@ -104,8 +104,8 @@ def wanted_of(mass, top_p):
 def cut(logits, vocab, highest, temperature, top_k, top_p, mass, BLOCK: tl.constexpr):
     """Return (distance, id) of the last token that is kept; `top_k` 0 and `top_p` 1 keep all.
 
-    Tokens of minus infinity are at no finite distance: never kept, nor counted by top-p. `mass` (float64) is that of
-    all tokens.
+    Tokens with a logit of minus infinity have an infinite distance: they are never kept, nor counted by top-p. `mass`
+    (float64) is that of all tokens.
     """
     distance = tl.full([], float("inf"), tl.float32)
     last = tl.zeros([], tl.int32) + vocab
@@ -115,7 +115,7 @@ def cut(logits, vocab, highest, temperature, top_k, top_p, mass, BLOCK: tl.const
         distance, count = _narrow(logits, vocab, highest, temperature, farthest, top_k, False, BLOCK)
     if top_p < 1.0:
         near, nearest, _ = survey(logits, vocab, highest, temperature, tl.minimum(distance, 28.0), True, BLOCK)
-        # What top-k keeps of the tokens at its own distance counts too.
+        # The tokens that top-k keeps at its cut distance count too.
         wanted = wanted_of(tl.where(count > 0, (near + count * mass_of(distance)).to(tl.float64), mass), top_p)
         if near >= wanted:
             distance, count = _narrow(logits, vocab, highest, temperature, nearest, wanted, True, BLOCK)
