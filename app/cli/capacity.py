@@ -1,7 +1,7 @@
-"""What a model takes of a device and what the device can give it: arithmetic on geometry and data sheets. Pure.
+"""Estimate a model's memory and speed on a device from its geometry and the device's data sheet. Pure.
 
-Times are floors (the roofline model: Williams et al., 2009): a step is not faster than its bytes over the memory's
-rate, nor than its operations over the matrix units' rate. Engines reach a part of that.
+Times are lower bounds (the roofline model: Williams et al., 2009): a step takes at least its bytes over the memory
+bandwidth and its operations over the peak rate of the matrix units. Real engines are slower.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from engine.decoder.stored_fp8 import StoredFp8
 from engine.resolve import SNAPSHOT_SHARE
 
 BLOCK_TOKENS = 16
-"""As the engine has it unless it is told otherwise."""
+"""The engine's default."""
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device by its data sheet: memory in bytes, bytes a second, dense bfloat16 operations a second.
+    """Data sheet of a device: memory in bytes, bandwidth in bytes/s, dense bfloat16 FLOP/s.
 
     Attributes:
-        has_fp8_products: it multiplies matrices of 8-bit floats with a scale for each row, at twice the rate.
+        has_fp8_products: whether it multiplies FP8 matrices with one scale per row, at twice the bfloat16 rate.
     """
 
     name: str
@@ -59,11 +59,11 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What is asked of it.
+    """The workload to plan for.
 
     Attributes:
-        num_adapters: that answers under way use, each with a rank of `rank` on all linear layers.
-        price_per_hour: of one device, in any currency; 0 where it is not asked for.
+        num_adapters: adapters that running answers use, each of rank `rank` on all linear layers.
+        price_per_hour: price of one device, in any currency; 0 if costs are not wanted.
     """
 
     prompt_tokens: int
@@ -76,15 +76,15 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What comes of it.
+    """The estimate for one device.
 
     Attributes:
-        kv_bytes_per_token, cache_tokens: of texts that are no longer than any window.
-        max_concurrency: answers of full length that the cache holds at once; 0 where the weights alone do not fit.
-        ttft_s: of one prompt that has the device for itself.
-        tpot_s: with as many answers under way as are asked for, or as fit where those are fewer.
-        tokens_per_s: of answers, prompts counted in.
-        cost_per_million: answer tokens, at `price_per_hour`.
+        kv_bytes_per_token, cache_tokens: for sequences no longer than any attention window.
+        max_concurrency: full-length answers that the cache holds at once; 0 if not even one fits beside the weights.
+        ttft_s: time to first token of one prompt that has the device to itself.
+        tpot_s: time per output token at the requested concurrency, or at `max_concurrency` if that is lower.
+        tokens_per_s: answer tokens of all running answers, prefill time included.
+        cost_per_million: cost of a million answer tokens at `price_per_hour`.
     """
 
     weight_bytes: float
@@ -99,9 +99,9 @@ class Capacity:
 
 
 def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, traffic: Traffic) -> Capacity:
-    """Work out what one device can do for one model, which is `as_kept`."""
+    """Return the estimate of one device for a spec that `as_kept` returned."""
     itemsize = BYTES_BY_DTYPE[dtype]
-    # A cache of one byte a number is an option of its own (`kv_cache_dtype`), which nobody has asked for here.
+    # An 8-bit KV cache is a separate option (`kv_cache_dtype`), not considered here.
     cache_itemsize = max(2, itemsize)
     per_adapter = sum((inputs + outputs) * traffic.rank for inputs, outputs in spec.adapted_shapes().values())
     total_bytes = weight_bytes(spec, itemsize)
@@ -109,26 +109,26 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
     per_token = spec.kv_bytes_per_token(cache_itemsize)
     left = device.memory_bytes * memory_fraction - total_bytes - adapter_bytes
     layout, block_tokens = spec.cache_layout(spec.max_position), BLOCK_TOKENS
-    # Some places of a block may be empty, and windows keep whole blocks.
+    # Some layer slots of a block may be unused, and sliding windows keep whole blocks.
     block_bytes = block_tokens * per_token * layout.num_places / spec.num_layers
     state_bytes = spec.state_bytes(itemsize)
-    # States at the ends of prefixes have their share of what those of rows leave.
+    # Snapshots of states for the prefix cache get a share of the memory that the states of running rows leave.
     block_share = 1 / (1 + SNAPSHOT_SHARE) if state_bytes else 1.0
     cache_tokens = max(0, int(left * block_share // (block_bytes * len(layout.windows)) * block_tokens))
     length = traffic.prompt_tokens + traffic.answer_tokens
     num_blocks = Reach(layout.windows, block_tokens, length).resting(length)
     max_concurrency = max(0, int(left // (num_blocks * block_bytes / block_share + state_bytes)))
     batch = min(traffic.concurrency, max_concurrency)
-    # Of each token; products of 8 bits take half the time.
+    # FLOP saved per token: FP8 products take half the time.
     spared_flop = num_layer_weights(spec) - num_idle_weights(spec) if isinstance(spec.stored, StoredFp8) else 0.0
-    # The output matrix is wanted of the last token only.
+    # Only the last token needs the output matrix.
     first_flop = prompt_flop(spec, traffic.prompt_tokens) + 2.0 * spec.vocab_size * spec.hidden_size
     first_flop -= traffic.prompt_tokens * spared_flop
     ttft_s = max(first_flop / device.flop_per_s, total_bytes / device.bytes_per_s)
-    # On the way an answer has, in the middle, half of its tokens.
+    # A running answer has half of its tokens on average.
     step_bytes = step_weight_bytes(spec, itemsize, max(1, batch)) + adapter_bytes
     step_bytes += batch * cache_bytes(spec, traffic.prompt_tokens + traffic.answer_tokens / 2, cache_itemsize)
-    # Read and written.
+    # States are read and written.
     step_bytes += batch * 2.0 * state_bytes
     step_flop = batch * (2.0 * num_step_weights(spec) - spared_flop)
     tpot_s = max(step_bytes / device.bytes_per_s, step_flop / device.flop_per_s)
@@ -149,7 +149,7 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
 
 
 def as_kept(spec: ModelSpec, dtype: str, device: Device) -> ModelSpec:
-    """Return a model as the engine holds it: weights of few bits that it cannot multiply by are numbers."""
+    """Return the spec as the engine holds it: quantized weights that the device cannot multiply are dequantized."""
     stored, has_products = spec.stored, device.has_fp8_products and dtype == "bfloat16"
     stays = stored is None or (stored.stays and (has_products or not isinstance(stored, StoredFp8)))
     return spec if stays else replace(spec, stored=None)

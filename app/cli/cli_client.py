@@ -29,10 +29,10 @@ class AskError(Exception):
 
 @contextmanager
 def connected(url: str, key: str) -> Iterator[httpx.Client]:
-    """Open a client whose failures are one line.
+    """Open an HTTP client whose transport errors become one line.
 
     Raises:
-        AskError: nobody answers.
+        AskError: the server did not respond.
     """
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
@@ -43,10 +43,10 @@ def connected(url: str, key: str) -> Iterator[httpx.Client]:
 
 
 def answered(response: httpx.Response) -> dict[str, Any]:
-    """Return the JSON of an answer.
+    """Return the JSON body of a response.
 
     Raises:
-        AskError: it is an error; with what the server says.
+        AskError: the response is not JSON, or an error; with the server's message.
     """
     try:
         body: dict[str, Any] = response.json()

@@ -1,4 +1,4 @@
-"""The Serve config file as it is written: read, not checked. Imports next to nothing, for a running server keeps it."""
+"""Read the Serve config file without validating it. Imports little, because it stays loaded while a server runs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ BUILDER = "app.builder:build"
 
 
 def our_applications(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return those of a good configuration that are ours."""
+    """Return our applications in a valid configuration."""
     return [application for application in tree["applications"] if application.get("import_path") == BUILDER]
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping: YAML forbids it, and the last would win in silence."""
+    """Refuses duplicate keys in a mapping: YAML forbids them, but PyYAML silently keeps the last."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Return a mapping of the text, its keys looked at before references are put in their places."""
+        """Return the mapping node as written; its keys are checked before merge keys are expanded."""
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
@@ -36,7 +36,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """Return the parsed file.
 
     Raises:
-        ValueError: one line: there is no such file, it is not YAML, or not a mapping.
+        ValueError: the file cannot be read, is not YAML, or is not a mapping; the message is one line.
     """
     try:
         tree = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()

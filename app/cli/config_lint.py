@@ -1,6 +1,7 @@
-"""A whole Serve config file -> one line for each mistake, with its place.
+"""Lint a whole Serve config file: one line per mistake, with its place.
 
-Serve accepts unknown keys in silence, at every level above `args`; here each is an error with the nearest known key.
+Serve silently accepts unknown keys at every level above `args`; here each is an error that suggests the nearest known
+key.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ TEXT_BY_TYPE = {
     "model_type": "must be a mapping of keys to values",
     "tuple_type": "must be a list",
 }
-"""Where pydantic speaks of what a YAML file does not have: tuples, dictionaries and our classes."""
+"""Replaces messages of pydantic that mention what a YAML file does not have: tuples, dictionaries and our classes."""
 ROUTE_PREFIX = re.compile(r"/|(?:/[^/{}\s]+)+")
 
 
 def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
-    """Return one line for each mistake in the Serve config file at `path`; empty where it is good.
+    """Return one line for each mistake in the Serve config file at `path`; empty if it is valid.
 
     Args:
         reads_all: see `app.resolved.mistakes`.
@@ -71,7 +72,7 @@ def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
 
 
 def deployment_names(settings: Settings) -> list[str]:
-    """Return the names that `deployments` overrides of an application may use."""
+    """Return the deployment names that an application's `deployments` may override."""
     names = [GATEWAY, *(model_deployment(model.name) for model in settings.models)]
     if settings.tokenizer.placement == "deployment":
         names.append("Tokenizer")
@@ -82,7 +83,7 @@ def deployment_names(settings: Settings) -> list[str]:
 
 
 def single_names(settings: Settings) -> list[str]:
-    """Return the names of those deployments of which there is one replica, which decides for all."""
+    """Return the names of deployments that must have exactly one replica, because it decides for the application."""
     singles = {REGISTRY: settings.registry, "Accounts": settings.accounts, "Batches": settings.batches}
     return [name for name, wanted in singles.items() if wanted is not None]
 
@@ -119,7 +120,7 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_all: boo
 
 
 def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what Serve takes, and nobody could ask a server by."""
+    """Yield mistakes that Serve accepts but that leave an application unreachable."""
     _, port = listen_address(tree)
     if not 1 <= port <= MAX_PORT:
         yield f"http_options.port: {port} is not between 1 and {MAX_PORT}"
@@ -134,7 +135,7 @@ def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]:
-    """Yield that an application is not there: of our house there is one, and others' are looked for here."""
+    """Yield an error if an application's module is missing; of our packages, only `BUILDER` is an application."""
     module, _, name = str(application.get("import_path")).partition(":")
     if module.partition(".")[0] == BUILDER.partition(".")[0]:
         yield f"{place}: '{module}:{name}' does not exist; did you mean '{BUILDER}'?"
@@ -146,7 +147,7 @@ def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]
 
 
 def _open_to_strangers(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield that everybody may ask a server that others than this machine reach."""
+    """Yield an error if a server reachable from other machines accepts requests from anyone."""
     host, _ = listen_address(tree)
     ours = [application["args"] for application in our_applications(tree)]
     if not is_loopback(host) and any(not args.get("tenants") and not args.get("allow_anonymous") for args in ours):
@@ -157,7 +158,7 @@ def _open_to_strangers(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shared_folders(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield that two applications have one folder: the second would wait for ever for the first to let go of it."""
+    """Yield an error if applications share a locked folder: the second would wait forever for the first's lock."""
     owners: dict[tuple[str, Path], int] = {}
     for index, application in enumerate(tree["applications"]):
         if application["import_path"] != BUILDER:
@@ -192,12 +193,12 @@ def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
 def _unwritable_folders(settings: Settings, place: str) -> Iterator[str]:
     for key, folder in _state_folders(settings).items():
         path = Path(folder).absolute()
-        # Of what lies in a folder that may not be entered it cannot be told that it is there.
+        # Below a folder without search permission, even existing paths seem missing.
         nearest = next(there for there in (path, *path.parents) if os.path.exists(there))
         if not nearest.is_dir() or not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
             yield f"{place}.{key}: '{nearest}' is not a writable folder"
         elif nearest == path:
-            # Another user's, whose server had this folder before.
+            # Entries left by another user's server that used this folder before.
             others = (str(entry) for entry in sorted(path.iterdir()) if not os.access(entry, os.W_OK))
             yield from (f"{place}.{key}: '{entry}' is not writable" for entry in islice(others, 1))
 
@@ -241,7 +242,7 @@ def _validation_lines(schema: type[BaseModel], tree: object, place: str) -> list
     try:
         schema.model_validate(tree)
     except ValidationError as error:
-        # One line of each place: where a value may be of several types, it is none of them.
+        # One line per place: pydantic reports one error for each branch of a union.
         first_by_place: dict[str, Mapping[str, Any]] = {}
         for item in error.errors():
             first_by_place.setdefault(_place(item, tree), item)
@@ -250,7 +251,7 @@ def _validation_lines(schema: type[BaseModel], tree: object, place: str) -> list
 
 
 def _place(error: Mapping[str, Any], tree: object) -> str:
-    """Return the keys of the file in an error's path: others in it are branches of types."""
+    """Return the file's keys in an error's path, without pydantic's names of union branches."""
     place, here = "", tree
     for number, key in enumerate(error["loc"], 1):
         is_there = key in here if isinstance(here, dict) else isinstance(here, list) and isinstance(key, int)

@@ -1,6 +1,6 @@
-"""What Ray runs for a worker: asks `app.cli.worker_template` for a fork, or becomes a plain worker.
+"""The program that Ray starts for each worker: requests a fork of `app.cli.worker_template`, or becomes a plain worker.
 
-Run as a program, once for each worker: it imports little, and ends as soon as the fork is there.
+It imports little, and exits as soon as the fork exists.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ STANDARD_STREAMS = (0, 1, 2)
 
 
 def template_place(arguments: Sequence[str]) -> Path:
-    """Return where the template of the cluster listens, by the arguments that Ray gives a worker."""
+    """Return the path of the template's socket, from the arguments that Ray gives a worker."""
     given = dict(argument.removeprefix("--").split("=", 1) for argument in arguments if "=" in argument)
     return socket_place(Path(given["temp-dir"], given["session-name"]))
 
 
 def socket_place(session_folder: Path) -> Path:
-    """Return where the template of a cluster listens, by Ray's folder for that cluster."""
-    # No longer than the names of Ray's own sockets: there is a bound on the whole path.
+    """Return the path of the template's socket in Ray's session folder of a cluster."""
+    # Not longer than the names of Ray's own sockets: the length of a socket path is limited.
     return session_folder / "sockets" / "template"
 
 
@@ -37,7 +37,7 @@ def default_worker() -> str:
 
 
 def ask_for_a_fork(place: Path, arguments: Sequence[str]) -> bool:
-    """Ask the template for a worker that is this process but for its pid; tell whether it made one."""
+    """Ask the template to fork a worker equal to this process except for its pid; return whether it did."""
     asked = [sys.executable, list(arguments), dict(os.environ), os.getcwd()]
     try:
         with socket.socket(socket.AF_UNIX) as template:
@@ -47,7 +47,7 @@ def ask_for_a_fork(place: Path, arguments: Sequence[str]) -> bool:
             template.shutdown(socket.SHUT_WR)
             return bool(template.recv(1))
     except OSError:
-        # It is not there any more; what it would have saved is all that is lost.
+        # The template is gone: only its savings are lost.
         return False
 
 

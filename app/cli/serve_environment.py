@@ -14,7 +14,7 @@ from app.cli import haproxy
 
 LONGEST_STREAM_S = 3600
 ONE_MACHINE_DRAIN_S = 2
-"""HAProxy learns of a new gateway within half a second; with 0, every second redeployment failed a request."""
+"""HAProxy learns of a new gateway within half a second; with 0, half of all redeployments failed a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

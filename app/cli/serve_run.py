@@ -1,8 +1,8 @@
-"""`serve run` with an end that answers live to see: told to stop, the gateways finish what they have, then Serve ends.
+"""`serve run` with a graceful shutdown: gateways finish their running answers before Serve ends.
 
-Run as a program. What Serve does by itself is to end all gateways at once, and their streams in the middle of a word;
-to call errors what belongs to every end; to call a configuration good that it has only read; and to start Ray's
-dashboard, whether or not anybody looks at it.
+Run as a program. Plain `serve run` stops all gateways at once and cuts their streams in the middle of a word, logs
+errors on every normal shutdown, reports success as soon as it has read the configuration, and always starts Ray's
+dashboard.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from deployments.config import GATEWAY
 from engine import machine
 
 DRAIN_MARGIN_S = 5.0
-"""Beyond the seconds of the answers, for the word to reach the gateways and their last ones to reach the clients."""
+"""Added to the seconds for answers, so that the call reaches the gateways and the last tokens reach the clients."""
 POLL_S = 0.1
 STATUS_PERIOD_S = 1.0
 LACKS_MEMORY = "of our processes: the memory limit of this container or service is too low for the configuration."
@@ -46,11 +46,11 @@ _logger = logging.getLogger(__name__)
 
 
 async def drain(limit_s: float) -> None:
-    """Let the gateways of all applications refuse what comes, and finish what they have within `limit_s`."""
+    """Make the gateways of all applications refuse new requests and finish running ones within `limit_s`."""
 
     async def drain_application(name: str) -> None:
         gateways = serve.get_deployment_handle(GATEWAY, name)
-        # A handle that has just been made knows no replicas, and asks none.
+        # A new handle does not know any replicas yet, and its broadcast reaches none.
         while not await gateways.broadcast("drain", limit_s).results_async():
             await asyncio.sleep(POLL_S)
 
@@ -68,30 +68,30 @@ async def drain(limit_s: float) -> None:
 
 async def _shut_down(drain_s: float) -> None:
     if not ray.is_initialized():
-        # To ask for what runs would start it.
+        # Asking for Serve's status would start Ray.
         return
     await drain(drain_s)
-    # Ray tells on stdout, until this process ends, what it thinks of a controller that is killed when its work is done.
+    # Until this process ends, Ray reports on stdout that the controller was killed, which is normal once it is done.
     sys.stdout = io.StringIO()
-    # On the loop that the handles were made on, and while it runs: they complain of every other end.
+    # On the event loop on which the handles were created, while it still runs; otherwise they log errors.
     await serve.shutdown_async()
 
 
 def _end(drain_s: float, number: int, frame: FrameType | None) -> None:
-    # Once more, and nobody is waited for.
+    # A second SIGINT stops the waiting.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A gateway that is late with an answer, as one is that ends its streams, is nothing to be told of.
+    # Serve's warnings about gateways that respond late are noise: they are ending their streams.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     asyncio.new_event_loop().run_until_complete(_shut_down(drain_s))
-    # Until this process has left a cluster that stays, handles call it an error that their loop has ended.
+    # Until this process leaves a cluster that goes on, handles log an error because their event loop has ended.
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     sys.exit()
 
 
 def wait_until_deployed() -> str | None:
-    """Wait until all applications run; returns why one of them never will, None where they do.
+    """Wait until all applications run and return None, or return why one of them failed to deploy.
 
-    Ray starts anew whatever dies, and the kernel kills it anew where memory is too small: that is told.
+    Reports processes that the kernel kills for lack of memory: Ray restarts them, only for them to be killed again.
     """
     num_killed = machine.num_killed()
     while True:
@@ -113,7 +113,7 @@ def _applications() -> Mapping[str, ApplicationStatusOverview]:
     try:
         found: Mapping[str, ApplicationStatusOverview] = serve.status().applications
     except (RayError, RayServeException):
-        # The controller has just died; Ray starts it anew.
+        # The controller has just died; Ray restarts it.
         return {}
     return found
 
@@ -125,7 +125,7 @@ def _reason(application: ApplicationStatusOverview) -> str:
 
 
 def end_without(parent: int) -> None:
-    """End this process as a signal would once the one that started it is gone: nobody else would ever end it."""
+    """Send SIGINT to this process once its parent is gone: nothing else would ever end it."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -145,7 +145,7 @@ def _start_ray(address: str, *, has_dashboard: bool) -> None:
 
 
 def _lacking_gpus(config: str) -> str | None:
-    """Return that a cluster of this machine alone, which never grows, has too few GPUs; None where it has enough."""
+    """Return an error if a cluster of this machine alone, which never grows, has too few GPUs, else None."""
     wanted = preflight.wanted_gpus(read_config(config))
     there = ray.cluster_resources().get("GPU", 0.0) if wanted else 0.0
     if wanted <= there:

@@ -1,7 +1,6 @@
-"""One `serve run` of ours: started in a session of its own, watched until it is ready, ended without a trace.
+"""A child process for `app.cli.serve_run`: started in its own session, watched, and ended with all its descendants.
 
-The session is what makes "everything it started" exact: Ray's daemons, replicas and HAProxy inherit it and do not leave
-it.
+The session identifies them: Ray's daemons, replicas and HAProxy inherit it and do not leave it.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 GRACE_S = 20.0
-"""Seconds for Serve to end once its answers have; a second signal cuts it short."""
+"""Seconds for Serve to end after its last answers; a second signal cuts it short."""
 
 TERM_S = 8.0
 
 REASON = "reason: "
-"""What the line begins with by which the child says why it ends; Ray may still tell of its own end after it."""
+"""Prefix of the line in which the child says why it ends; lines of Ray's own shutdown may follow it."""
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -31,11 +30,11 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 class ServerProcess:
     """The child and all that it starts.
 
-    Its output is copied line by line to ours; Ray colours it wherever it goes, which only a terminal can show.
+    Copies its output to ours line by line, without Ray's colors unless ours is a terminal.
 
     Args:
-        drain_s: seconds that answers under way have once it is stopped (`app.cli.serve_run`).
-        has_dashboard: a cluster that it starts has Ray's dashboard.
+        drain_s: seconds that running answers have to finish once it is stopped (`app.cli.serve_run`).
+        has_dashboard: whether a cluster that it starts has Ray's dashboard.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class ServerProcess:
         has_dashboard: bool = False,
     ) -> None:
         options = ["--address", address, "--drain-s", str(drain_s), *(["--dashboard"] if has_dashboard else [])]
-        # Unbuffered: what was told last, the reason of its end, is what arrives last.
+        # Unbuffered, so that the reason of its end, printed last, also arrives last.
         command = [sys.executable, "-u", "-m", "app.cli.serve_run", str(config), *options]
         self._grace_s = drain_s + GRACE_S
         self._child = subprocess.Popen(
@@ -70,17 +69,17 @@ class ServerProcess:
         return self._child.poll() is not None
 
     def failure(self) -> str | None:
-        """Return why the child has ended, None where it has not."""
+        """Return why the child has ended, or None if it has not."""
         if self._child.poll() is None:
             return None
         self._copier.join(timeout=2)
         return f"`serve run` ended with status {self._child.returncode}: {self._last_line.removeprefix(REASON)}"
 
     def stop(self) -> None:
-        """End the child gracefully, then by force, then whatever is left of its session; idempotent.
+        """End the child with SIGINT, then SIGTERM, then kill what is left of its session; idempotent.
 
-        A `KeyboardInterrupt` while waiting (a second Ctrl-C) skips all but the force: told by a second signal to end,
-        Ray dumps its stacks.
+        A `KeyboardInterrupt` while waiting (a second Ctrl-C) skips to the kill: on a second signal, Ray would dump its
+        stacks.
         """
         with contextlib.suppress(KeyboardInterrupt):
             for wanted, patience_s in ((signal.SIGINT, self._grace_s), (signal.SIGTERM, TERM_S)):
@@ -101,14 +100,14 @@ class ServerProcess:
 
 
 def tell(text: str) -> None:
-    """Write to standard output; that its disk is full or its reader gone ends no server."""
+    """Write to standard output; a full disk or a closed pipe must not end the server."""
     with contextlib.suppress(OSError):
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
 def kill_session(session_id: int) -> None:
-    """Kill every process of a session, again and again until none is left; this process's own session is refused."""
+    """Kill every process of a session, repeatedly until none is left; refuses this process's own session."""
     if session_id == os.getsid(0):
         raise ValueError("refusing to kill the session that this process is in")
     for _ in range(50):
@@ -122,7 +121,7 @@ def kill_session(session_id: int) -> None:
 
 
 def session_members(session_id: int) -> list[int]:
-    """Return the living processes of a session."""
+    """Return the pids of a session's processes, zombies excluded."""
     members = []
     for pid in _all_pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):

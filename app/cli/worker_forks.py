@@ -1,7 +1,7 @@
-"""Has the cluster that this process starts fork its workers from one that has imported what they need.
+"""Makes a cluster started by this process fork its workers from a template that has imported what they need.
 
-Ray has no such thing, so that a step of its start is wrapped. The template (`app.cli.worker_template`) starts beside
-the rest of Ray, so that its imports take no time of their own.
+Ray has no such feature, so one step of its startup is wrapped. The template (`app.cli.worker_template`) starts in
+parallel with the rest of Ray, so its imports do not add to the startup time.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any
 from app.cli import forked_worker
 
 SYSTEM_CONFIG = {"prestart_worker_first_driver": False}
-"""Ray starts some workers before it knows for whom; those could not be forks."""
+"""Ray would prestart workers before it knows their job; those could not be forks."""
 
 _NEEDED = {"worker_path", "session_dir"}
 
 
 def are_possible(address: str) -> bool:
-    """Tell whether workers of the cluster at `address` can be forks: it is started here, where forks are sound."""
+    """Tell whether workers of the cluster at `address` can be forks: it is started here, on Linux."""
     return address == "local" and sys.platform == "linux"
 
 
 @contextmanager
 def forked_workers(environment: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Let a cluster that is started meanwhile fork its workers.
+    """Make a cluster started within this context fork its workers.
 
     Args:
-        environment: returns that of this process, to which Ray adds until it hands it to its workers.
+        environment: returns this process's environment; called late, as Ray adds to what its workers inherit.
     """
     from ray._private import services
 
     start_raylet = services.start_raylet
     signature = inspect.signature(start_raylet)
     if not signature.parameters.keys() >= _NEEDED:
-        # Another Ray than the one this was written for: its workers are plain ones.
+        # This version of Ray differs from the one this was written for: use plain workers.
         yield
         return
 
@@ -60,14 +60,14 @@ def forked_workers(environment: Callable[[], Mapping[str, str]]) -> Iterator[Non
 
 
 def worker_variables(raylet_pid: int) -> dict[str, str]:
-    """Return what Ray sets for workers of the first job of a cluster, and reads while it is imported."""
+    """Return the variables that Ray sets for workers of a cluster's first job and reads at import."""
     from ray import JobID
 
     return {"RAY_JOB_ID": JobID.from_int(1).hex(), "RAY_RAYLET_PID": str(raylet_pid)}
 
 
 def start_template(session_folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the template of the cluster whose folder is given, and return it; it ends with this process."""
+    """Start and return the template of the cluster with this session folder; it ends with this process."""
     place = forked_worker.socket_place(session_folder)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place))

@@ -1,13 +1,13 @@
-"""A process that has imported what all workers of a server need, and forks them: what is imported once is held once.
+"""A process that imports what all workers of a server need and forks them, so that they share those modules' memory.
 
-Ray starts every worker as a new interpreter, which imports Ray, Serve and ours for a second or two of processor time
-and keeps tens of megabytes of its own for it. A fork has them at once, and shares what it does not change.
+Ray starts every worker as a new interpreter, in which importing Ray, Serve and our modules takes one to two seconds of
+CPU time and tens of megabytes. A fork has them at once, and shares the pages that it does not change.
 
-Run as a program, by `app.cli.worker_forks`, for one cluster that it ends with. A fork is what the worker would have
-been: its arguments, environment, folder and streams are those of the process that Ray started for it
-(`app.cli.forked_worker`). Where its interpreter or environment is another one than modules here were imported in, or
-where forks of this process would not be sound, that process becomes a plain worker. Neither torch nor transformers
-are imported here: they start threads and read the environment, and only some workers need them.
+Run as a program, by `app.cli.worker_forks`, for one cluster; it ends with that cluster. A fork takes the arguments,
+environment, working directory and standard streams of the process that Ray started for it (`app.cli.forked_worker`).
+If that process has another interpreter or environment than the imports here had, or if forks of this process would be
+unsound, it becomes a plain worker. Neither torch nor transformers are imported here: they start threads and read the
+environment, and only some workers need them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from app.cli.forked_worker import STANDARD_STREAMS, default_worker
 
 NEEDED_FIRST = ("ray.serve._private.replica", "ray.serve._private.controller", "ray.serve._private.proxy")
 NEEDED_LATER = ("app.builder", "deployments.accounts.actor", "deployments.batches.actor", "deployments.routing.router")
-"""Imported while nobody asks for a worker."""
+"""Imported while no worker is requested."""
 SET_BY_RAY = frozenset({"RAY_CLIENT_MODE", "RAY_LD_PRELOAD_ON_WORKERS", "SPT_NOENV"})
-"""Variables that Ray sets for its workers, and that nothing reads while it is imported."""
+"""Variables that Ray sets for its workers and that no module reads at import."""
 
 
 class Asked(NamedTuple):
-    """A worker that Ray wants."""
+    """A worker requested by Ray."""
 
     executable: str
     arguments: list[str]
@@ -44,14 +44,14 @@ class Asked(NamedTuple):
 
 
 def draw_actor_class_ids_from_the_system() -> None:
-    """Keep Ray's own generator of ids unseeded while modules define actors: all forks would draw the same ids."""
+    """Keep imports that define actors from seeding Ray's id generator: all forks would draw the same ids."""
     from ray import ActorClassID, actor
 
     actor.ActorClassID = SimpleNamespace(from_random=lambda: ActorClassID(os.urandom(ActorClassID.size())))
 
 
 def has_sound_forks() -> bool:
-    """Tell whether a fork of this process is as good as a new one: no thread is lost, and each draws ids of its own."""
+    """Tell whether a fork equals a new process: this one has a single thread, and each fork draws different ids."""
     return len(os.listdir("/proc/self/task")) == 1 and _id_of_a_fork() != _id_of_a_fork()
 
 
@@ -68,10 +68,10 @@ def _id_of_a_fork() -> bytes:
 
 
 def can_be_a_fork(asked: Asked, environment: dict[str, str]) -> bool:
-    """Tell whether modules that this process has imported are what they would be in the worker.
+    """Tell whether the modules imported here are as the worker itself would have imported them.
 
     Args:
-        environment: in which they have been imported.
+        environment: the environment in which they were imported.
     """
     names = (environment.keys() | asked.environment.keys()) - SET_BY_RAY
     is_alike = all(environment.get(name) == asked.environment.get(name) for name in names)
@@ -79,10 +79,10 @@ def can_be_a_fork(asked: Asked, environment: dict[str, str]) -> bool:
 
 
 def serve(listener: socket.socket, environment: dict[str, str]) -> None:
-    """Fork a worker for everybody who asks; returns in the fork only, once that is its worker's end.
+    """Fork a worker for each request. Returns only in a fork, once its worker has ended.
 
     Args:
-        environment: what modules here have been imported in.
+        environment: the environment in which modules were imported here.
     """
     later = list(NEEDED_LATER)
     is_sound = has_sound_forks()
@@ -111,7 +111,7 @@ def serve(listener: socket.socket, environment: dict[str, str]) -> None:
 
 
 def _import(module: str) -> None:
-    # A worker that needs it will tell why it is not there.
+    # A worker that needs it will report why the import fails.
     with suppress(ImportError):
         importlib.import_module(module)
 
@@ -124,14 +124,14 @@ def _read(connection: socket.socket) -> Asked | None:
             executable, arguments, environment, folder = json.load(file)
         return Asked(executable, arguments, environment, folder, streams)
     except (OSError, ValueError, TypeError):
-        # Whoever asked has ended in the middle of it.
+        # The requesting process ended in the middle of its request.
         for stream in streams:
             os.close(stream)
         return None
 
 
 def _work(asked: Asked) -> None:
-    # Ray ends what a worker leaves behind by its process group.
+    # Ray kills what a worker leaves behind by its process group.
     os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for stream, given in zip(STANDARD_STREAMS, asked.streams, strict=True):
@@ -145,14 +145,14 @@ def _work(asked: Asked) -> None:
 
 
 def main() -> None:
-    """Run the program: the only argument is the descriptor of a listening socket."""
+    """Run the program; its only argument is the file descriptor of a listening socket."""
     from ray._private.utils import set_kill_on_parent_death_linux
 
     set_kill_on_parent_death_linux()
-    # Whoever forks has to end its children, or to say that it does not care.
+    # A parent must wait for its children or ignore their end; otherwise they stay zombies.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     environment = dict(os.environ)
-    # numpy's own threads would not live through a fork.
+    # numpy's own threads would not survive a fork.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     draw_actor_class_ids_from_the_system()
     for module in NEEDED_FIRST:

@@ -1,7 +1,7 @@
-"""What was used, and the keys that were made, in a database: SQLite, or whatever else SQLAlchemy opens by a URL.
+"""Usage records and run-time API keys in a database: SQLite, or anything else that SQLAlchemy opens by URL.
 
-A record that comes twice is kept once: whoever is not sure that a record has arrived sends it again. What a gateway has
-written counts more than what a replica knows of an answer whose gateway has died.
+Recording is idempotent: a sender that is unsure whether a record has arrived sends it again. A gateway's own record
+takes precedence over a replica's record of an answer whose gateway died.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ class Ledger:
     """The database; for one thread at a time.
 
     Args:
-        url: of SQLAlchemy, such as "sqlite:///folder/accounts.sqlite" or "postgresql+psycopg://host/name".
+        url: SQLAlchemy URL, such as "sqlite:///folder/accounts.sqlite" or "postgresql+psycopg://host/name".
 
     Raises:
-        OSError, sqlalchemy.exc.SQLAlchemyError: it cannot be opened.
+        OSError, sqlalchemy.exc.SQLAlchemyError: the database cannot be opened.
     """
 
     def __init__(self, url: str) -> None:
         self._engine = open_database(url, _metadata)
 
     def record(self, records: Sequence[UsageRecord]) -> int:
-        """Keep records that are not kept yet; return how many were new.
+        """Store the records that are not stored yet; return how many were new.
 
-        They are kept in order, as many at once as one statement takes: where it fails, a first part may be kept.
+        Stores them in order, in pages of one transaction each: after an error, a leading part may be stored.
         """
         return sum(self._record_page(records[start : start + _PAGE]) for start in range(0, len(records), _PAGE))
 
@@ -116,7 +116,7 @@ class Ledger:
         return [UsageTotal(**row) for row in self._rows(statement.group_by(*groups).order_by(*groups))]
 
     def records(self, question: UsageQuestion, *, limit: int, after: UsageRecord | None = None) -> list[UsageRecord]:
-        """Return records in the order in which they started, `limit` of them at most, from behind one of them on."""
+        """Return at most `limit` records in order of start, beginning after the record `after`."""
         place = _usage.c.started_unix_s, _usage.c.record_id
         statement = _asked(select(_usage), question).order_by(*place)
         if after is not None:
@@ -124,12 +124,12 @@ class Ledger:
         return [UsageRecord(**row) for row in self._rows(statement.limit(limit))]
 
     def add_key(self, key: KeyInfo) -> None:
-        """Keep a key."""
+        """Store a key."""
         with self._engine.begin() as connection:
             connection.execute(insert(_keys), [asdict(key)])
 
     def remove_key(self, digest: str) -> bool:
-        """Forget a key; return whether it was known."""
+        """Delete a key; return whether it was known."""
         with self._engine.begin() as connection:
             return connection.execute(_keys.delete().where(_keys.c.digest == digest)).rowcount > 0
 

@@ -1,7 +1,8 @@
-"""Counts what tenants use, by the minute, in one place for all gateways; by the `limits` library.
+"""Per-minute rate limits of tenants, counted in one place for all gateways with the `limits` library.
 
-A window begins with a tenant's first use and lasts a minute. Requests and input tokens are counted as a request begins,
-output tokens as an answer ends: who has some left begins, and what is over the limit then counts against the window.
+A window begins with a tenant's first use and lasts one minute. Requests and input tokens are counted when a request
+begins, output tokens when an answer ends: a tenant with any output tokens left may begin, and the overrun is counted
+in the window in which the answer ends.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from limits.strategies import FixedWindowRateLimiter
 from deployments.accounts.values import Admission, Charge, Quota, TenantLimits
 
 SILENCE_S = 15.0
-"""A gateway that says nothing for so long is gone, and with it what it had under way."""
+"""A gateway silent for this long is considered dead, and its running requests gone."""
 BUSY_RETRY_S = 1.0
 WINDOW_S = 60.0
 MAX_DRIFT_S = 5.0
-"""The wall clock and the monotonic one drift apart by less between two calls, unless somebody sets the former."""
+"""Between two calls the wall clock and the monotonic clock drift apart by less, unless the wall clock is set."""
 WINDOWED = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
 
 
 @dataclass(slots=True)
 class _Running:
-    """What one gateway has under way, by tenant, as of the latest of its words, and when it was last heard."""
+    """The running requests of one gateway by tenant, as of its latest message, and when it was last heard."""
 
     heard_s: float
     turn: int = -1
@@ -51,11 +52,12 @@ class Limiter:
     def admit(
         self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int, *, num_here: int, turn: int
     ) -> Admission:
-        """Count a request that is about to begin with about so many input tokens, or say what it is over.
+        """Count a request that is about to begin, or refuse it with the limit it exceeds.
 
         Args:
-            num_here: answers of the tenant that the gateway has under way, this one among them.
-            turn: higher for each word of a gateway; an earlier one that comes later says nothing of what is under way.
+            input_tokens: estimated.
+            num_here: the tenant's running requests at the gateway, including this one.
+            turn: sequence number of the gateway's messages; running counts of a message that arrives late are ignored.
         """
         self._follow_clock()
         running = self._heard(gateway)
@@ -71,10 +73,10 @@ class Limiter:
             return Admission(
                 refused_by="concurrent_requests", retry_after_s=BUSY_RETRY_S, quotas=self._quotas(tenant, limits)
             )
-        # One token less could be had as well; none means that the window is used up.
+        # Output tokens are not known yet: one must be left in the window.
         wanted = dict(zip(WINDOWED, (1, input_tokens, 1), strict=True))
         for name, item in _items(limits).items():
-            # More than a whole window can never be had; it is let through where nothing else has been.
+            # A request larger than a whole window is admitted if the window is unused; else it never would be.
             cost = min(wanted[name], item.amount)
             if not self._strategy.test(item, tenant, name, cost=cost):
                 quotas = self._quotas(tenant, limits)
@@ -85,7 +87,7 @@ class Limiter:
         return Admission(quotas=self._quotas(tenant, limits))
 
     def charge(self, charge: Charge) -> None:
-        """Count tokens that have been used."""
+        """Count used tokens against the windows."""
         used = dict(zip(WINDOWED, (0, charge.input_tokens, charge.output_tokens), strict=True))
         for name, item in _items(charge.limits).items():
             if used[name]:
@@ -94,7 +96,7 @@ class Limiter:
     def hear(
         self, gateway: str, count_by_tenant: Mapping[str, int], charges: Sequence[Charge] = (), *, turn: int
     ) -> None:
-        """Take a gateway's word for what it has under way, and count what was used; `turn` as for `admit`."""
+        """Record a gateway's running requests and count what was used; `turn` as for `admit`."""
         self._follow_clock()
         running = self._heard(gateway)
         if turn > running.turn:
@@ -103,7 +105,7 @@ class Limiter:
             self.charge(charge)
 
     def num_running(self, tenant: str) -> int:
-        """Return how many answers a tenant has under way at gateways that are alive."""
+        """Return a tenant's number of running requests at live gateways."""
         now_s = self._clock()
         gone = [name for name, running in self._running_by_gateway.items() if now_s - running.heard_s > SILENCE_S]
         for name in gone:
@@ -116,7 +118,7 @@ class Limiter:
         return running
 
     def _follow_clock(self) -> None:
-        """Begin all windows anew where the wall clock has been set: those in memory end by it, hours late perhaps."""
+        """Reset all windows if the wall clock was set: windows in memory expire by it, possibly hours late."""
         offset_s = time.time() - self._clock()
         if abs(offset_s - self._offset_s) > MAX_DRIFT_S and isinstance(self._storage, MemoryStorage):
             self._storage.reset()
@@ -126,7 +128,7 @@ class Limiter:
         quotas = {}
         for name, item in _items(limits).items():
             resets_at_unix_s, remaining = self._strategy.get_window_stats(item, tenant, name)
-            # Stores count whole seconds, by clocks of their own.
+            # Stores count in whole seconds and by their own clocks.
             left_s = min(WINDOW_S, max(0.0, resets_at_unix_s - time.time()))
             quotas[name] = Quota(item.amount, max(0, remaining), left_s)
         return quotas

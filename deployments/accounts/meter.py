@@ -1,6 +1,6 @@
-"""A gateway's side of the accounts: asks before a tenant begins, tells what was used, and loses none of it.
+"""A gateway's side of the accounts: asks for admission and reports usage without loss.
 
-Where the accounts cannot be reached, requests go on: a limit is let through, records wait in the gateway's spool.
+If the accounts cannot be reached, serving goes on: limits are not enforced, and records wait in the gateway's spool.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _logger = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
 ORPHANS_EVERY = 30
-"""Settlings between two looks at what dead gateways have left."""
+"""Iterations of the store loop between two scans for spools of dead gateways."""
 ADMIT_TIMEOUT_S = 2.0
 RECORD_TIMEOUT_S = 30.0
 FLUSH_S = 2.0
-"""Longer nobody waits who stops a server; the accounts may have been stopped before."""
+"""Maximum delay of a shutdown; the accounts may already have been stopped."""
 MAX_BATCH = 1000
 PAGE = 4000
-"""Records asked for at once: Serve carries 4 MiB in one message, and one has less than 1 KiB."""
+"""Records per request: a Serve message holds 4 MiB, and a record takes less than 1 KiB."""
 
 
 class Meter:
-    """What one gateway has under way and has used.
+    """The running requests and the usage of one gateway.
 
     Attributes:
         spool: records that the ledger may not have yet.
-        refused: how often, by tenant and limit.
-        num_unchecked: requests that began although the accounts could not be asked.
-        tenant_by_key: whose the keys are that were made while the server runs, by digest; as of the last settling.
+        refused: number of refusals by tenant and limit.
+        num_unchecked: requests admitted because the accounts could not be reached.
+        tenant_by_key: tenant of each run-time key by its digest, as of the last exchange with the accounts.
     """
 
     def __init__(self, accounts: DeploymentHandle, spool: Spool, gateway: str, traces: TraceSource) -> None:
@@ -69,7 +69,7 @@ class Meter:
         self._has_freed = asyncio.Event()
         self._telling, self._storing = asyncio.Lock(), asyncio.Lock()
         self._charges: dict[str, Charge] = {}
-        """Of each tenant one, however long the accounts are away."""
+        """One per tenant, which bounds the memory while the accounts are unreachable."""
         self._attempts_by_record: dict[str, tuple[str, list[RequestId]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.num_unchecked = 0
@@ -77,14 +77,14 @@ class Meter:
         self.tenant_by_key: Mapping[str, str] = {}
 
     async def start(self) -> None:
-        """Learn the keys, and begin to settle."""
+        """Fetch the keys and start the background tasks."""
         await self._tell_used()
-        # Side by side: a ledger that is slow must not keep limits from being counted, nor keys from being learned.
+        # Two tasks: a slow ledger must not delay counting of limits or the refresh of keys.
         self._tasks = [asyncio.create_task(_for_ever(work)) for work in (self._settle_once, self._store_once)]
 
     async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
-        """Count an answer that is about to begin, or say what it is over; `release` it where it may begin."""
-        # Before it is asked, so that what it hears meanwhile is never too little.
+        """Count a request that is about to begin, or refuse it. Each admitted request needs one `release`."""
+        # Counted before asking, so that messages sent meanwhile never report too few.
         self._running[tenant] += 1
         try:
             async with asyncio.timeout(ADMIT_TIMEOUT_S):
@@ -104,15 +104,15 @@ class Meter:
         return admission
 
     def release(self, charge: Charge) -> None:
-        """Count an admitted answer as ended, and what it has used besides what was counted before."""
+        """Count an admitted request as ended, and charge the usage that admission did not count."""
         self._running[charge.tenant] -= 1
         self._charge(charge)
         if charge.limits.concurrent_requests is not None:
-            # The tenant may wait for the place, and come to another gateway.
+            # The tenant may be waiting for the slot, and its next request may go to another gateway.
             self._has_freed.set()
 
     def record(self, timeline: Timeline) -> None:
-        """Keep the record of an answer that has ended, unless it never was one."""
+        """Spool the record of an answer that has ended; requests without a prompt or refused as invalid have none."""
         if not timeline.num_prompt_tokens or timeline.outcome == "RequestError":
             return
         record = UsageRecord(
@@ -132,11 +132,11 @@ class Meter:
         self.spool.add(record)
         self._attempts_by_record[record.record_id] = timeline.base, timeline.attempts
         if len(self._attempts_by_record) > MAX_PENDING:
-            # The first of a dictionary is the oldest, whose record the spool has let go of too.
+            # A dictionary's first entry is the oldest; the spool has dropped its record too.
             del self._attempts_by_record[next(iter(self._attempts_by_record))]
 
     async def settle(self) -> None:
-        """Tell the accounts what is under way and what was used, and learn the keys; what fails is told again."""
+        """Report running requests and usage to the accounts, and refresh the keys. Failed reports are retried later."""
         await self._tell_used()
         await self._store()
 
@@ -159,10 +159,10 @@ class Meter:
                 _logger.warning("usage records cannot be stored now: %s", error)
 
     async def adopt_orphans(self) -> bool:
-        """Send what dead gateways of this machine have left; False where it has to be tried again."""
+        """Send the records left by dead gateways of this machine; return False if that must be retried."""
         for records, path in self.spool.orphans():
             try:
-                # In parts, as its gateway would have: Serve takes no message of any size.
+                # In batches, as the gateway would have sent them: Serve limits the message size.
                 for start in range(0, len(records), MAX_BATCH):
                     async with asyncio.timeout(RECORD_TIMEOUT_S):
                         await self._accounts.record.remote(records[start : start + MAX_BATCH])
@@ -176,13 +176,13 @@ class Meter:
         """Add up records by tenant, model and adapter.
 
         Raises:
-            UnavailableError: the accounts cannot be reached; also of the methods below.
+            UnavailableError: the accounts cannot be reached (also raised by the methods below).
         """
         totals: list[UsageTotal] = await self._ask("totals", question)
         return totals
 
     async def records(self, question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
-        """Return records in the order in which they started, `limit` of them at most."""
+        """Return at most `limit` records in order of start."""
         records: list[UsageRecord] = []
         while len(records) < limit:
             size = min(PAGE, limit - len(records))
@@ -193,16 +193,16 @@ class Meter:
         return records
 
     async def keys(self) -> list[KeyInfo]:
-        """Return the keys that were made while the server runs."""
+        """Return the keys that were created at run time."""
         keys: list[KeyInfo] = await self._ask("keys")
         return keys
 
     async def add_key(self, digest: str, tenant: str) -> None:
-        """Let a key be a tenant's: here at once, at other gateways within `SETTLE_S` or so."""
+        """Assign a key to a tenant: here at once, at other gateways within about `SETTLE_S`."""
         self._take_keys(await self._ask("add_key", digest, tenant))
 
     async def remove_key(self, digest: str) -> bool:
-        """Forget a key; return whether it was known."""
+        """Delete a key; return whether it was known."""
         left: list[KeyInfo] | None = await self._ask("remove_key", digest)
         if left is None:
             return False
@@ -210,7 +210,7 @@ class Meter:
         return True
 
     async def flush(self) -> None:
-        """Tell what has not been told, before the gateway ends; records that are late lie in the spool, for another."""
+        """Report what is pending before the gateway ends; records not sent in time stay in the spool for another."""
         if self._charges or self.spool.num_pending:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_S):
@@ -230,14 +230,14 @@ class Meter:
         return self._turn
 
     async def _tell(self, charges: list[Charge]) -> list[KeyInfo]:
-        """Tell what is under way and what was used; return the keys."""
+        """Report running requests and charges; return the keys."""
         async with asyncio.timeout(ADMIT_TIMEOUT_S):
             told = self._accounts.settle.remote(self._gateway, +self._running, charges, self._next_turn())
             keys: list[KeyInfo] = await told
         return keys
 
     async def _send_records(self) -> None:
-        # Those that come meanwhile are for the next time, or this one would never end.
+        # Records added meanwhile wait for the next call, or this one might never end.
         num_left = self.spool.num_pending
         while num_left > 0:
             records = self.spool.pending(min(MAX_BATCH, num_left))
@@ -248,7 +248,7 @@ class Meter:
                 self._attempts_by_record.pop(record.record_id, None)
 
     async def _completed(self, records: Sequence[UsageRecord]) -> list[UsageRecord]:
-        """Add what only the engines know: the time that requests waited, and that the device gave them."""
+        """Add what only the engines know: queue time and device time."""
         asked = [self._attempts_by_record.get(record.record_id, ("", [])) for record in records]
         traces = await ask_traces(asked, self._traces)
         completed = []
@@ -275,7 +275,7 @@ class Meter:
         await asyncio.sleep(SETTLE_S)
 
     async def _tell_of_places(self) -> None:
-        """Until it is time to settle, tell at once of each place that becomes free."""
+        """Until the next settling is due, report each freed slot at once."""
         due_s = time.monotonic() + SETTLE_S
         while (left_s := due_s - time.monotonic()) > 0:
             try:
@@ -284,7 +284,7 @@ class Meter:
             except TimeoutError:
                 return
             self._has_freed.clear()
-            # What does not arrive is told with the next settling.
+            # A lost report is covered by the next settling.
             with suppress(*UNREACHED):
                 await self._tell([])
 
@@ -294,6 +294,6 @@ async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception:
-            # The task's border: what is not told now is told the next time.
+            # Top of the task: keep it running; pending data is sent on the next iteration.
             _logger.exception("what was used could not be told")
             await asyncio.sleep(SETTLE_S)

@@ -1,4 +1,4 @@
-"""Records of answers whose gateway died before it could write them: told by the replica that computed them."""
+"""Usage records of answers whose gateway died before recording them, sent by the replica that computed them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _logger = logging.getLogger(__name__)
 
 NUM_ATTEMPTS, PAUSE_S = 60, 2.0
 MAX_REMEMBERED = 4096
-"""Finished answers of one gateway that are told again when it dies; it is behind by far fewer."""
+"""Finished answers per gateway that are reported when it dies; a gateway never has nearly as many unrecorded."""
 
 Send = Callable[[Sequence[UsageRecord]], Awaitable[None]]
 
 
 class OrphanRecorder:
-    """Knows what gateways may not have recorded; sends it when they die, again and again until it has arrived.
+    """Tracks answers that gateways may not have recorded; sends their records when a gateway dies, with retries.
 
-    A finished answer counts too: its gateway may have died with the last tokens in hand. What the gateway did record is
-    told twice then, and the ledger keeps the gateway's word.
+    Finished answers are included: their gateway may have died before recording them. Answers that the gateway did
+    record are then reported twice, and the ledger keeps the gateway's record.
 
     Args:
         send: None for the deployment `Accounts` of this application.
@@ -39,27 +39,27 @@ class OrphanRecorder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def finished(self, call: GenerationCall, num_tokens: int) -> None:
-        """Remember what a call has brought."""
+        """Remember the output of a finished call."""
         record = orphan_record(call, num_tokens)
         if record is not None and call.reply_to is not None:
             records = self._finished.setdefault(call.reply_to, {})
-            # Of several calls for one answer, as a beam search makes them, the last has most of its tokens.
+            # Of several calls for one answer, as in beam search, the last has the most tokens.
             records.pop(record.record_id, None)
             records[record.record_id] = record
             if len(records) > MAX_REMEMBERED:
                 del records[next(iter(records))]
 
     def gateway_lost(self, address: TokenAddress, under_way: Sequence[tuple[GenerationCall, int]]) -> None:
-        """Record what a gateway had finished and under way; on the event loop."""
+        """Send records of a dead gateway's finished and running answers. Call on the event loop."""
         records = self._finished.pop(address, {})
         for record in (orphan_record(call, num_tokens) for call, num_tokens in under_way):
             if record is not None:
                 records[record.record_id] = record
         if records:
-            # In nobody's context: Serve cancels what a request has asked for with the request itself, and the one that
-            # opened the channel may be among those that the gateway leaves behind.
+            # In an empty context: Serve cancels a request's child calls together with the request, and the request that
+            # opened the channel may be among those that the dead gateway leaves behind.
             task = asyncio.create_task(self._deliver(list(records.values())), context=Context())
-            # The event loop keeps no reference to it.
+            # The event loop holds only weak references to tasks.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -75,9 +75,9 @@ class OrphanRecorder:
 
 
 def orphan_record(call: GenerationCall, num_tokens: int) -> UsageRecord | None:
-    """Return the record of a call that has brought so many tokens, None where nobody records it.
+    """Return the record of a call with `num_tokens` output tokens, or None if its usage is not recorded.
 
-    Tokens that an earlier attempt elsewhere had brought are its too: they came with the call.
+    Includes the output of earlier attempts on other replicas, which the call carries.
     """
     if call.usage is None:
         return None

@@ -1,7 +1,7 @@
-"""Usage records on their way to the ledger, in a file of each gateway's own: they outlive the gateway.
+"""Usage records on their way to the ledger, in one file per gateway so that they outlive it.
 
-A record is written before the answer's last byte leaves, one line each, and the file is emptied once the ledger has
-them. What a gateway leaves behind when it dies is found by the next one that looks: the lock on its file is gone.
+A record is written, as one line, before the answer's last byte is sent; the file is emptied once the ledger has all
+records. The file of a dead gateway is no longer locked, so the next gateway that scans the folder finds it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from deployments.accounts.values import UsageRecord
 _logger = logging.getLogger(__name__)
 
 MAX_PENDING = 100_000
-"""Records held in memory; beyond them the oldest are lost, and counted."""
+"""Records held in memory; beyond this the oldest are lost, and counted."""
 MAX_STALE, MAX_MOVED = 10_000, 1_000
-"""So many records that the ledger has may lie in the file; then those that it lacks move to another, if so few."""
+"""With `MAX_STALE` acknowledged records in the file, the pending ones, if at most `MAX_MOVED`, move to a new file."""
 
 
 class Spool:
-    """The records of one gateway that the ledger may not have yet; one thread at a time.
+    """The records of one gateway that the ledger may not have yet; for one thread at a time.
 
     Attributes:
-        num_unwritten: records that could not be written to the file (a full disk), and are in memory only.
-        num_lost: records that neither the file nor memory had room for.
+        num_unwritten: records that could not be written to the file (a full disk) and are only in memory.
+        num_lost: records dropped from memory because it held `MAX_PENDING`.
     """
 
     def __init__(self, folder: str, name: str) -> None:
@@ -52,7 +52,7 @@ class Spool:
             _logger.warning("usage records stay in memory until they are stored: %s", error)
 
     def add(self, record: UsageRecord) -> None:
-        """Keep a record: in the file, and in memory until it is acknowledged."""
+        """Store a record in the file, and in memory until it is acknowledged."""
         if len(self._pending) >= MAX_PENDING:
             self._pending.popleft()
             self.num_lost += 1
@@ -70,11 +70,11 @@ class Spool:
 
     @property
     def num_pending(self) -> int:
-        """How many there are."""
+        """The number of records not acknowledged yet."""
         return len(self._pending)
 
     def acknowledge(self, count: int) -> None:
-        """Forget the oldest `count` records: the ledger has them."""
+        """Drop the oldest `count` records, which the ledger has stored."""
         for _ in range(min(count, len(self._pending))):
             self._pending.popleft()
         self._num_stale += count
@@ -86,7 +86,7 @@ class Spool:
             if not self._pending:
                 os.ftruncate(self._file, 0)
             elif self._num_stale >= MAX_STALE and len(self._pending) <= MAX_MOVED:
-                # Where answers end all the time some are always on their way, and the file would grow for ever.
+                # Under constant load some records are always pending, and the file would grow forever.
                 self._begin_file()
             else:
                 return
@@ -96,13 +96,13 @@ class Spool:
             self.num_unwritten = self._num_stale = 0
 
     def _begin_file(self) -> None:
-        """Move to a new file with what is pending.
+        """Switch to a new file that holds the pending records.
 
         Raises:
-            OSError: there is none, and the one before stays.
+            OSError: the new file cannot be created; the old one stays in use.
         """
         path = self._folder / f"{self._name}.{self._num_files}.jsonl"
-        # Named once it is locked: a gateway that looks in between would take it for an orphan, and remove it.
+        # Gets its final name once locked: a gateway that scans in between would take it for an orphan and remove it.
         nameless = path.with_suffix(".new")
         file = os.open(nameless, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
@@ -121,7 +121,7 @@ class Spool:
         self._num_files += 1
 
     def orphans(self) -> Iterator[tuple[list[UsageRecord], Path]]:
-        """Yield what dead gateways have left: their records, and the file to remove once the ledger has them."""
+        """Yield the records of each dead gateway's file, and the path to remove once the ledger has them."""
         for path in sorted(self._folder.glob("*.jsonl")):
             if path == self._path:
                 continue
@@ -130,12 +130,12 @@ class Spool:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     yield _read(file.read()), path
             except OSError:
-                # Its gateway lives, or another one has just taken care of it.
+                # Its gateway is alive, or another gateway has just handled it.
                 continue
 
 
 def _line(record: UsageRecord) -> bytes:
-    # A line that a full disk has cut must not spoil the next one.
+    # The leading newline keeps a line truncated by a full disk from corrupting the next one.
     return f"\n{json.dumps(asdict(record))}\n".encode()
 
 
@@ -145,6 +145,6 @@ def _read(content: bytes) -> list[UsageRecord]:
         try:
             records.append(UsageRecord(**json.loads(line)))
         except (ValueError, TypeError):
-            # The last line of a process that was killed while it wrote; its answer had not ended yet.
+            # Truncated by a full disk, or by a process killed while writing, whose answer had not ended yet.
             _logger.warning("a line of a spool of usage records is broken")
     return records

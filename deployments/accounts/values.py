@@ -1,4 +1,4 @@
-"""What gateways and the accounts tell each other: limits, quotas, and what a request has used. Pure."""
+"""Values exchanged between gateways and the accounts: limits, quotas and usage. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 GATEWAY_LOST = "gateway_lost"
-"""Outcome of an answer that only the replica can tell of, because its gateway has died."""
+"""Outcome of an answer recorded by the replica because its gateway died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """What a tenant may use; None for as much as there is.
+    """The limits of a tenant; None means unlimited.
 
     Attributes:
-        concurrent_requests: answers under way at once, all gateways together; each choice of a request is one.
+        concurrent_requests: answers running at once across all gateways; each choice of a request counts as one.
     """
 
     requests_per_minute: int | None = None
@@ -29,10 +29,10 @@ class TenantLimits:
 
 
 class Quota(NamedTuple):
-    """One limit as it stands.
+    """The current state of one limit.
 
     Attributes:
-        resets_in_s: seconds until nothing of it is used.
+        resets_in_s: seconds until the window ends.
     """
 
     limit: int
@@ -45,8 +45,8 @@ class Admission:
     """Whether a request may begin.
 
     Attributes:
-        refused_by: what it is over: a field of `TenantLimits`, or None where it may begin.
-        quotas: by field of `TenantLimits`, those that are counted by the minute.
+        refused_by: the exceeded limit, a field of `TenantLimits`, or None if the request is admitted.
+        quotas: the per-minute limits by field of `TenantLimits`.
     """
 
     refused_by: str | None = None
@@ -65,12 +65,12 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
-    """One answer, as it is paid for. Durations in seconds, None where it never got that far.
+    """The billable usage of one answer. Durations are in seconds, None if the answer never got that far.
 
     Attributes:
-        record_id: unique; a record that comes twice is one.
-        adapter: digest of its content, empty for a base model.
-        started_unix_s: when the request came.
+        record_id: unique; repeated records count once.
+        adapter: digest of the adapter's content, empty for a base model.
+        started_unix_s: arrival time of the request.
         outcome: a finish reason, the type of an error, "cancelled", or "gateway_lost".
     """
 
@@ -92,7 +92,7 @@ class UsageRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuestion:
-    """Which records are asked for: those that started in [since, until), Unix seconds."""
+    """A filter of records: those that started in [since, until), Unix seconds."""
 
     since_unix_s: float = 0.0
     until_unix_s: float = float(1 << 53)
@@ -102,7 +102,7 @@ class UsageQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotal:
-    """The records of one tenant, model and adapter together."""
+    """The totals over the records of one tenant, model and adapter."""
 
     tenant: str
     model: str
@@ -119,7 +119,7 @@ class UsageTotal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyInfo:
-    """An API key that was made while the server ran; of the key itself only its SHA-256 is known."""
+    """An API key created at run time; only its SHA-256 is stored."""
 
     digest: str
     tenant: str

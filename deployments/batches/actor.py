@@ -1,8 +1,8 @@
-"""The one actor that keeps files and runs batches. It resumes by itself what an earlier one has not finished.
+"""The single actor that stores files and runs batches. On start it resumes batches that an earlier one left unfinished.
 
-It asks a gateway for each line as the tenant that made the batch (`deployments.gateway.inside.answer_inside`), so that
-a line is what the same request by HTTP would have been: its limits, screening and usage records, behind all others in
-the engine's queue.
+It sends each line to a gateway as the tenant that created the batch (`deployments.gateway.inside.answer_inside`), so a
+line is treated like the same HTTP request, with its limits, screening and usage records, but queues in the engine
+behind all other requests.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TIDY_S = 60.0
 
 
 class Batches(BatchServer):
-    """The deployment `Batches`; there is one replica of it."""
+    """The deployment `Batches`, which has a single replica."""
 
     async def __init__(self, config: BatchesConfig, ask: Ask | None = None) -> None:  # type: ignore[misc]
-        """Begin to open the folder, and to run what an earlier actor has left; Serve awaits it.
+        """Start opening the folder and resuming unfinished batches in the background. Awaited by Serve.
 
         Args:
             ask: answers the lines; None for the gateways of this application.
@@ -45,12 +45,12 @@ class Batches(BatchServer):
         self._opening = asyncio.create_task(self._open())
 
     def check_health(self) -> None:
-        """Fail where the folder could not be opened for another reason than that it is taken, or a full disk."""
+        """Raise if opening the folder failed for a reason other than that it is taken or the disk is in trouble."""
         if self._opening.done():
             self._opening.result()
 
     async def _open(self) -> None:
-        """Open the folder, which one server at a time may have, then tidy it for ever."""
+        """Open the folder, which only one server may hold, then tidy it periodically forever."""
         store, is_told = None, False
         while store is None:
             try:
@@ -67,12 +67,12 @@ class Batches(BatchServer):
 
 
 def _gateways() -> Ask:
-    """Return what asks whichever gateway has room."""
+    """Return an `Ask` that calls any available gateway."""
     return partial(ask_gateway, serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name))
 
 
 async def ask_gateway(gateways: DeploymentHandle, call: InsideCall) -> InsideAnswer:
-    """Ask a gateway; where none can be asked, the answer is a 503 of our own."""
+    """Return a gateway's answer, or a local 503 if none can be reached."""
     try:
         found: InsideAnswer = await until_answered(gateways.answer_inside.remote(call))
     except (RayError, RayServeException) as error:

@@ -1,4 +1,4 @@
-"""A gateway's side of files and batches: asks the one actor that has them."""
+"""A gateway's client of the single actor for files and batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RETRY_AFTER_S = 5.0
 class BatchClient:
     """Files and batches of tenants.
 
-    Errors of every method: `RequestError` (there is no such thing, or it may not be), `UnavailableError` (the actor
-    cannot be reached, or its disk takes nothing now).
+    Every method raises `RequestError` (no such object, or not permitted) and `UnavailableError` (the actor cannot be
+    reached, or its disk is not available now).
     """
 
     def __init__(self, actor: DeploymentHandle) -> None:
@@ -26,7 +26,7 @@ class BatchClient:
         self._ask = partial(ask_actor, actor, absence=absence, retry_after_s=RETRY_AFTER_S)
 
     async def add_file(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
-        """Keep a content, which comes in parts, as a tenant's file."""
+        """Upload a content in parts and store it as a tenant's file."""
         upload_id: str = await self._ask("begin_upload")
         offset = 0
         is_kept = False
@@ -38,7 +38,7 @@ class BatchClient:
             is_kept = True
         finally:
             if not is_kept:
-                # Nobody waits for it: what is left of an upload goes by itself after an hour.
+                # Not awaited: abandoned uploads expire by themselves after an hour.
                 self._actor.drop_upload.remote(upload_id)
         return stored
 
@@ -64,21 +64,21 @@ class BatchClient:
         await self._ask("delete_file", tenant, file_id)
 
     async def create(self, new: NewBatch) -> Batch:
-        """Keep a batch, and begin to run it."""
+        """Store a batch and start running it."""
         batch: Batch = await self._ask("create", new)
         return batch
 
     async def batch(self, tenant: str, batch_id: str) -> Batch:
-        """Return a batch of a tenant as it stands."""
+        """Return the current state of a tenant's batch."""
         batch: Batch = await self._ask("batch", tenant, batch_id)
         return batch
 
     async def list_batches(self, tenant: str, question: PageQuestion) -> Page[Batch]:
-        """Return a page of a tenant's batches as they stand."""
+        """Return a page of a tenant's batches in their current state."""
         page: Page[Batch] = await self._ask("list_batches", tenant, question)
         return page
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """Give up a batch; what was answered stays in its output file."""
+        """Cancel a batch; lines already answered stay in its output file."""
         batch: Batch = await self._ask("cancel", tenant, batch_id)
         return batch

@@ -1,4 +1,4 @@
-"""The one thread that touches the disk, and what is done where the disk cannot take something now."""
+"""The single thread that accesses the disk, and the retry policies for disk trouble."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Disk:
-    """Runs work one after the other, in a thread; `sleep` is how everybody waits who has to do with batches."""
+    """Runs jobs one at a time in a thread. All code of batches waits with `sleep`."""
 
     def __init__(self, *, sleep: Sleep = asyncio.sleep) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.sleep = sleep
 
     async def once(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something that a client waits for.
+        """Run work that a client waits for.
 
         Raises:
-            UnavailableError: the disk cannot take it now.
-            Exception: what the work raised otherwise.
+            UnavailableError: the disk or database is not available now.
+            Exception: any other exception of the work.
         """
         with unavailable_on(*TROUBLES):
             return await self._run(partial(work, *args, **kwargs))
 
     async def surely(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something that has to be done: where the disk cannot take it, wait, and try again for ever."""
+        """Run work that must succeed: on disk or database trouble, wait and retry forever."""
         while True:
             try:
                 return await self._run(partial(work, *args, **kwargs))
@@ -47,7 +47,7 @@ class Disk:
                 await self.sleep(RETRY_S)
 
     def later(self, work: Callable[[], None]) -> None:
-        """Do something after all that is under way; nobody waits for it."""
+        """Queue work behind all pending jobs without waiting for it."""
         self._thread.submit(work)
 
     async def _run(self, work: Callable[[], T]) -> T:

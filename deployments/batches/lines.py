@@ -1,4 +1,4 @@
-"""Lines of input and output files, in OpenAI's shape. Pure.
+"""Lines of input and output files in OpenAI's format.
 
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ...}}
 {"id": ..., "custom_id": "a", "response": {"status_code": 200, "request_id": ..., "body": ...}, "error": null}
@@ -15,12 +15,12 @@ from deployments.batches.values import LineError
 
 MAX_CUSTOM_ID_CHARS = MAX_MODEL_CHARS = 256
 MAX_ERRORS = 100
-"""Mistakes of one input file that are listed; no more are looked for."""
+"""Errors reported for one input file; checking stops there."""
 _FIELDS = ("custom_id", "method", "url", "body")
 
 
 class BadLineError(ValueError):
-    """A line that is wrong."""
+    """A line is invalid."""
 
     def __init__(self, code: str, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class BadLineError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputLine:
-    """One request of a batch; `body` is JSON."""
+    """One request of a batch; `body` is encoded JSON."""
 
     custom_id: str
     model: str
@@ -39,7 +39,7 @@ class InputLine:
 
 
 class LineReader:
-    """Reads an input file line by line; a failed read can be tried again and skips nothing."""
+    """Reads an input file line by line; a failed read can be retried and skips nothing."""
 
     def __init__(self, path: str, max_line_bytes: int) -> None:
         self._file = open(path, "rb")  # noqa: SIM115 - `close` does it
@@ -48,7 +48,7 @@ class LineReader:
         self.number = 0
 
     def next(self) -> bytes | None:
-        """Return the next line that is not blank, None at the end; one that is too long comes cut, without its end.
+        """Return the next non-blank line, or None at the end. Lines over the limit are cut one byte above it.
 
         Raises:
             OSError: the file cannot be read now.
@@ -75,7 +75,7 @@ class LineReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputReport:
-    """What an input file holds: so many lines for a model, or what is wrong with it."""
+    """The result of checking an input file: its number of lines and model, or its errors."""
 
     num_lines: int
     model: str
@@ -83,7 +83,7 @@ class InputReport:
 
 
 def check_input(path: str, endpoint: str, *, max_lines: int, max_line_bytes: int) -> InputReport:
-    """Read a whole input file: every line by itself, no `custom_id` twice, one model, not too many lines.
+    """Check a whole input file: each line is valid, each `custom_id` unique, one model, at most `max_lines` lines.
 
     Raises:
         OSError: the file cannot be read now.
@@ -115,7 +115,7 @@ def parse_line(raw: bytes, endpoint: str, *, max_line_bytes: int) -> InputLine:
     """Return the request of a line.
 
     Raises:
-        BadLineError: it is not one, or not one for this endpoint.
+        BadLineError: it is not a valid request, or not for this endpoint.
     """
     if len(raw) > max_line_bytes:
         raise BadLineError("line_too_long", f"The line is over {max_line_bytes} bytes.")
@@ -175,7 +175,7 @@ def _check_beside_others(line: InputLine, custom_ids: set[str], model: str) -> N
 
 
 def answered_line(line_id: str, custom_id: str, status: int, body: bytes) -> bytes:
-    """Return the output line of a request that was answered; `line_id` is also the name of the request."""
+    """Return the output line of an answered request; `line_id` is also the request id."""
     try:
         parsed = json.loads(body)
     except ValueError:
@@ -206,5 +206,5 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8: a lone surrogate cannot."""
+    """Whether it can be encoded as UTF-8, that is, has no lone surrogate."""
     return not any("\ud800" <= char <= "\udfff" for char in value)

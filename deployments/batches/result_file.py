@@ -1,7 +1,7 @@
-"""A file of output lines that grows by whole lines or not at all: what it holds is what is done. Standard library only.
+"""A crash-safe file of output lines: its complete lines are the record of finished work. Standard library only.
 
-A process may be killed, and a disk may be full, at any byte. A line counts once it ends with its newline and is on the
-disk; whatever stands behind the last such line is cut off before another one is written.
+A process may be killed, or a disk fill up, at any byte. A line counts once it is on disk with its newline; anything
+after the last such line is truncated before the next one is written.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class ResultFile:
     """The lines of one output file; for one thread at a time.
 
     Attributes:
-        custom_ids: of the lines that are in it.
+        custom_ids: those of the lines in the file.
 
     Raises:
-        OSError: it cannot be opened, read or cut now.
+        OSError: the file cannot be opened, read or truncated now.
     """
 
     def __init__(self, path: str) -> None:
@@ -33,10 +33,10 @@ class ResultFile:
             raise
 
     def append(self, custom_id: str, line: bytes) -> None:
-        """Add a line; it is on the disk when this returns.
+        """Append a line; it is on disk when this returns.
 
         Raises:
-            OSError: it cannot be written now, and is not in the file; it may be tried again.
+            OSError: the line could not be written and does not count; the call may be retried.
         """
         if self._has_torn_tail:
             os.ftruncate(self._file, self._size)

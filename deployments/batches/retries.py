@@ -1,21 +1,21 @@
-"""Which answers to a line of a batch are asked for again, and when. Pure."""
+"""Decides which lines of a batch are retried, and when. Pure."""
 
 from __future__ import annotations
 
 from deployments.batches.values import InsideAnswer
 
 MAX_FAILURES = 3
-"""Failures of ours after which a line is answered by the last of them."""
+"""Server failures after which the last one becomes the line's answer."""
 MAX_WAIT_S = 60.0
 _COME_BACK = (429, 503)
 _FAILURES = (500, 502, 504)
 
 
 class Retries:
-    """What one line has met so far.
+    """The retry state of one line.
 
-    Who is told to come back does so, until the batch expires; a failure is tried a few times. Without a time given, or
-    at a failure, the wait doubles with every attempt.
+    Answers that ask the client to come back are retried until the batch expires; failures, a few times. Unless the
+    answer says when to come back, the wait doubles with each attempt.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Retries:
         self._num_failures = 0
 
     def wait_s(self, answer: InsideAnswer) -> float | None:
-        """Return how many seconds to wait before the line is asked for again, None where its answer stays."""
+        """Return the seconds to wait before retrying the line, or None if the answer is final."""
         if answer.status in _FAILURES:
             self._num_failures += 1
         elif answer.status not in _COME_BACK:

@@ -1,9 +1,10 @@
-"""Runs one batch from wherever it stands to its end.
+"""Runs one batch from its current status to its end.
 
-    validating -> in_progress -> finalizing -> completed | failed | expired, and from any -> cancelling -> cancelled
+    validating -> failed | in_progress -> finalizing -> completed | expired
+    validating | in_progress -> cancelling -> cancelled
 
-What is done is what the output files hold, so that a runner that is killed at any point is followed by one that goes
-on from there: it asks again only for lines whose answers were not written yet.
+The output files are the record of progress. If a runner is killed at any point, its successor runs only the lines
+whose answers were not written yet.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from deployments.config import BatchesConfig
 T = TypeVar("T")
 
 Ask = Callable[[InsideCall], Awaitable[InsideAnswer]]
-"""Answers a request; a 503 where nobody can be asked now."""
+"""Answers a request; with a 503 if no gateway can be reached now."""
 
 _MESSAGE_BY_END = {
     BatchStatus.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
@@ -41,10 +42,10 @@ _MESSAGE_BY_END = {
 
 
 class BatchRunner:
-    """One batch under way.
+    """The execution of one batch.
 
     Args:
-        turns: how many requests of all batches may be under way at once; fair, first come, first served.
+        turns: bounds the concurrent requests of all batches together; first come, first served.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class BatchRunner:
 
     @property
     def counts(self) -> BatchCounts:
-        """Lines done so far."""
+        """The number of lines done so far."""
         if self._results is None or self._failures is None:
             return self._batch.counts
         return BatchCounts(
@@ -78,11 +79,11 @@ class BatchRunner:
         )
 
     def cancel(self) -> None:
-        """Give up what is under way; the store knows already that the batch is cancelling."""
+        """Stop running lines. The store must already have the batch as cancelling."""
         self._is_cancelled.set()
 
     async def run(self) -> None:
-        """Take the batch to its end."""
+        """Run the batch to its end."""
         if self._batch.status is BatchStatus.VALIDATING:
             await self._validate()
         if self._batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING):
@@ -93,7 +94,7 @@ class BatchRunner:
                     self._disk.later(file.close)
 
     async def _validate(self) -> None:
-        # In a thread of its own: a large file must not keep other batches from being written.
+        # In another thread: a large file must not block the writes of other batches.
         report = await asyncio.to_thread(
             check_input,
             self._store.content_path(self._batch.input_file_id),
@@ -113,7 +114,7 @@ class BatchRunner:
         self._batch = await self._disk.surely(self._store.move, batch_id, to, out_of=[out_of], **changes)
 
     async def _check_model(self, model: str) -> list[LineError]:
-        # A version of an adapter's name is not listed; whether there is one is told to each line.
+        # The versions of an adapter are not listed; whether this one exists is checked for each line.
         path = f"/v1/models/{model.partition('@')[0]}"
         answer = await self._answer("GET", path, self._line_id())
         if answer is None or answer.status == 200:
@@ -125,7 +126,7 @@ class BatchRunner:
         return [LineError(code="server_error", message=message)]
 
     async def _work(self) -> None:
-        if self._batch.counts.total:  # or else it was cancelled before anybody knew what it holds
+        if self._batch.counts.total:  # zero if it was cancelled before it was validated
             output_id, error_id = output_ids(self._batch.batch_id)
             self._results = await self._disk.surely(ResultFile, self._store.content_path(output_id))
             self._failures = await self._disk.surely(ResultFile, self._store.content_path(error_id))
@@ -164,7 +165,7 @@ class BatchRunner:
                 await self._write(line.custom_id, text, is_good=200 <= answer.status < 300)
 
     async def _give_up_rest(self, end: BatchStatus) -> None:
-        """Say of every line that has no answer why it has none."""
+        """Write an error line with the reason for every unanswered line."""
         if end not in _MESSAGE_BY_END or not self._num_left:
             return
         reader = await self._disk.surely(self._reader)
@@ -181,7 +182,7 @@ class BatchRunner:
         await self._disk.surely(file.append, custom_id, text)
 
     async def _answer(self, method: str, path: str, line_id: str, body: bytes = b"") -> InsideAnswer | None:
-        """Ask until there is an answer that stays; None where the batch is over before."""
+        """Ask until there is a final answer; return None if the batch is over first."""
         call = InsideCall(tenant=self._batch.tenant, method=method, path=path, request_id=line_id, body=body)
         retries = Retries()
         while not self._is_over:
@@ -197,7 +198,7 @@ class BatchRunner:
         return None
 
     async def _unless_over(self, work: Awaitable[T]) -> T | None:
-        """Await something until the batch is cancelled or expires."""
+        """Await work until the batch is cancelled or expires; then cancel it and return None."""
         task, cancelled = asyncio.ensure_future(work), asyncio.ensure_future(self._is_cancelled.wait())
         try:
             await asyncio.wait({task, cancelled}, timeout=self._left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -219,7 +220,7 @@ class BatchRunner:
         return LineReader(self._store.content_path(self._batch.input_file_id), self._config.max_line_bytes)
 
     def _next(self, reader: LineReader) -> InputLine | None:
-        """Return the next line that is not done; the file was found good when the batch began."""
+        """Return the next line that is not done, or None at the end. The file has been validated."""
         assert self._results is not None
         assert self._failures is not None
         while (raw := reader.next()) is not None:

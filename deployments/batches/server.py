@@ -1,4 +1,4 @@
-"""What the actor `Batches` answers, without Ray: files, and batches under way."""
+"""The logic of the actor `Batches`, independent of Ray: files and running batches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 RESTART_S = 10.0
-"""Seconds until a batch whose runner has failed is gone on with."""
+"""Seconds until a batch is resumed after its runner failed."""
 RETRY_AFTER_S = 5.0
 
 
 def _of_store(
     work: Callable[Concatenate[BatchStore, P], T],
 ) -> Callable[Concatenate[BatchServer, P], Coroutine[Any, Any, T]]:
-    """Make a method of the store one of the server: it runs in the disk's thread."""
+    """Wrap a store method as a server method that runs in the disk thread."""
 
     @wraps(work)
     async def method(self: BatchServer, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -41,9 +41,9 @@ def _of_store(
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await what must not end between the disk and the runner, though Serve cancels what a client does not wait for.
+    """Await work shielded from Serve's cancellation, so that it cannot stop between the disk and the runner.
 
-    In nobody's context: what a runner asks for would end with the request that has begun it.
+    Uses an empty context: otherwise the runner's calls would be cancelled with the request that started it.
     """
     return await asyncio.shield(asyncio.create_task(work, context=Context()))
 
@@ -51,8 +51,7 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
 class BatchServer:
     """Files and batches of tenants.
 
-    Errors of every method besides its own: `UnavailableError` (the store is not there yet, or its disk takes nothing
-    now).
+    Every method also raises `UnavailableError` if the store is not open yet or its disk is not available now.
 
     Attributes:
         store: None until `resume`.
@@ -77,30 +76,30 @@ class BatchServer:
     delete_file = _of_store(BatchStore.delete_file)
 
     async def resume(self, store: BatchStore) -> None:
-        """Answer from a store from now on, and go on with what has not ended in it."""
+        """Start serving from a store and resume its unfinished batches."""
         unfinished = await self._disk.surely(store.unfinished)
         self.store = store
         for batch in unfinished:
             self._start(batch)
 
     async def create(self, new: NewBatch) -> Batch:
-        """Keep a batch, and begin to run it; errors as `BatchStore.add_batch`."""
+        """Store a batch and start running it. Errors as in `BatchStore.add_batch`."""
         return await _to_its_end(self._create(new))
 
     async def batch(self, tenant: str, batch_id: str) -> Batch:
-        """Return a batch of a tenant as it stands; errors as `BatchStore.batch`."""
+        """Return the current state of a tenant's batch. Errors as in `BatchStore.batch`."""
         return self._counted(await self._disk.once(self._opened.batch, batch_id, tenant))
 
     async def list_batches(self, tenant: str, question: PageQuestion) -> Page[Batch]:
-        """Return a page of a tenant's batches as they stand; errors as `BatchStore.list_batches`."""
+        """Return a page of a tenant's batches in their current state. Errors as in `BatchStore.list_batches`."""
         page = await self._disk.once(self._opened.list_batches, tenant, question)
         return replace(page, items=tuple(map(self._counted, page.items)))
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """Give up a batch; what was answered stays in its output file.
+        """Cancel a batch; lines already answered stay in its output file.
 
         Raises:
-            RequestError: there is none of this id, or it has come to its end.
+            RequestError: there is no such batch, or it has ended.
         """
         return await _to_its_end(self._cancel(tenant, batch_id))
 
@@ -147,7 +146,7 @@ class BatchServer:
             try:
                 await runner.run()
             except Exception:
-                # The task's border: a batch that trips is gone on with from what is on the disk.
+                # Top of the task: a failed batch is resumed from its state on disk.
                 _logger.exception("running %s failed; it is tried again", batch.batch_id)
             else:
                 return

@@ -1,10 +1,10 @@
-"""Files and batches on disk: rows in SQLite, contents in a folder. They outlive every process.
+"""Persistent files and batches: rows in SQLite, contents in a folder.
 
-    folder/batches.sqlite   what there is, and how far it is
-    folder/files/ID         contents; those of a batch's outputs grow while it runs, and get their row as it ends
-    folder/uploads/ID       contents that are on their way
+    folder/batches.sqlite   files and batches with their status
+    folder/files/ID         contents; a batch's outputs grow while it runs, and get their rows when it ends
+    folder/uploads/ID       uploads in progress
 
-One process has the folder (`taken_folder`); the methods are for one thread at a time. A change is whole or it is none.
+One process owns the folder, by a lock file; the methods are for one thread at a time. Changes are atomic.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from engine.errors import RequestError
 T = TypeVar("T")
 
 UPLOAD_LASTS_S = 3600.0
-"""An upload that has not grown for so long has been left."""
+"""An upload that has not grown for this long is considered abandoned."""
 
 
 class FolderTakenError(Exception):
-    """Another process has the folder."""
+    """Another process owns the folder."""
 
 
 class BatchStore:
-    """The files and batches in a folder, which this object has for itself.
+    """The files and batches in a folder, which this object owns exclusively.
 
     Args:
-        clock: Unix seconds, by which files and batches end.
+        clock: returns Unix seconds; files and batches expire by it.
 
     Raises:
-        FolderTakenError: another process has it.
-        OSError, sqlalchemy.exc.SQLAlchemyError: it cannot be used.
+        FolderTakenError: another process owns the folder.
+        OSError, sqlalchemy.exc.SQLAlchemyError: the folder or its database cannot be used.
     """
 
     def __init__(self, config: BatchesConfig, clock: Callable[[], float] = time.time) -> None:
@@ -66,7 +66,7 @@ class BatchStore:
         self._files, self._uploads = folder / "files", folder / "uploads"
         self._config = config
         self.clock = clock
-        # An age, by a clock that nobody sets: an upload does not outlive this process.
+        # Monotonic, as nobody can set it; uploads do not outlive this process.
         self._uploaded_at_s: dict[str, float] = {}
         for path in (self._files, self._uploads):
             path.mkdir(parents=True, exist_ok=True)
@@ -75,23 +75,23 @@ class BatchStore:
         self._sweep()
 
     def content_path(self, file_id: str) -> str:
-        """Return where a file's content lies; `file_id` is one of ours."""
+        """Return the path of a file's content. `file_id` must be a generated id."""
         return str(self._files / file_id)
 
     # Files
 
     def begin_upload(self) -> str:
-        """Make room for a content, and return the name of the upload."""
+        """Create an empty upload and return its id."""
         upload_id = uuid.uuid4().hex
         (self._uploads / upload_id).touch(mode=0o600)
         self._uploaded_at_s[upload_id] = time.monotonic()
         return upload_id
 
     def append_upload(self, upload_id: str, offset: int, data: bytes) -> None:
-        """Put a part of a content in its place; one that comes twice changes nothing.
+        """Write the next part of a content at its offset; repeating a part is harmless.
 
         Raises:
-            RequestError: there is no such upload any more.
+            RequestError: the upload does not exist any more.
         """
         with self._upload(upload_id) as file:
             file.seek(offset)
@@ -100,10 +100,10 @@ class BatchStore:
         self._uploaded_at_s[upload_id] = time.monotonic()
 
     def finish_upload(self, upload_id: str, new: NewFile) -> StoredFile:
-        """Keep an uploaded content as a tenant's file.
+        """Store an uploaded content as a tenant's file.
 
         Raises:
-            RequestError: there is no such upload any more, or it would be more than a tenant may have.
+            RequestError: the upload does not exist any more, or the tenant's storage limit would be exceeded.
         """
         with self._upload(upload_id) as file:
             num_bytes = file.seek(0, os.SEEK_END)
@@ -115,7 +115,7 @@ class BatchStore:
             message = f"Files of {used} bytes are kept already; {limit} are allowed. Delete some."
             raise RequestError(message, field="file", code="storage_full")
         stored = self._stored(f"file-{uuid.uuid4().hex}", new, num_bytes)
-        # A content without a row is swept away at the next start; a row without a content would be a lie.
+        # Content first: content without a row is removed at the next start, but a row without content would be broken.
         os.replace(self._uploads / upload_id, self._files / stored.file_id)
         self._uploaded_at_s.pop(upload_id, None)
         try:
@@ -127,7 +127,7 @@ class BatchStore:
         return stored
 
     def drop_upload(self, upload_id: str) -> None:
-        """Forget an upload."""
+        """Delete an upload."""
         if self._uploaded_at_s.pop(upload_id, None) is not None:
             (self._uploads / upload_id).unlink(missing_ok=True)
 
@@ -135,7 +135,7 @@ class BatchStore:
         """Return a file of a tenant.
 
         Raises:
-            RequestError: it has none of this id.
+            RequestError: the tenant has no such file.
         """
         with self._engine.connect() as connection:
             return self._file(connection, tenant, file_id)
@@ -144,7 +144,7 @@ class BatchStore:
         """Return a page of a tenant's files.
 
         Raises:
-            RequestError: `after` is none of them.
+            RequestError: `after` is not one of them.
         """
         statement = select(files).where(self._is_current())
         if question.purpose is not None:
@@ -152,10 +152,10 @@ class BatchStore:
         return self._page(statement, files.c.file_id, file_of, tenant, question)
 
     def read_file(self, tenant: str, file_id: str, offset: int) -> bytes:
-        """Return a part of a file's content from `offset` on; empty at its end.
+        """Return the part of a file's content that begins at `offset`; empty at the end.
 
         Raises:
-            RequestError: it has none of this id.
+            RequestError: the tenant has no such file.
         """
         stored = self.file(tenant, file_id)
         with open(self.content_path(stored.file_id), "rb") as file:
@@ -166,7 +166,7 @@ class BatchStore:
         """Delete a file of a tenant.
 
         Raises:
-            RequestError: it has none of this id, or an unfinished batch reads it.
+            RequestError: the tenant has no such file, or an unfinished batch reads it.
         """
         with self._engine.begin() as connection:
             self._file(connection, tenant, file_id)
@@ -180,7 +180,7 @@ class BatchStore:
         (self._files / file_id).unlink(missing_ok=True)
 
     def drop_expired(self) -> int:
-        """Delete what has come to its end, uploads that were left among it; return how many files."""
+        """Delete expired files and abandoned uploads; return the number of files deleted."""
         now_s = self.clock()
         with self._engine.begin() as connection:
             c = files.c
@@ -198,10 +198,10 @@ class BatchStore:
     # Batches
 
     def add_batch(self, new: NewBatch) -> Batch:
-        """Keep a batch that is to be run.
+        """Store a new batch.
 
         Raises:
-            RequestError: its input is no file of the tenant's or not one for batches, or too many are unfinished.
+            RequestError: its input is not a batch input file of the tenant, or too many batches are unfinished.
         """
         now_s = int(self.clock())
         with self._engine.begin() as connection:
@@ -226,32 +226,32 @@ class BatchStore:
         return batch
 
     def batch(self, batch_id: str, tenant: str | None = None) -> Batch:
-        """Return a batch; with a tenant, one of its own.
+        """Return a batch; if `tenant` is given, only one of that tenant.
 
         Raises:
-            RequestError: there is none of this id.
+            RequestError: there is no such batch.
         """
         with self._engine.connect() as connection:
             return self._batch(connection, batch_id, tenant)
 
     def list_batches(self, tenant: str, question: PageQuestion) -> Page[Batch]:
-        """Return a page of a tenant's batches, the newest first.
+        """Return a page of a tenant's batches, newest first unless the question says otherwise.
 
         Raises:
-            RequestError: `after` is none of them.
+            RequestError: `after` is not one of them.
         """
         return self._page(select(batches), batches.c.batch_id, batch_of, tenant, question)
 
     def unfinished(self) -> list[Batch]:
-        """Return all batches that have not ended, the oldest first."""
+        """Return all unfinished batches, oldest first."""
         statement = select(batches).where(batches.c.status.in_(UNFINISHED)).order_by(batches.c.number)
         with self._engine.connect() as connection:
             return [batch_of(row) for row in connection.execute(statement).mappings()]
 
     def move(self, batch_id: str, to: BatchStatus, *, out_of: Iterable[BatchStatus], **changes: Any) -> Batch:
-        """Take a batch from one of some statuses to another, with further fields; return it as it stands then.
+        """Move a batch to a status and change further fields, if its status is in `out_of`; else change nothing.
 
-        From any other status nothing changes.
+        Returns the resulting batch.
         """
         with self._engine.begin() as connection:
             batch = self._batch(connection, batch_id, None)
@@ -260,7 +260,7 @@ class BatchStore:
         return batch
 
     def finish(self, batch_id: str, to: BatchStatus, **changes: Any) -> Batch:
-        """End a batch: what is in its output files becomes files of its tenant, with its end or not at all."""
+        """End a batch and, in the same transaction, turn its non-empty output files into files of its tenant."""
         with self._engine.begin() as connection:
             batch = self._batch(connection, batch_id, None)
             if batch.status not in UNFINISHED:
@@ -278,7 +278,7 @@ class BatchStore:
             return self._moved(connection, batch, to, **kept, **changes)
 
     def close(self) -> None:
-        """Close the database, and let go of the folder."""
+        """Close the database and release the folder."""
         self._engine.dispose()
         os.close(self._lock)
 
@@ -353,13 +353,13 @@ class BatchStore:
 
     def _upload(self, upload_id: str) -> Any:
         try:
-            # The name is ours, and came back from a gateway.
+            # We generated the id, but it came back from a gateway, so parse it before using it in a path.
             return open(self._uploads / str(uuid.UUID(upload_id).hex), "r+b")
         except (FileNotFoundError, ValueError) as error:
             raise RequestError("The upload was interrupted; send the file again.", field="file") from error
 
     def _sweep(self) -> None:
-        """Remove contents that nothing tells of: their process died between the two."""
+        """Remove uploads and contents without a row, left by a process that died before it wrote the row."""
         with self._engine.connect() as connection:
             known = set(connection.execute(select(files.c.file_id)).scalars())
         for batch in self.unfinished():
@@ -370,7 +370,7 @@ class BatchStore:
 
 
 def output_ids(batch_id: str) -> tuple[str, str]:
-    """Return the ids of a batch's output and error file: known before they are, so that no end of it makes two."""
+    """Return the ids of a batch's output and error file, fixed in advance so that a resumed batch reuses them."""
     name = batch_id.removeprefix("batch_")
     return f"file-out{name}", f"file-err{name}"
 
@@ -382,7 +382,7 @@ def _size(path: Path) -> int:
 def _taken(path: Path) -> int:
     lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        # The kernel lets go of it however the process ends.
+        # The kernel releases it however the process ends.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)

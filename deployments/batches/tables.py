@@ -1,4 +1,4 @@
-"""The tables of files and batches, and how their rows become values; a value's `asdict` is its row."""
+"""The tables of files and batches, and conversion of rows to values; a value's `asdict` is its row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ metadata = MetaData()
 files = Table(
     "file",
     metadata,
-    # Grows with every file, so that a page of a list begins where the one before has ended.
+    # Grows with every file, so that a page of a list can begin where the previous one ended.
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("file_id", String(64), nullable=False, unique=True),
     Column("tenant", String(128), nullable=False),

@@ -1,4 +1,4 @@
-"""What gateways and the actor `Batches` tell each other: files, batches, and one line of a batch as a request. Pure."""
+"""Values exchanged between gateways and the actor `Batches`: files, batches, and a batch line as a request. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WINDOW_S = 24 * 3600.0
 
 MAX_LINE_BYTES = 4_000_000
 MAX_PART_BYTES = 1 << 20
-"""Of a content on its way: Serve's messages to a replica have 4 MiB at most."""
+"""Maximum part of a content in one message: Serve's messages to a replica hold at most 4 MiB."""
 
 
 class BatchStatus(StrEnum):
-    """Where a batch is in its life; OpenAI's words."""
+    """The status of a batch, with OpenAI's names."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -39,7 +39,7 @@ class StoredFile:
     """A file of a tenant; times are Unix seconds.
 
     Attributes:
-        expires_s: None for one that stays until it is deleted.
+        expires_s: None if the file stays until it is deleted.
     """
 
     file_id: str
@@ -53,7 +53,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFile:
-    """A file that a tenant wants to be kept; `lasts_s` seconds, None for as long as nobody deletes it."""
+    """A file to store for a tenant, for `lasts_s` seconds or, if None, until it is deleted."""
 
     tenant: str
     name: str
@@ -63,7 +63,7 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineError:
-    """What is wrong with an input file; `line` counts from 1, `param` is a field of the line."""
+    """An error in an input file; `line` counts from 1, `param` is a field of the line."""
 
     code: str
     message: str
@@ -73,10 +73,10 @@ class LineError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBatch:
-    """A batch that a tenant wants to be run.
+    """A batch to run for a tenant.
 
     Attributes:
-        outputs_last_s: seconds that its output files stay; None for as long as nobody deletes them.
+        outputs_last_s: lifetime of its output files in seconds; None if they stay until deleted.
     """
 
     tenant: str
@@ -88,7 +88,7 @@ class NewBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCounts:
-    """Lines of a batch; `failed` ones are in its error file."""
+    """Numbers of lines of a batch; the `failed` ones are in its error file."""
 
     total: int = 0
     completed: int = 0
@@ -97,11 +97,11 @@ class BatchCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch as it stands.
+    """The current state of a batch.
 
     Attributes:
-        reached_s: Unix seconds at which it came to each status.
-        output_file_id, error_file_id: None until it has ended, and where there would be nothing in them.
+        reached_s: Unix seconds at which it reached each status.
+        output_file_id, error_file_id: None until the batch has ended, and if the file would be empty.
     """
 
     batch_id: str
@@ -123,14 +123,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
-    """A part of a list, and whether there is more behind it."""
+    """A page of a list, and whether more items follow."""
 
     items: tuple[T, ...]
     has_more: bool
 
 
 class PageQuestion(NamedTuple):
-    """Which part of a list is asked for: `limit` items behind the one whose id is `after`."""
+    """A request for a page of a list: at most `limit` items after the one with id `after`."""
 
     limit: int
     after: str | None = None
@@ -143,8 +143,8 @@ class InsideCall:
     """A request that the server makes to itself for a tenant.
 
     Attributes:
-        body: JSON, empty for none.
-        timeout_s: how long the answer may take.
+        body: JSON; empty if there is none.
+        timeout_s: deadline of the answer in seconds.
     """
 
     tenant: str
@@ -157,7 +157,7 @@ class InsideCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsideAnswer:
-    """What came of it; `retry_after_s` (seconds) where the answer says when to come back."""
+    """The answer to such a request; `retry_after_s` is set if it says when to come back."""
 
     status: int
     body: bytes = b""

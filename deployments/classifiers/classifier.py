@@ -1,8 +1,8 @@
-"""Judges texts by a sequence-classification checkpoint: probability for each hazard, and the hazards over their bound.
+"""Classifies texts with a sequence-classification checkpoint: a probability per hazard, and the flagged hazards.
 
-Any `AutoModelForSequenceClassification` folder with safetensors: multi-label ones through a sigmoid, single-label ones
-through a softmax. A text longer than the model's window is judged in overlapping windows, and counts as its worst one.
-Blocks: to be called in a thread.
+Takes any `AutoModelForSequenceClassification` folder with safetensors; multi-label models use a sigmoid, single-label
+models a softmax. A text longer than the model's window is judged in overlapping windows, and each label gets its
+highest score. Blocking: call in a thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Classifier:
     """One checkpoint in memory, float32, on the CPU.
 
     Raises:
-        CheckpointError: the folder has no whole safetensors checkpoint of a classifier.
+        CheckpointError: the folder has no complete safetensors checkpoint of a classifier.
         ConfigError: the configuration names a label that the classifier does not have.
     """
 
@@ -38,14 +38,14 @@ class Classifier:
 
     @property
     def hazards(self) -> tuple[str, ...]:
-        """The labels that verdicts score, benign ones left out."""
+        """The labels that verdicts score: all except benign ones."""
         return tuple(label for label in self._labels if label not in self._config.benign_labels)
 
     def check(self, text: str) -> None:
-        """Refuse a text that cannot be judged, before it shares a batch with others.
+        """Refuse a text that cannot be judged, before it is batched with others.
 
         Raises:
-            RequestError: it is longer than `SafetyConfig.max_chars`, or holds a lone surrogate.
+            RequestError: the text is longer than `SafetyConfig.max_chars`, or contains a lone surrogate.
         """
         if len(text) > self._config.max_chars:
             raise RequestError(
@@ -58,9 +58,9 @@ class Classifier:
             raise RequestError("input must be valid Unicode, and holds a lone surrogate", field="input") from None
 
     def judge(self, texts: Sequence[str]) -> list[Verdict]:
-        """Return a verdict on each text, in order; forward passes take at most `SafetyConfig.max_batch` windows.
+        """Return a verdict on each text, in order. A forward pass takes at most `SafetyConfig.max_batch` windows.
 
-        `check` has let each of them through.
+        Each text must have passed `check`.
         """
         if not texts:
             return []
@@ -68,7 +68,7 @@ class Classifier:
         overlap = min(MAX_OVERLAP_TOKENS, window_tokens // 4)
         windows, owners = self._checkpoint.tokenizer.windows(texts, window_tokens, overlap)
         worst = torch.zeros(len(texts), len(self._labels))  # [texts, labels]
-        # Windows of like length share a batch, which saves padding. A text of no token has nothing to judge.
+        # Batching windows of similar length saves padding. A text without tokens has nothing to judge.
         num_tokens = [len(ids) for ids in windows["input_ids"]]
         order = sorted((i for i in range(len(owners)) if num_tokens[i]), key=num_tokens.__getitem__)
         for start in range(0, len(order), self._config.max_batch):
@@ -81,7 +81,7 @@ class Classifier:
 
     @torch.inference_mode()
     def _forward(self, batch: Rows) -> torch.Tensor:
-        """Return probabilities [windows, labels] of a batch of unpadded rows."""
+        """Return the probabilities [windows, labels] of a batch of unpadded rows."""
         logits = self._checkpoint.logits(batch)
         return logits.sigmoid() if self._is_multi_label else logits.softmax(dim=-1)
 
@@ -96,7 +96,7 @@ class Classifier:
 
 def _is_multi_label(checkpoint: SequenceCheckpoint) -> bool:
     if checkpoint.problem_type is None:
-        # One logit can only be a sigmoid's.
+        # A single logit only makes sense with a sigmoid.
         return len(checkpoint.labels) == 1
     return checkpoint.problem_type == "multi_label_classification"
 

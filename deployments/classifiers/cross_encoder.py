@@ -1,7 +1,7 @@
-"""Scores how well a document answers a query by a cross-encoder: both go through the model together, as one row.
+"""Scores how well a document answers a query with a cross-encoder, which reads both together as one row.
 
-The score is the sigmoid of the one logit, 0 to 1 (Nogueira and Cho, 2019, arXiv 1901.04085, section 3). Blocks: to be
-called in a thread.
+The score is the sigmoid of the single logit, 0 to 1 (Nogueira and Cho, 2019, arXiv 1901.04085, section 3). Blocking:
+call in a thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class CrossEncoder:
     """One checkpoint in memory, float32, on the CPU.
 
     Raises:
-        CheckpointError: the folder has no whole safetensors checkpoint with one label.
+        CheckpointError: the folder has no complete safetensors checkpoint with exactly one label.
     """
 
     def __init__(self, config: RerankerConfig) -> None:
@@ -31,9 +31,9 @@ class CrossEncoder:
         self._window_tokens = min(self._checkpoint.window_tokens, config.max_tokens)
 
     def score(self, pairs: Sequence[Pair]) -> list[PairScore | RequestError]:
-        """Return what each pair gets, in order: its score, or why it has none. One forward pass.
+        """Return each pair's score, or the error that prevents one, in order. Runs one forward pass.
 
-        Pairs of several requests share a call, so that one's fault is a value and not raised.
+        Errors are returned, not raised, because a call may hold pairs of several requests.
         """
         found: list[PairScore | RequestError] = []
         rows: dict[str, list[list[int]]] = {}

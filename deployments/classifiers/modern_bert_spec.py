@@ -1,4 +1,4 @@
-"""What the config.json of a ModernBERT with a head that classifies says, as one frozen value. Needs no transformers."""
+"""The config.json of a ModernBERT with a classification head, as a frozen value. Does not need transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COUNTS = {
     "max_position_embeddings": 8192,
     "local_attention": 128,
 }
-"""With the defaults of transformers, for a file that leaves them out."""
+"""Integer fields with transformers' defaults for files that omit them."""
 _SWITCHES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 _OLDER_THETAS = {
     "full_attention": ("global_rope_theta", 160_000.0),
@@ -32,12 +32,12 @@ _PROBLEMS = (None, "regression", "single_label_classification", "multi_label_cla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModernBertSpec:
-    """The fields of config.json by their own names, but for two.
+    """The fields of config.json by their own names, except `theta_by_kind` and `labels`.
 
     Attributes:
-        layer_types: of each layer, whether it attends to all tokens or to those near by (`KINDS`).
-        local_attention: tokens that a layer of the second kind sees, one's own in the middle.
-        theta_by_kind: base of the rotary frequencies.
+        layer_types: per layer, full or sliding attention (`KINDS`).
+        local_attention: twice the number of tokens that a sliding layer attends to on each side of the query.
+        theta_by_kind: base of the rotary frequencies per layer kind.
         labels: names of the logits, in order.
     """
 
@@ -61,9 +61,9 @@ class ModernBertSpec:
 
 
 def read_spec(path: str) -> ModernBertSpec | None:
-    """Return what a folder's config.json says, None where it is no ModernBERT as it was published, in one file.
+    """Return the spec from a folder's config.json, or None if it is not a standard ModernBERT with one weights file.
 
-    A file that says what is not expected counts as none: transformers knows better, or has the better words.
+    Unexpected values also give None: transformers either supports them or has the better error message.
     """
     try:
         told = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def _is_sound(spec: ModernBertSpec) -> bool:
         and bool(spec.labels)
         and all(isinstance(label, str) for label in spec.labels)
         and spec.problem_type in _PROBLEMS
-        # Refused by transformers: a softmax over one logit says nothing.
+        # Refused by transformers: a softmax over one logit is constant.
         and (spec.problem_type != "single_label_classification" or len(spec.labels) > 1)
     )
 
@@ -115,7 +115,7 @@ def _layer_types(told: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _thetas(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base of each kind of layer, in the older form or the newer; None is one that is not known."""
+    """Return the rotary base of each layer kind, from the older or newer fields; None stands for an unknown form."""
     newer = told.get("rope_parameters")
     if newer is None:
         return {kind: told.get(name, usual) for kind, (name, usual) in _OLDER_THETAS.items()}

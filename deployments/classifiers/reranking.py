@@ -1,6 +1,6 @@
-"""The deployment of a cross-encoder, and all of them as a gateway sees them.
+"""The deployment of a cross-encoder, and a gateway's client for all of them.
 
-Pairs that arrive together, from whatever request, share a forward pass, which runs in a thread.
+Pairs that arrive together, from any requests, share a forward pass, which runs in a thread.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Reranker(BatchedModel[Pair, PairScore | RequestError]):
     def __init__(self, config: RerankerConfig, encoder: CrossEncoder | None = None) -> None:
         begin_actor()
         if encoder is None:
-            # It brings torch along, which a gateway can do without.
+            # Imports torch, which a gateway does not need.
             from deployments.classifiers.cross_encoder import CrossEncoder
 
             encoder = CrossEncoder(config)
-            # The first pass is many times slower than those that follow; no request shall wait for it.
+            # Warm-up: the first pass is many times slower, and no request should wait for it.
             encoder.score([Pair("The first pair", "that it scores.", "", config.max_tokens)])
         super().__init__(encoder.score, "reranker", max_batch=config.max_batch, batch_wait_s=config.batch_wait_s)
 
@@ -43,7 +43,7 @@ class Reranker(BatchedModel[Pair, PairScore | RequestError]):
         """Return the score of each pair, in order.
 
         Raises:
-            RequestError: one of them cannot be scored.
+            RequestError: a pair cannot be scored.
         """
         found = []
         for result in await self.results(pairs):
@@ -54,7 +54,7 @@ class Reranker(BatchedModel[Pair, PairScore | RequestError]):
 
 
 class Rerankers:
-    """All cross-encoders of the configuration, seen through their handles."""
+    """All configured cross-encoders, called through their handles."""
 
     def __init__(self, configs: Sequence[RerankerConfig], handles: Mapping[str, DeploymentHandle]) -> None:
         self._config_by_name = {config.name: config for config in configs}
@@ -62,21 +62,21 @@ class Rerankers:
 
     @property
     def parts(self) -> dict[str, DeploymentHandle]:
-        """Their handles, by what `/health` calls them."""
+        """Their handles by the names that `/health` uses."""
         return {f"reranker {name}": handle for name, handle in self._handles.items()}
 
     def cards(self, created_s: int) -> list[ModelCard]:
-        """Return what `/v1/models` shows of them."""
+        """Return their entries for `/v1/models`."""
         return [
             ModelCard(name=name, parent=None, created_s=created_s, max_model_len=config.max_tokens, task="score")
             for name, config in self._config_by_name.items()
         ]
 
     def check(self, name: str) -> None:
-        """Do nothing where there is such a cross-encoder.
+        """Check that a cross-encoder exists.
 
         Raises:
-            RequestError: there is none.
+            RequestError: there is no cross-encoder of this name.
         """
         if name not in self._config_by_name:
             words = f"The reranker '{name[:128]}' does not exist." if self._handles else "This server has no reranker."
@@ -87,7 +87,7 @@ class Rerankers:
 
         Raises:
             RequestError: a pair cannot be scored.
-            OverloadError: the model cannot be reached in time, or has too much to do.
+            OverloadError: the model cannot be reached, does not answer in time, or is overloaded.
             TimeoutError: the client's deadline has passed.
         """
         config = self._config_by_name[request.model]
@@ -106,6 +106,6 @@ class Rerankers:
 
 
 async def _scored(handle: DeploymentHandle, pairs: Sequence[Pair]) -> list[PairScore]:
-    # Whoever waits no more ends what may be a thousand pairs.
+    # Cancel the call with its caller: it may hold a thousand pairs.
     found: list[PairScore] = await until_answered(handle.score.remote(pairs))
     return found

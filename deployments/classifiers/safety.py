@@ -1,6 +1,6 @@
-"""The safety classifier: an actor of its own, or an object in the gateway's process.
+"""The safety classifier: a separate actor, or an object in the gateway's process.
 
-Texts that arrive together, from whatever request, share a forward pass, which runs in a thread.
+Texts that arrive together, from any requests, share a forward pass, which runs in a thread.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FIRST = "The first text that a classifier judges."
 
 
 class Safety(BatchedModel[str, Verdict]):
-    """A classifier that serves one event loop; the deployment has its name.
+    """A classifier that serves one event loop; also the deployment `Safety`.
 
-    Loads the classifier, unless it is given one: errors as `Classifier`.
+    Loads the classifier unless one is given. Errors as in `Classifier`.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Safety(BatchedModel[str, Verdict]):
     ) -> None:
         begin_actor()
         if classifier is None:
-            # It brings torch along, which a gateway that only asks for verdicts can do without.
+            # Imports torch, which a gateway that only requests verdicts does not need.
             from deployments.classifiers.classifier import Classifier
 
             classifier = Classifier(config)
-            # The first pass is many times slower than those that follow; no request shall wait for it.
+            # Warm-up: the first pass is many times slower, and no request should wait for it.
             classifier.judge([_FIRST])
         self._classifier = classifier
         super().__init__(
@@ -51,7 +51,7 @@ class Safety(BatchedModel[str, Verdict]):
         )
 
     async def judge(self, texts: Sequence[str]) -> list[Verdict]:
-        """Return a verdict on each text, in order; errors as `Classifier.check`."""
+        """Return a verdict on each text, in order. Errors as in `Classifier.check`."""
         for text in texts:
             self._classifier.check(text)
         return await self.results(texts)

@@ -1,6 +1,6 @@
-"""A sequence-classification checkpoint in memory: texts or pairs of texts to rows of token ids, rows to logits.
+"""A sequence-classification checkpoint in memory: texts or text pairs to rows of token ids, and rows to logits.
 
-Any `AutoModelForSequenceClassification` folder with safetensors. Blocks: to be called in a thread.
+Takes any `AutoModelForSequenceClassification` folder with safetensors. Blocking: call in a thread.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class SequenceCheckpoint:
 
     Attributes:
         labels: names of the logits, in order.
-        problem_type: what its config.json says that the logits are, None where it says nothing.
-        window_tokens: tokens that it reads at once.
+        problem_type: the field of config.json, None if absent.
+        window_tokens: maximum tokens per row.
 
     Raises:
-        CheckpointError: the folder has no whole safetensors checkpoint of a classifier.
+        CheckpointError: the folder has no complete safetensors checkpoint of a classifier.
     """
 
     def __init__(self, path: str, *, num_threads: int) -> None:
@@ -57,14 +57,14 @@ class SequenceCheckpoint:
 
     @torch.inference_mode()
     def logits(self, rows: Rows) -> torch.Tensor:
-        """Return logits [rows, labels] float32 of one forward pass.
+        """Return the float32 logits [rows, labels] of one forward pass.
 
         Raises:
-            EngineError: they are not finite.
+            EngineError: a logit is not finite.
         """
         logits = self._network(self.tokenizer.padded(rows))
         if not bool(torch.isfinite(logits).all()):
-            # A NaN compares as harmless: better no answer than a wrong one.
+            # NaN would compare as harmless: better no answer than a wrong one.
             raise EngineError("The classifier's logits are not finite.")
         return logits
 
@@ -82,7 +82,7 @@ def _published(path: str, spec: ModernBertSpec) -> _Network:
 
 
 def _load_config(path: str) -> PretrainedConfig:
-    # A second, and memory, that a checkpoint is spared which is described and computed here.
+    # Imported lazily: it costs a second and memory, which ModernBERT checkpoints, computed in this package, avoid.
     from transformers import AutoConfig
 
     try:
@@ -92,7 +92,7 @@ def _load_config(path: str) -> PretrainedConfig:
 
 
 def _load_any(path: str) -> _Network:
-    # A tenth of a gigabyte of modules: generation, compilers, distribution.
+    # Imported lazily: 0.1 GB of modules for generation, compilers and distributed execution.
     from transformers import AutoModelForSequenceClassification
 
     try:
@@ -106,7 +106,7 @@ def _load_any(path: str) -> _Network:
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{path}: not a classifier's checkpoint: {error}") from error
-    # Without this, a head that is missing would be drawn at random, and judge at random.
+    # Otherwise a missing head would be initialized at random and judge at random.
     modern_bert.check_whole(path, [str(name) for kind in ("missing_keys", "mismatched_keys") for name in report[kind]])
     network = model.eval()
     return lambda inputs: network(**inputs).logits

@@ -1,6 +1,6 @@
-"""Texts and pairs of texts to rows of token ids for a classifier, cut to its window and padded as transformers does it.
+"""Encodes texts and text pairs as rows of token ids for a classifier, truncated and padded as in transformers.
 
-Whichever way its tokenizer was read, the work is done by the `tokenizers` library.
+However the tokenizer was loaded, the `tokenizers` library does the work.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from deployments.tokenizer.tokenizer_folder import load_tokenizer
 from engine.errors import CheckpointError
 
 Rows = Mapping[str, list[list[int]]]
-"""Unpadded: `input_ids` and what else the model reads."""
+"""Unpadded rows by input name: `input_ids` and any other inputs of the model."""
 
 
 class SequenceTokenizer:
     """The tokenizer of one checkpoint; for one thread.
 
     Raises:
-        CheckpointError: the folder has no fast tokenizer, or none that names a padding token.
+        CheckpointError: the folder has no fast tokenizer, or its tokenizer has no padding token.
     """
 
     def __init__(self, folder: str) -> None:
@@ -35,21 +35,21 @@ class SequenceTokenizer:
 
     @property
     def max_tokens(self) -> float:
-        """How many tokens a row may have, by what the tokenizer says; 10^30 where it says nothing."""
+        """The tokenizer's maximum number of tokens per row, 10^30 if unspecified."""
         return self._loaded.max_tokens
 
     def num_special_in_pair(self) -> int:
-        """Return how many tokens a pair has beside those of its texts."""
+        """Return the number of special tokens added to a pair."""
         count: int = self._backend.num_special_tokens_to_add(True)
         return count
 
     def windows(self, texts: Sequence[str], max_tokens: int, overlap: int) -> tuple[Rows, list[int]]:
-        """Return the rows of texts, each of at most `max_tokens`, and the index of each row's text.
+        """Return rows of at most `max_tokens` that cover the texts, and the index of each row's text.
 
-        Those of one text overlap.
+        Consecutive rows of one text overlap by `overlap` tokens.
 
         Raises:
-            TypeError: a text holds a lone surrogate.
+            TypeError: a text contains a lone surrogate.
         """
         self._cut_to(max_tokens, overlap)
         found = self._backend.encode_batch(list(texts))
@@ -58,20 +58,20 @@ class SequenceTokenizer:
         return {name: [row[name] for row in parts] for name in self._names()}, [i for i, _ in encodings]
 
     def pair(self, first: str, second: str, max_tokens: int | None) -> dict[str, list[int]]:
-        """Return the row of two texts; with `max_tokens` both are cut to so many together, from the longer one.
+        """Return the row of two texts, truncated to `max_tokens` in total if given, taking from the longer text first.
 
         Raises:
-            TypeError: a text holds a lone surrogate.
+            TypeError: a text contains a lone surrogate.
         """
         if max_tokens is None:
             self._backend.no_truncation()
         else:
             self._cut_to(max_tokens, 0)
-        # An empty text is no second one, for transformers.
+        # As in transformers, an empty second text counts as absent.
         return self._row(self._backend.encode(first, second or None))
 
     def padded(self, rows: Rows) -> dict[str, torch.Tensor]:
-        """Return rows as tensors [rows, tokens] of the longest one."""
+        """Return the rows as tensors [rows, tokens], padded to the longest row."""
         longest = max(map(len, rows["input_ids"]))
         is_left = self._loaded.padding_side == "left"
 

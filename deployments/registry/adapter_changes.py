@@ -1,4 +1,4 @@
-"""What passes between the routes, gateways and the registry where adapters are changed. Pure values."""
+"""Values exchanged between routes, gateways and the registry to change adapters. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ Place = Literal["device", "host", "loading"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A name, and the place whose content it shall stand for.
+    """A request to register the content of a place under a name.
 
     Attributes:
-        place: a folder, relative to one that adapters may be registered from, or absolute and inside of one; a URL
-            that adapters may be fetched from, or an id of the hub.
-        base: None where there is only one base model.
-        replaces: whether a name that stands for something already gets a new version; else that is refused.
-        takes_traffic: whether the name stands for it at once; else it can only be asked by its version.
+        place: a folder, relative to a permitted root or absolute and inside one; a permitted URL; or a hub id.
+        base: None if there is only one base model.
+        replaces: if the name already serves a content, add a new version; otherwise such a name is refused.
+        takes_traffic: route the name's traffic to it at once; otherwise it is reachable only by its version.
     """
 
     name: str
@@ -32,10 +31,10 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterStatus:
-    """A name, and where its contents lie now.
+    """An adapter name and where its contents currently reside.
 
     Attributes:
-        places_by_replica: of each version, by its number: where it lies on each replica that has it.
+        places_by_replica: by version number, then by replica: the version's place on each replica that has it.
     """
 
     entry: AdapterEntry

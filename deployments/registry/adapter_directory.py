@@ -1,7 +1,7 @@
-"""What a gateway knows of adapters, and how it has them changed: the registry decides, every gateway follows.
+"""A gateway's view of the adapters and its client of the registry, which makes all changes.
 
-The registry tells all gateways of a change before it answers it, so that no request after the answer meets what was
-before. A gateway that could not be told asks by itself, every `REFRESH_S`.
+The registry notifies every gateway of a change before it acknowledges the change, so that no later request sees the old
+state. Gateways also poll the registry every `REFRESH_S`, in case a notification was lost.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _logger = logging.getLogger(__name__)
 REFRESH_S = 1.0
 RETRY_AFTER_S = 2.0
 FIRST_WORD_S = 30.0
-"""A registry that has to begin anew takes some seconds; a gateway that starts waits so long for it."""
+"""How long a starting gateway waits for the registry, which takes some seconds to restart."""
 
 
 class AdapterDirectory:
-    """The names of adapters as one gateway knows them.
+    """The adapter names known to one gateway.
 
     Args:
-        models: their declared adapters are known before the registry has been asked.
-        replicas: handle of each base model's deployment, by its name.
-        registry: None where names cannot be changed.
+        models: their declared adapters are known before the registry answers.
+        replicas: handle of each base model's deployment by name.
+        registry: None if adapters cannot be changed.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class AdapterDirectory:
         self._refresh: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Ask the registry until it answers, at most for a while, and go on asking."""
+        """Poll the registry until it answers or `FIRST_WORD_S` pass, then keep polling in the background."""
         if self._registry is None:
             return
-        # What the configuration says is as old as the server: names may stand for other contents by now.
+        # The configuration dates from the server's start: names may have other contents by now.
         last_s = time.monotonic() + FIRST_WORD_S
         while not self._has_heard:
             try:
@@ -73,10 +73,10 @@ class AdapterDirectory:
         self._refresh = asyncio.create_task(self._ask_for_ever(self._registry))
 
     def find(self, name: str) -> tuple[AdapterEntry, AdapterVersion] | None:
-        """Return what a name stands for, for one request; None where it is not that of an adapter.
+        """Return the entry and version that one request to a name uses, or None if no adapter has the name.
 
         Raises:
-            UnavailableError: the registry has not told yet whether it is.
+            UnavailableError: the name is unknown and the registry has not answered yet.
         """
         found = self._catalogue.find(name, self._draw())
         if found is None and not self._has_heard:
@@ -84,11 +84,11 @@ class AdapterDirectory:
         return None if found is None or found[0].base not in self._replicas else found
 
     def entries(self) -> list[AdapterEntry]:
-        """Return all names of adapters of served models."""
+        """Return the entries of all adapters of served models."""
         return [entry for entry in self._catalogue.entries.values() if entry.base in self._replicas]
 
     def adopt(self, catalogue: Catalogue) -> None:
-        """Follow a change, unless a later one is known already."""
+        """Adopt a catalogue unless a later one is already known."""
         self._has_heard = True
         if catalogue.replaces(self._catalogue):
             self._catalogue = catalogue
@@ -97,20 +97,20 @@ class AdapterDirectory:
         """Make the content of a folder or a URL the newest version of a name.
 
         Raises:
-            RequestError: it may not or cannot be.
-            UnavailableError: the registry cannot be reached, or the URL's server.
-            OverloadError: too many are being loaded.
+            RequestError: the registration is not permitted or not possible.
+            UnavailableError: the registry or the URL's server cannot be reached.
+            OverloadError: too many adapters are being loaded.
         """
         catalogue: Catalogue = await self._changed("register", wanted)
         self.adopt(catalogue)
         return catalogue.entries[wanted.name]
 
     async def load_if(self, wanted: Registration, trial: Callable[[str], Awaitable[None]]) -> AdapterEntry:
-        """Load without traffic, try, and only then let the name stand for the content.
+        """Load without traffic, run a trial, and only then route the name's traffic to the content.
 
         Args:
-            trial: asks the content by the name that it is given. What it raises is raised, and the version forgotten
-                where it is new.
+            trial: queries the content under the name it is given. Its exceptions propagate; the version is then
+                unloaded if it is new and has no traffic.
         """
         before = self._catalogue.entries.get(wanted.name)
         entry = await self.load(replace(wanted, takes_traffic=False))
@@ -126,15 +126,15 @@ class AdapterDirectory:
         return await self.route(entry.name, {number: 100})
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
-        """Split a name's traffic among its versions, by percentages; errors as `load`."""
+        """Split a name's traffic among its versions by percentages. Errors as in `load`."""
         catalogue: Catalogue = await self._changed("route", name, dict(split))
         self.adopt(catalogue)
         return catalogue.entries[name]
 
     async def unload(self, name: str, number: int | None = None) -> list[int]:
-        """Forget a name or a version, wait for the requests that use it, and free it everywhere; errors as `load`.
+        """Remove a name or a version, wait for the requests that use it, and free it everywhere. Errors as in `load`.
 
-        Returns the bytes that this freed on each replica. Who leaves meanwhile ends nothing.
+        Returns the bytes freed on each replica. The removal completes even if the caller is cancelled.
         """
         catalogue: Catalogue
         freed: list[int]
@@ -143,7 +143,7 @@ class AdapterDirectory:
         return freed
 
     async def status(self) -> list[AdapterStatus]:
-        """Return all names, and where their contents lie."""
+        """Return all names and where their contents reside."""
         handles = list(self._replicas.values())
         answers = await asyncio.gather(
             *(ask_all(handle, "adapter_places", timeout_s=TELL_TIMEOUT_S) for handle in handles)
@@ -187,7 +187,7 @@ class AdapterDirectory:
 
 
 def declared_catalogue(models: Sequence[ModelConfig]) -> Catalogue:
-    """Return what the configuration tells; older than whatever a registry says."""
+    """Return the catalogue of the configuration, which any catalogue of a registry replaces."""
     entries = {
         ref.name: AdapterEntry(
             name=ref.name,

@@ -1,10 +1,10 @@
-"""The one actor that says what names of adapters stand for. It validates before anything is served, and remembers.
+"""The single authority on adapter names. It validates adapters before they are served and persists the catalogue.
 
     register --(files: copied or fetched into the store's folder, by digest)--> a version --> every gateway
 
-Gateways and replicas hold nothing of their own: a gateway asks for the catalogue, and a request carries its adapter's
-reference to whichever replica it reaches. What was registered outlives all processes (`adapters.store`). Drop-in
-folders are watched: a new sub-folder is registered, changed files are a new version.
+Gateways and replicas keep no state of their own: a gateway polls the catalogue, and a request carries its adapter's
+reference to whichever replica it reaches. Registrations outlive all processes (`adapters.store`). Drop-in folders are
+watched: a new sub-folder is registered, and changed files make a new version.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _logger = logging.getLogger(__name__)
 
 NUM_FETCHERS, NUM_COPIERS = 4, 8
 MAX_REGISTERING = 256
-"""Registrations under way at once; more are told to come back."""
+"""Maximum concurrent registrations; further ones are refused with a retry time."""
 RETRY_AFTER_S = 5.0
 
 
 class Displaced(NamedTuple):
-    """A content that no name stands for any more, and a base model whose replicas may have it."""
+    """A content that no name refers to any more, and a base model whose replicas may hold it."""
 
     base: str
     ref: AdapterRef
 
 
 class RegistryServer:
-    """The registry; a plain class, the actor is its shell. Changes run one at a time, in a thread.
+    """The registry as a plain class, which the actor wraps. Changes run one at a time, in a thread.
 
     Args:
-        files: where those of registered adapters are copied to.
-        sources: where else than in folders adapters may come from.
-        cross_encoders: names that no adapter may have, like those of `bases`.
-        seen_by_base: what there was in drop-in folders when the configuration was read.
+        files: the store that adapters' files are copied to.
+        sources: permitted sources other than folders.
+        cross_encoders: names reserved like those of `bases`.
+        seen_by_base: the contents of the drop-in folders when the configuration was read.
     """
 
     def __init__(
@@ -76,30 +76,30 @@ class RegistryServer:
         self._files = files
         self._sources = sources
         self._num_registering = 0
-        # Threads of their own: a slow source holds up nothing but other sources, a folder nothing but other folders.
+        # Separate pools: a slow source delays only other sources, and a slow folder only other folders.
         self._fetchers = ThreadPoolExecutor(max_workers=NUM_FETCHERS, thread_name_prefix="adapter-fetch")
         self._copiers = ThreadPoolExecutor(max_workers=NUM_COPIERS, thread_name_prefix="adapter-copy")
         self._lock = asyncio.Lock()
         self._read_by_base = seen_by_base or {}
         self._seen_by_base: dict[str, dict[str, Signature]] = {}
-        """Signature of each sub-folder's files at the last look at a drop-in folder."""
+        """Signature of each sub-folder's files at the last scan of a drop-in folder."""
         self._unread: set[str] = set()
-        """Bases whose drop-in folder could not be read at the last look."""
-        # Of a process that ended before it had freed them.
+        """Bases whose drop-in folder could not be read at the last scan."""
+        # Left by a process that ended before it freed them.
         orphans = files.unused(self.catalogue.digests())
         self._displaced = [Displaced(base, ref) for ref in orphans for base in self._bases]
 
     @property
     def catalogue(self) -> Catalogue:
-        """All names as they stand."""
+        """The current catalogue."""
         return self._store.catalogue()
 
     async def declare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]], build: str) -> None:
-        """Take over the adapters that a configuration names, once for each build of the application.
+        """Register the adapters that a configuration declares, once for each build of the application.
 
-        When a registry has to begin anew, what its configuration says is old: names may have been unloaded since, and
-        folders changed. What an earlier configuration named and this one does not is forgotten: its files may be
-        anything by now.
+        After a restart of the registry its configuration is stale: names may have been unloaded since, and folders
+        changed. Versions that this configuration does not declare are kept only if their files are in the store: files
+        elsewhere may have changed.
         """
         async with self._lock:
             if self._store.build != build:
@@ -123,7 +123,7 @@ class RegistryServer:
         self._displaced += [Displaced(base, ref) for base, ref in versions if ref.digest not in used]
 
     def _compare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
-        """Make names stand for what the configuration says, where it says something new."""
+        """Update the catalogue with what is new in the configuration."""
         with self._store.together():
             self._compare_each(refs_by_base)
 
@@ -153,11 +153,11 @@ class RegistryServer:
                     _logger.warning("of the configuration: %s", error)
 
     def _settle(self, version: AdapterVersion, declared: AdapterRef | None) -> None:
-        """See to it that a version from before this configuration has its files, or forget it."""
+        """Point a version from before this configuration to its files, or remove it if they are gone."""
         ref = version.ref
         if self._files.has(ref):
             return
-        # It lies elsewhere now, or is ours, and our folder was moved.
+        # The files are elsewhere now, or they are in the store, whose folder was moved.
         found = declared or self._files.find(ref)
         if found is None:
             self._store.remove(ref.name, version.number)
@@ -165,12 +165,12 @@ class RegistryServer:
             self._store.repoint(replace(ref, path=found.path))
 
     async def register(self, wanted: Registration) -> Catalogue:
-        """Make the content of a folder or a URL the newest version of a name, with all of the name's traffic.
+        """Make the content of a folder or a URL the newest version of a name, with all its traffic if so wanted.
 
         Raises:
-            RequestError: the place may not be used, holds no adapter that fits, or the name is taken.
-            UnavailableError: the source does not answer, or our disk is full; also below.
-            OverloadError: too many others are being registered.
+            RequestError: the place is not permitted or holds no suitable adapter, or the name is taken.
+            UnavailableError: the source does not answer, or the disk is full (also raised by the methods below).
+            OverloadError: too many other registrations are under way.
         """
         base = self._base(wanted.base)
         if self._num_registering >= MAX_REGISTERING:
@@ -190,7 +190,7 @@ class RegistryServer:
             incoming = await self._bring(wanted, base)
         try:
             async with self._lock:
-                # Again: others have been at it meanwhile.
+                # Check again: other changes may have happened meanwhile.
                 self._check_name(wanted)
                 with _refusing("lora_path"):
                     ref = await asyncio.to_thread(
@@ -205,10 +205,10 @@ class RegistryServer:
             await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
 
     async def route(self, name: str, split: Mapping[int, int]) -> Catalogue:
-        """Split a name's traffic among its versions, by percentages.
+        """Split a name's traffic among its versions by percentages.
 
         Raises:
-            RequestError: there is no such name or version, it is lost, or they do not make 100.
+            RequestError: there is no such name or version, its files are lost, or the percentages do not sum to 100.
         """
         async with self._lock:
             entry = self.catalogue.entries.get(name)
@@ -220,10 +220,10 @@ class RegistryServer:
         return self.catalogue
 
     async def unregister(self, name: str, number: int | None = None) -> list[Displaced]:
-        """Forget a name or a version of it; return the contents that no name stands for any more.
+        """Remove a name or one of its versions; return the contents that no name refers to any more.
 
         Raises:
-            RequestError: there is no such name or version, or its traffic would be left to one that is lost.
+            RequestError: there is no such name or version, or the version that would get its traffic is lost.
         """
         async with self._lock:
             before = self.catalogue
@@ -237,12 +237,12 @@ class RegistryServer:
             return [Displaced(base, ref) for ref in self.catalogue.gone(name, before)]
 
     def take_displaced(self) -> list[Displaced]:
-        """Return contents that made room for others, or that nobody freed yet; they are the caller's to free."""
+        """Return contents that were replaced or left unfreed. The caller becomes responsible for freeing them."""
         displaced, self._displaced = self._displaced, []
         return displaced
 
     async def discard(self, refs: Sequence[AdapterRef]) -> None:
-        """Delete the copies of contents that nobody uses any more, those left out that were registered again."""
+        """Delete the copies of contents that nobody uses any more, except any that were registered again."""
         async with self._lock:
             await self._delete_unused(refs)
 
@@ -250,9 +250,9 @@ class RegistryServer:
         """Return a part of a file of a registered content, for a node that does not have it.
 
         Raises:
-            AdapterError: no name stands for the content and nobody uses it, or it cannot be read.
+            AdapterError: the content is neither registered nor still stored, or it cannot be read.
         """
-        # Also of one that was unloaded: as long as it lies here, somebody may still use it.
+        # Also serve unloaded content: as long as it is stored, some request may still use it.
         found = self._files.find(ref)
         if found is None:
             versions = (version for entry in self.catalogue.entries.values() for version in entry.versions)
@@ -262,7 +262,7 @@ class RegistryServer:
         return await asyncio.to_thread(read_part, ref.name, found.path, file, offset)
 
     async def look(self) -> bool:
-        """Look at the drop-in folders; register what is new or changed, and say whether anything was."""
+        """Scan the drop-in folders and register what is new or changed. Return whether the catalogue changed."""
         revision = self.catalogue.revision
         for base in self._bases.values():
             if base.watched is None:
@@ -271,7 +271,7 @@ class RegistryServer:
                 await self._look_into(base.watched, base)
                 self._unread.discard(base.name)
             except (AdapterError, OSError) as error:
-                # Others are looked at all the same, and it is told of once.
+                # Go on with the other folders, and log this only once.
                 if base.name not in self._unread:
                     _logger.warning("drop-in folder: %s", error)
                 self._unread.add(base.name)
@@ -288,14 +288,14 @@ class RegistryServer:
             try:
                 await self._take_in(name, signature, base)
             except OverloadError:
-                continue  # the next look is another chance
+                continue  # the next scan tries again
             except RequestError as error:
-                # It may be on its way still; the next change of its files is another chance.
+                # The files may still be incomplete; their next change triggers another try.
                 _logger.warning("drop-in folder: %s", error.message)
             seen[name] = signature
 
     async def _take_in(self, name: str, signature: Signature, base: AdapterBase) -> None:
-        """Register the content of a sub-folder that looks new; that of the last look, with other times, is not."""
+        """Register the content of a sub-folder with a new signature, unless only the files' times have changed."""
         assert base.watched is not None
         with _refusing("lora_path"):
             ref = await asyncio.to_thread(reference_in, base.watched, name, base.allowed)
@@ -303,7 +303,7 @@ class RegistryServer:
             told = await asyncio.to_thread(self._store.told, name)
         entry = self.catalogue.entries.get(name)
         versions = () if entry is None else entry.versions
-        # Who routes its traffic elsewhere means it; who puts back what was unloaded, too.
+        # Unchanged content keeps the routing that was set by hand. Content put back after an unload is registered.
         if told != ref.digest or all(version.ref.digest != ref.digest for version in versions):
             place = os.path.join(base.watched, name)
             await self.register(Registration(name=name, place=place, base=base.name, replaces=True))
@@ -312,11 +312,11 @@ class RegistryServer:
                 await asyncio.to_thread(self._store.tell, [(name, ref.digest, signature)])
 
     async def _bring(self, wanted: Registration, base: AdapterBase) -> str:
-        """Return a folder of the store with the files that are meant.
+        """Copy or fetch the wanted files to a folder of the store and return it.
 
         Raises:
-            AdapterError: there is no such place, it may not be used, or lacks them.
-            SourceError: as `AdapterSources.fetch`.
+            AdapterError: the place does not exist, is not permitted, or lacks the files.
+            SourceError: as in `AdapterSources.fetch`.
         """
         name, place, loop = wanted.name, wanted.place, asyncio.get_running_loop()
         if "://" not in place:
@@ -329,7 +329,7 @@ class RegistryServer:
         return await loop.run_in_executor(self._fetchers, self._files.bring, name, fill)
 
     def _copied(self, name: str, place: str, roots: Sequence[str]) -> str | None:
-        """Return a folder of the store with the files of a permitted one, None where there is none."""
+        """Copy a permitted folder's files to a folder of the store and return it, or None if there is none."""
         path = permitted_folder(place, roots)
         return None if path is None else self._files.bring(name, copy_from(name, path))
 
@@ -342,7 +342,7 @@ class RegistryServer:
             raise AdapterError(wanted.name, "it is loaded already; 'load_inplace' makes another version of it")
 
     def _check_not_lost(self, entry: AdapterEntry, numbers: Collection[int]) -> None:
-        """Refuse versions whose files are not ours and have become others: no replica could read them any more."""
+        """Refuse versions whose files are not in the store and have changed: no replica could read them any more."""
         for version in entry.versions:
             ref = version.ref
             if (
@@ -353,7 +353,7 @@ class RegistryServer:
                 raise AdapterError(ref.name, f"the files of its version {version.number} have been overwritten")
 
     async def _delete_unused(self, refs: Sequence[AdapterRef]) -> None:
-        """Delete the files of contents that no name stands for; the lock is held."""
+        """Delete the files of contents that no name refers to. The caller holds the lock."""
         used = self.catalogue.digests()
         for ref in refs:
             if ref.digest not in used:
@@ -380,7 +380,7 @@ class RegistryServer:
 
 @contextmanager
 def _refusing(field: str, *, code: str | None = None) -> Iterator[None]:
-    """Tell what is wrong with an adapter as what is wrong with a field of the request."""
+    """Convert adapter errors to errors of a request field."""
     try:
         with unavailable_on(OSError, sqlite3.OperationalError):
             yield

@@ -1,9 +1,9 @@
-"""The actor of the registry: a shell around `RegistryServer` that watches folders, tells gateways, and frees.
+"""The registry actor: wraps `RegistryServer`, watches folders, notifies gateways, and frees unloaded adapters.
 
     unload --> forgotten --> every gateway told --> on every replica: requests ended, memory freed --> files deleted
 
-It does all of this itself, so that it is carried through whoever asked for it; where this process ends in the midst of
-it, the next one frees what is left.
+The actor runs all of these steps itself, so they complete even if the caller goes away. If this process dies halfway,
+the next one frees what is left.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ NUM_LOCK_TRIES = 25
 
 
 class Registry:
-    """The deployment `Registry`; there is one replica of it.
+    """The deployment `Registry`, which has a single replica.
 
-    A change that has begun is carried through, even where whoever asked for it has gone, and is told to every gateway
-    before it is answered.
+    A change that has begun completes even if its caller has gone, and every gateway is notified before it is
+    acknowledged.
     """
 
     async def __init__(self, config: RegistryConfig) -> None:  # type: ignore[misc]
-        """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
+        """Open the store, register the declared adapters, and start watching drop-in folders. Awaited by Serve."""
         begin_actor()
         store, files = await asyncio.to_thread(open_store, config)
         sources = AdapterSources(config.sources, max_bytes=config.max_source_bytes, timeout_s=config.source_timeout_s)
@@ -66,7 +66,7 @@ class Registry:
         self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
 
     async def catalogue(self, store: str, revision: int) -> Catalogue | None:
-        """Return all names, or None where the caller knows them as they stand."""
+        """Return the catalogue, or None if the caller's copy is current."""
         found = self._server.catalogue
         return None if (found.store, found.revision) == (store, revision) else found
 
@@ -79,9 +79,9 @@ class Registry:
         return await self._whole(self._route(name, split))
 
     async def unload(self, name: str, number: int | None = None) -> tuple[Catalogue, list[int]]:
-        """Forget a name or a version of it, wait for the requests that use it, and free it everywhere.
+        """Remove a name or one of its versions, wait for the requests that use it, and free it everywhere.
 
-        Returns also the bytes that this freed on each replica.
+        Returns the new catalogue and the bytes freed on each replica.
         """
         return await self._whole(self._unload(name, number))
 
@@ -109,13 +109,13 @@ class Registry:
 
     def _start(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(change)
-        # The event loop keeps no reference to a task, and this one may outlive the call.
+        # The event loop holds only weak references to tasks, and this one may outlive the call.
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return task
 
     async def _free(self, displaced: Sequence[Displaced]) -> list[int]:
-        """Wait for the requests that use contents, and delete them everywhere; return the bytes freed on replicas."""
+        """Wait for requests that use the contents, then delete them everywhere; return the bytes freed on replicas."""
         await self._tell()
         freed = await asyncio.gather(
             *(release_adapter(self._handle(model_deployment(base)), ref.digest) for base, ref in displaced)
@@ -124,9 +124,9 @@ class Registry:
         return [num_bytes for answers in freed for num_bytes in answers]
 
     async def _tell(self) -> None:
-        """Tell the gateways of the names as they stand; one that is not reached asks by itself.
+        """Send the current catalogue to the gateways. A gateway that cannot be reached gets it by polling.
 
-        Changes that are made while others are told of share the next telling: names of thousands are some MiB.
+        Changes made during a notification share the next one: a catalogue of thousands of names is several MiB.
         """
         wanted = self._server.catalogue
         async with self._telling:
@@ -151,16 +151,16 @@ class Registry:
                 if await self._server.look():
                     await self._tell()
             except Exception:
-                # The task's border: a folder that cannot be read today may be tomorrow.
+                # Top of the task: keep it running, since a folder that cannot be read now may become readable.
                 _logger.exception("looking at the drop-in folders failed")
             await asyncio.sleep(period_s)
 
 
 def open_store(config: RegistryConfig) -> tuple[AdapterStore, FileStore]:
-    """Open the store, which one registry at a time may have; without it names last as long as this process.
+    """Open the store, which only one registry may hold; if another server holds it, names last only for this process.
 
-    Nor are the files another registry's then: it would delete what it does not know of. The one before this of the same
-    server is waited for however long it takes to end: gateways know the names meanwhile.
+    The files then go to a temporary folder, as the other registry would delete those it does not know. A predecessor in
+    the same server is waited for however long it takes to end: gateways know the names meanwhile.
     """
     path = config.store_path
     for attempt in count(1):

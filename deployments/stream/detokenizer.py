@@ -1,13 +1,13 @@
-"""Token ids in, text out, piece by piece: the pieces joined are the decode of all the ids, and no character is broken.
+"""Incremental detokenizers: the concatenated pieces equal the decode of all ids, and no piece splits a character.
 
-Pure: what a token means is told by the callables that `deployments.tokenizer.token_pieces` makes from a tokenizer. Two
-families cover the tokenizers in use, each O(1) amortised for a token:
+Pure: the callables that `deployments.tokenizer.token_pieces` builds from a tokenizer say what each token means. Two
+families cover the tokenizers in use, each amortized O(1) per token:
 
-- byte-level BPE: every token is some bytes; an incremental UTF-8 decoder holds back an unfinished character (at most
-  three bytes) and turns bytes that can never be one into U+FFFD, as the tokenizer does.
-- all others (Metaspace, WordPiece, SentencePiece with byte fallback): every token is some text, which differs only
-  between the first place and the others, except runs of byte tokens. A run decodes as a whole (one bad byte makes
-  all of it U+FFFD), so that it is held back until a token of another kind ends it.
+- Byte-level BPE: every token is a byte string. An incremental UTF-8 decoder holds back an incomplete character (at
+  most three bytes) and replaces invalid bytes by U+FFFD, as the tokenizer does.
+- All others (Metaspace, WordPiece, SentencePiece with byte fallback): every token is text that depends only on whether
+  it comes first, except for runs of byte tokens. A run decodes as a whole (one bad byte turns all of it into U+FFFD),
+  so it is held back until a token of another kind ends it.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from enum import Enum, auto
 from typing import Protocol
 
 MAX_FIRST_TOKENS = 16
-"""Tokens without any text after which the text counts as begun."""
+"""After this many leading tokens that decode to no text, the text counts as begun."""
 
 
 class Detokenizer(Protocol):
-    """The decoder of one answer."""
+    """The incremental decoder of one answer."""
 
     def feed(self, token_id: int) -> str:
-        """Return the text that this token has made certain; it may be empty."""
+        """Return the text that is final after this token, possibly empty."""
         ...
 
     def close(self) -> str:
-        """Return what was held back, as the end of the text decodes it; nothing may be fed afterwards."""
+        """Return the text held back, decoded as the end of the answer. No `feed` may follow."""
         ...
 
 
 class ByteDetokenizer:
-    """The decoder for tokens that are bytes of UTF-8.
+    """Decodes tokens that are UTF-8 byte strings.
 
     Args:
-        bytes_of: the bytes of a token; empty for tokens that are not shown (special, unknown).
+        bytes_of: the bytes of a token; empty for hidden tokens (special, unknown).
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
@@ -45,19 +45,19 @@ class ByteDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token_id: int) -> str:
-        """Return the characters that this token has completed."""
+        """Return the characters that this token completes."""
         return self._utf8.decode(self._bytes_of(token_id))
 
     def close(self) -> str:
-        """Return U+FFFD where the last character is unfinished, else nothing."""
+        """Return U+FFFD if the last character is incomplete, else an empty string."""
         return self._utf8.decode(b"", final=True)
 
 
 class TokenKind(Enum):
-    """How a token takes part in the text."""
+    """How a token contributes to the text."""
 
     HIDDEN = auto()
-    """Not shown and not counted as a place: special tokens, ids without a token."""
+    """Contributes nothing and does not count as the first token: special tokens, ids without a token."""
     TEXT = auto()
     """Whole characters."""
     RAW_BYTE = auto()
@@ -65,11 +65,11 @@ class TokenKind(Enum):
 
 
 class PieceDetokenizer:
-    """The decoder for tokens that are text, with runs of byte tokens between them.
+    """Decodes tokens that are text, interspersed with runs of byte tokens.
 
     Args:
-        decode: text of a whole answer that consists of these tokens.
-        decode_inner: text that these tokens add where another token with text stands before them.
+        decode: the text of these tokens as a whole answer.
+        decode_inner: the text that these tokens add after another token with text.
         kind_of: the kind of a token.
     """
 
@@ -88,7 +88,7 @@ class PieceDetokenizer:
         self._ends_in_raw_bytes = False
 
     def feed(self, token_id: int) -> str:
-        """Return the text of the tokens so far that no later token can change."""
+        """Return the new text that no later token can change."""
         kind = self._kind_of(token_id)
         if kind is TokenKind.HIDDEN:
             return ""
@@ -99,15 +99,15 @@ class PieceDetokenizer:
         return run if is_raw else run + self._take_held()
 
     def close(self) -> str:
-        """Return the text of a run of byte tokens that the answer ends with."""
+        """Return the text held back, such as a run of byte tokens at the end of the answer."""
         text = self._decode_held() if self._held else ""
         self._held = []
         return text
 
     def _take_held(self) -> str:
         text = self._decode_held()
-        # A decoder that strips the front of the text may leave nothing of the first tokens; as long as that is so,
-        # what follows decodes together with them.
+        # A decoder that strips the start of the text may drop the first tokens entirely. Until some text appears, later
+        # tokens must be decoded together with them.
         if not text and not self._has_begun and len(self._held) < MAX_FIRST_TOKENS:
             return ""
         self._has_begun = True
@@ -119,11 +119,11 @@ class PieceDetokenizer:
 
 
 class MarkDetokenizer:
-    """The decoder for an answer in which some special tokens are part of the text: they end what stands before them.
+    """Decodes an answer in which some special tokens, the marks, are part of the text. A mark ends the text before it.
 
     Args:
-        new_plain: makes the decoder of a piece between two marks.
-        text_by_id: the marks.
+        new_plain: creates the decoder for the text between two marks.
+        text_by_id: the text of each mark.
     """
 
     def __init__(self, new_plain: Callable[[], Detokenizer], text_by_id: Mapping[int, str]) -> None:
@@ -132,7 +132,7 @@ class MarkDetokenizer:
         self._plain = new_plain()
 
     def feed(self, token_id: int) -> str:
-        """Return the text that this token has made certain."""
+        """Return the text that is final after this token."""
         mark = self._text_by_id.get(token_id)
         if mark is None:
             return self._plain.feed(token_id)
@@ -140,5 +140,5 @@ class MarkDetokenizer:
         return ended.close() + mark
 
     def close(self) -> str:
-        """Return what was held back."""
+        """Return the text held back."""
         return self._plain.close()

@@ -1,11 +1,11 @@
-"""Takes the messages of one answer apart that a model of the harmony format writes, piece by piece.
+"""Incremental parser for answers in the harmony format: splits their messages into thoughts, content and calls.
 
     <|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
 
-Analysis is thoughts, a message to one of the functions a call, all else content. Marks are tokens and not text: each
-stands in the text as one character that no text can hold, so that a model may write about its own marks. Pure; how the
-text was cut into pieces changes nothing.
+The analysis channel is thoughts, a message to a function is a call, everything else is content. Marks are special
+tokens: each appears in the parser's input as one character that decoded text cannot contain, so a model can write about
+its own marks. Pure; the result does not depend on how the text was split into pieces.
 
 **Source:** OpenAI's description of the harmony response format, and the chat template of openai/gpt-oss.
 """
@@ -24,33 +24,33 @@ START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", 
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 FUNCTIONS = "functions."
-"""What stands before the name of a client's function."""
+"""Prefix of the recipient when it is a client's function."""
 SIGN_BY_MARK = {mark: chr(0xD800 + place) for place, mark in enumerate(MARKS)}
-"""Halves of surrogate pairs: UTF-8 has none."""
+"""Lone surrogates, which decoded UTF-8 never contains."""
 _SIGNS = re.compile(f"([{''.join(SIGN_BY_MARK.values())}])")
 _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
 _PARAGRAPH = "\n\n"
-"""Between two messages of one kind."""
+"""Separator between two messages of the same kind."""
 
 Parts = tuple[str, str, tuple[CallDelta, ...]]
-"""Thoughts, content and pieces of calls."""
+"""Thoughts, content and call deltas."""
 
 
 class _Kind(Enum):
     HEADER = auto()
-    """What stands before a message, or nothing yet."""
+    """The header of a message, or nothing yet."""
     THOUGHTS = auto()
     CONTENT = auto()
     CALL = auto()
 
 
 class HarmonyParts:
-    """The stages of `deployments.gateway.answer_shape.AnswerParts`, for such an answer.
+    """The counterpart of `deployments.gateway.answer_shape.AnswerParts` for a harmony answer.
 
     Args:
-        tools: names of functions that can be called; a message to another one is content.
-        has_begun: the prompt has opened the last message already.
-        new_call_id: draws the id of each call.
+        tools: names of the callable functions; a message to any other function is not a call.
+        has_begun: the prompt already opened a final message, so the answer begins with content.
+        new_call_id: generates the id of each call.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class HarmonyParts:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether what came last belongs to a message of thoughts."""
+        """Whether the parser is inside a message of thoughts."""
         return self._kind is _Kind.THOUGHTS
 
     @property
     def is_in_header(self) -> bool:
-        """Whether what came last belongs to a message of which nothing is known yet."""
+        """Whether the parser is in a header, so the kind of the message is not known yet."""
         return self._kind is _Kind.HEADER
 
     @property
@@ -87,7 +87,7 @@ class HarmonyParts:
         return bool(self._arguments) and all(map(_is_object, self._arguments))
 
     def feed(self, text: str) -> Parts:
-        """Return what this text has made certain."""
+        """Return the thoughts, content and call deltas that this text adds."""
         for piece in _SIGNS.split(text):
             if _SIGNS.fullmatch(piece):
                 self._pass(piece)
@@ -96,13 +96,13 @@ class HarmonyParts:
         return self._taken()
 
     def close(self) -> Parts:
-        """Return what was held back: the whole, where a model wrote no mark at all."""
+        """Return what was held back: the whole text as content if the model wrote no mark at all."""
         if not self._has_marks and self._header:
             self._texts[_Kind.CONTENT] = [self._header]
         return self._taken()
 
     def _pass(self, sign: str) -> None:
-        """Go past a mark."""
+        """Process a mark."""
         self._has_marks = True
         if sign == SIGN_BY_MARK[MESSAGE]:
             if self._kind is _Kind.HEADER:
@@ -113,7 +113,7 @@ class HarmonyParts:
             self._kind, self._header = _Kind.HEADER, sign
 
     def _open(self) -> None:
-        """Begin the message that the header tells of."""
+        """Begin the message that the header announces."""
         header, self._header = self._header, ""
         recipient = _RECIPIENT.search(_SIGNS.sub(" ", header))
         name = recipient[1].removeprefix(FUNCTIONS) if recipient and recipient[1].startswith(FUNCTIONS) else None
@@ -127,7 +127,7 @@ class HarmonyParts:
         self._needs_paragraph = self._kind in self._said
 
     def _take(self, text: str) -> None:
-        """Take text between two marks."""
+        """Process text between two marks."""
         if self._kind is _Kind.HEADER:
             self._header += text
         elif self._kind is _Kind.CALL:
@@ -147,7 +147,7 @@ class HarmonyParts:
 
 
 class HarmonyCounter:
-    """Counts the tokens of the thoughts, with the marks before them."""
+    """Counts the tokens of the thoughts, including their headers and marks."""
 
     def __init__(self, *, has_begun: bool = False) -> None:
         self._parts = HarmonyParts(has_begun=has_begun)
@@ -155,7 +155,7 @@ class HarmonyCounter:
         self.num_tokens = 0
 
     def feed(self, text: str) -> None:
-        """Take note of one token and the text that it has made certain."""
+        """Count one token, given the text that became final with it."""
         self._parts.feed(text)
         self._num_pending += 1
         if self._parts.is_in_header:
@@ -166,7 +166,7 @@ class HarmonyCounter:
 
 
 def without_signs(text: str) -> str:
-    """Return a text as others may read it."""
+    """Return the text with each mark's sign replaced by a space, so that it is valid Unicode."""
     return _SIGNS.sub(" ", text)
 
 

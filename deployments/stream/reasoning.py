@@ -1,4 +1,4 @@
-"""Takes the thoughts of a reasoning model out of its text, piece by piece.
+"""Incrementally separates the thoughts of a reasoning model from the content of its answer.
 
     <think>
     First, ...
@@ -6,7 +6,7 @@
 
     The answer is 4.
 
-Pure; how the text was cut into pieces changes nothing.
+Pure; the result does not depend on how the text was split into pieces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WHITE_SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """What stands around the thoughts."""
+    """The marks around the thoughts."""
 
     name: str
     begin: str
@@ -32,17 +32,17 @@ REASONING_FORMATS = {reasoning.name: reasoning for reasoning in (THINK, MISTRAL_
 
 
 def reasoning_of_template(template: str) -> ReasoningFormat | None:
-    """Return how a model thinks whose chat template this is, None for one that does not."""
+    """Return the reasoning format of the model with this chat template, or None if it does not reason."""
     found = next((reasoning for reasoning in REASONING_FORMATS.values() if reasoning.end in template), None)
-    # One that only asks for thoughts says nothing of their marks, and nearly all models have these.
+    # A template with only a switch for thinking does not show the marks; nearly all such models use these.
     return THINK if found is None and "enable_thinking" in template else found
 
 
 class ReasoningSplit:
-    """Splits one answer.
+    """Splits one answer into thoughts and content.
 
     Args:
-        has_begun: the prompt has opened the thoughts already.
+        has_begun: the prompt already opened the thoughts.
     """
 
     def __init__(self, reasoning: ReasoningFormat, *, has_begun: bool) -> None:
@@ -50,17 +50,17 @@ class ReasoningSplit:
         self._is_thinking = has_begun
         self._may_begin = not has_begun
         self.has_thought = has_begun
-        """Whether thoughts have begun, ended or not."""
+        """Whether thoughts have begun, whether or not they have ended."""
         self._is_front = has_begun
         self._held = ""
 
     @property
     def is_over(self) -> bool:
-        """Whether all that follows is content."""
+        """Whether all further text is content."""
         return not self._is_thinking and not self._may_begin
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Return the thoughts and the content that this text has made certain; white space around both is left out."""
+        """Return the new thoughts and content that are final. White space around the thoughts is stripped."""
         self._held += text
         if self._may_begin and not self._begin():
             return "", ""
@@ -68,7 +68,7 @@ class ReasoningSplit:
         return thoughts, self._content()
 
     def close(self) -> tuple[str, str]:
-        """Return what was held back."""
+        """Return the thoughts and content held back."""
         held, self._held = self._held, ""
         if self._is_thinking:
             return (held if held.strip(WHITE_SPACE) else ""), ""
@@ -110,12 +110,12 @@ class ReasoningSplit:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return how long a beginning of the mark the text ends with."""
+    """Return the length of the longest proper prefix of `mark` that `text` ends with."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
 
 
 class ReasoningCounter:
-    """Counts the tokens of the thoughts, the marks around them included."""
+    """Counts the tokens of the thoughts, including the marks around them."""
 
     def __init__(self, reasoning: ReasoningFormat, *, has_begun: bool) -> None:
         self._split = ReasoningSplit(reasoning, has_begun=has_begun)
@@ -123,7 +123,7 @@ class ReasoningCounter:
         self.num_tokens = 0
 
     def feed(self, text: str) -> None:
-        """Take note of one token and the text that it has made certain."""
+        """Count one token, given the text that became final with it."""
         if self._split.is_over:
             return
         self._num_seen += 1

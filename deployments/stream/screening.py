@@ -1,13 +1,13 @@
-"""Holds an answer's text back until the safety classifier has judged the window that it stands in.
+"""Holds an answer's text back until the safety classifier has judged the window that contains it.
 
-Pure. Windows are `window_chars` long and share `overlap_chars` with the next one, so that nothing hides on a border:
+Pure. Windows are `window_chars` long and overlap by `overlap_chars`, so that nothing escapes at a boundary:
 
     text      |---------------------------------------- ...
     window 0  [0 ............ window)
     window 1           [stride ............ stride + window)      stride = window_chars - overlap_chars
 
-A clean verdict on a window lets its text go up to where the next window begins; the shared end waits for the next
-verdict. A flagged window therefore keeps all of its own text in, and all that follows.
+A clean verdict releases the window's text up to the start of the next window; the overlap waits for the next verdict.
+A flagged window therefore withholds all text that is still held, including everything after it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from deployments.generation import Verdict
 
 
 class OutputScreen:
-    """The windows of one answer; verdicts come back in the order of the windows."""
+    """The windows of one answer. Verdicts must arrive in the order of the windows."""
 
     def __init__(self, *, window_chars: int, overlap_chars: int) -> None:
         self._window_chars = window_chars
         self._stride = window_chars - overlap_chars
         self._held = ""
-        self._next_window = 0  # where the next window begins, counted from the beginning of the held text
-        self._awaited: deque[int] = deque()  # characters to let go for each window that is out for judgement
+        self._next_window = 0  # start of the next window, relative to the start of the held text
+        self._awaited: deque[int] = deque()  # characters to release for each window with a pending verdict
         self._flagged: tuple[str, ...] = ()
         self._is_closed = False
 
     @property
     def flagged(self) -> tuple[str, ...]:
-        """The hazards of the window that ended the text; empty as long as none did."""
+        """The hazards of the window that ended the text; empty if none did."""
         return self._flagged
 
     def feed(self, text: str) -> tuple[str, ...]:
-        """Take text in and return the windows that it has filled, to be judged."""
+        """Append text and return the windows that are now full, to be judged."""
         assert not self._is_closed, "text after the end"
         if self._flagged:
             return ()
         self._held += text
         windows = []
-        # The character after a window shows that it is not the last one: the last one ends with the text.
+        # Wait for a character beyond the window: it proves that the window is not the last, which ends with the text.
         while len(self._held) > self._next_window + self._window_chars:
             windows.append(self._held[self._next_window : self._next_window + self._window_chars])
             self._awaited.append(self._stride)
@@ -49,7 +49,7 @@ class OutputScreen:
         return tuple(windows)
 
     def close(self) -> tuple[str, ...]:
-        """End the text and return its last window, to be judged; no window where there was no text."""
+        """End the text and return its last window, to be judged; nothing if no text is held."""
         self._is_closed = True
         if self._flagged or not self._held:
             return ()
@@ -59,7 +59,7 @@ class OutputScreen:
         return (last,)
 
     def release(self, verdict: Verdict) -> str:
-        """Take the verdict on the oldest awaited window and return the text that may leave now."""
+        """Apply the verdict on the oldest pending window and return the text that may be sent now."""
         num_chars = self._awaited.popleft()
         if verdict.flagged and not self._flagged:
             self._flagged = verdict.flagged

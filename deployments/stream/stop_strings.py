@@ -1,8 +1,8 @@
-"""Cuts a text that arrives in pieces before the first of its stop strings, and never shows a part of one.
+"""Cuts streamed text before the first stop string, and never emits part of one.
 
-Pure. The first stop string is the one that is complete first (of two that are complete at the same character, the
-longer), so that the result does not depend on how the text was cut into pieces.
-Each stop string is followed by its own Knuth-Morris-Pratt automaton: O(1) amortised for a character and a stop string.
+Pure. The first stop string is the one completed first (of two completed at the same character, the longer), so that the
+result does not depend on how the text was split into pieces.
+Each stop string has its own Knuth-Morris-Pratt automaton: amortized O(1) per character and stop string.
 **Source:** Knuth, Morris, Pratt, "Fast pattern matching in strings", SIAM J. Comput. 6 (1977).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The watch over one text; no stop string is empty."""
+    """Matches stop strings, none of them empty, in one text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._automata = [_Automaton(stop) for stop in stops]
@@ -20,9 +20,9 @@ class StopStrings:
         self._is_closed = False
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text that is certain to stay, and the stop string that ends it or None.
+        """Return the text that is certain to precede any stop string, and the stop string that was found, or None.
 
-        After a match the text is closed: whatever is fed is dropped.
+        A match closes the text: anything fed later is dropped.
         """
         if self._is_closed or not text:
             return "", None
@@ -43,25 +43,25 @@ class StopStrings:
         return buffer[:num_safe], None
 
     def close(self) -> str:
-        """Return what was held back: no more text comes, so that it is no stop string."""
+        """Return the text held back: with no more text to come, it cannot become a stop string."""
         held, self._held = self._held, ""
         self._is_closed = True
         return held
 
 
 class _Automaton:
-    """How many characters of one stop string the text so far ends with."""
+    """Tracks the longest prefix of one stop string that the text so far ends with."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.num_matched = 0
-        # borders[i]: length of the longest proper prefix of stop[:i] that it also ends with.
+        # borders[i]: length of the longest proper prefix of stop[:i] that is also its suffix.
         self._borders = [0, 0]
         for char in stop[1:]:
             self._borders.append(self._follow(self._borders[-1], char))
 
     def advance(self, text: str) -> int | None:
-        """Follow the text; return the position after the first whole stop string in it, or None."""
+        """Consume text; return the position after the first complete match in it, or None."""
         position, matched = 0, self.num_matched
         while position < len(text):
             if matched == 0:

@@ -1,8 +1,8 @@
-"""The text of one answer: token ids in, the pieces of text that may leave out.
+"""The text pipeline of one answer: token ids in, text that may be sent to the client out.
 
     token ids -> detokenizer -> stop strings -> output screen -> text
 
-Each stage holds back what it cannot decide yet. Knows neither where the tokens come from nor where the text goes.
+Each stage holds back text that it cannot decide on yet. Independent of where tokens come from and where text goes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
 
 Judge = Callable[[Sequence[str]], Awaitable[Sequence[Verdict]]]
-"""Asks the safety classifier about some texts."""
+"""Returns the safety classifier's verdict on each text."""
 
 
 class StreamHandler:
-    """The stages of one answer; one reader feeds it, in order.
+    """The stages of one answer. A single reader feeds it, in order.
 
     Args:
-        screen: None where the answer is not judged; then `judge` is never called.
-        reasoning: counts the tokens of the thoughts; None where there are none.
+        screen: None if the answer is not screened; `judge` is never called then.
+        reasoning: counts the tokens of the thoughts; None if the model does not reason.
     """
 
     def __init__(
@@ -58,30 +58,30 @@ class StreamHandler:
 
     @property
     def is_flagged(self) -> bool:
-        """Whether the classifier has ended the text."""
+        """Whether the safety classifier has ended the text."""
         return self._screen is not None and bool(self._screen.flagged)
 
     @property
     def text(self) -> str:
-        """All that has left so far."""
+        """All text released so far."""
         return "".join(self._left)
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of the tokens, those of the thoughts."""
+        """How many of `num_tokens` belong to the thoughts."""
         return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     async def feed(self, token_ids: Sequence[int], scores: Sequence[TokenScore] = ()) -> str:
-        """Return the text that may leave now; what follows a stop string is neither shown nor counted.
+        """Return the text that may be sent now. Tokens after a stop string are neither emitted nor counted.
 
         Args:
             scores: one for each token, or none at all.
 
         Raises:
-            OverloadError: the classifier cannot be reached, and no text leaves unjudged.
+            OverloadError: the classifier cannot be reached; no text is released unscreened.
         """
         pieces = []
-        # One by one: how tokens were batched on their way must not change where the answer ends.
+        # One token at a time: where the answer ends must not depend on how its tokens were batched.
         for place, token_id in enumerate(token_ids):
             if self.is_cut:
                 break
@@ -96,14 +96,14 @@ class StreamHandler:
         return await self._screened("".join(pieces))
 
     def take_scores(self) -> tuple[TokenScore, ...]:
-        """Return the scores of the tokens whose text has left since the last call."""
+        """Return the scores of the tokens whose text was released since the last call."""
         if self._is_closed:
-            # Of a text that was cut, or ended by the classifier, nothing is told that it does not show.
+            # If the text was cut or flagged, do not reveal scores of tokens whose text is not emitted.
             return self._scores.close(self._num_chars_left if self.is_cut or self.is_flagged else None)
         return self._scores.release(self._num_chars_left)
 
     async def close(self) -> str:
-        """Return what was held back; nothing may be fed afterwards.
+        """Return the text held back. No `feed` may follow.
 
         Raises:
             OverloadError: as `feed`.
@@ -117,7 +117,7 @@ class StreamHandler:
         return await self._screened(text, is_last=True)
 
     def end(self, score: TokenScore | None) -> None:
-        """Count the token that ends the answer, which is not shown; its score is told where it is given."""
+        """Count the token that ends the answer, which has no text, and hold its score if there is one."""
         self.num_tokens += 1
         if score is not None:
             self._scores.add(self._num_chars_read, self._num_chars_read, score)

@@ -1,9 +1,10 @@
-"""Chat templates in a sandbox that ends: bounded in time, and in the text that they make.
+"""Chat templates in a sandbox that bounds rendering time and the size of every text a template produces.
 
-Jinja's own sandbox keeps a template from the process it runs in, and not from running for ever. Every loop and every
-call here looks at the clock, and every piece of text at its length; what makes more than can be foretold is left out.
+Jinja's sandbox isolates the process from a template but does not stop it from running forever. Here every loop and call
+checks the deadline, and every piece of text is checked for length. Operations whose output size cannot be bounded in
+advance are removed.
 
-**Source:** the extensions and globals are those that Hugging Face's templates are written for (transformers 5,
+**Source:** the extensions and globals are the ones that Hugging Face's templates expect (transformers 5,
 `utils/chat_template_utils.py`).
 """
 
@@ -29,15 +30,15 @@ from jinja2.visitor import NodeTransformer
 MAX_RENDER_S = 2.0
 _PADDING = re.compile(r"%(\([^)]*\))?[-+ #0]*[\d*.]")
 _GROWTH = frozenset({"encode", "expandtabs", "to_bytes", "translate"})
-"""Methods of texts and numbers whose results are not measured; no chat template has a use for them."""
+"""Methods of str and int whose result size is not checked; no chat template needs them."""
 _MAX_BITS = 4096
-"""Of a product: larger ones take for ever."""
+"""Maximum size of an integer product; larger products could run past the deadline."""
 
 _BOUNDS: ContextVar[_Bounds] = ContextVar("bounds")
 
 
 class TemplateBoundError(TemplateError):
-    """A template takes too long or makes too much."""
+    """A template exceeds its time or size bound."""
 
 
 class BoundedTemplate:
@@ -45,11 +46,11 @@ class BoundedTemplate:
 
     Args:
         source: the template's text.
-        max_chars: of the rendered text, and of every text that the template makes on the way.
-        max_s: seconds that rendering may take.
+        max_chars: bound on the rendered text and on every intermediate text.
+        max_s: rendering time limit in seconds.
 
     Raises:
-        TemplateError: the text is no template.
+        TemplateError: the source is not a valid template.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class BoundedTemplate:
         )
 
     def render(self, variables: dict[str, Any]) -> str:
-        """Return the text.
+        """Return the rendered text.
 
         Raises:
-            TemplateBoundError: it takes too long or is too long.
-            TemplateError: the template refuses the variables, or cannot deal with them.
+            TemplateBoundError: rendering takes too long or produces too much text.
+            TemplateError: the template rejects the variables or fails on them.
         """
         token = _BOUNDS.set(_Bounds(self._clock, self._clock() + self._max_s, self._max_chars))
         try:
@@ -106,7 +107,7 @@ class BoundedTemplate:
         except MemoryError:
             raise TemplateBoundError("it takes too much memory") from None
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, AssertionError) as error:
-            # What the template's own operators make of values that it was not written for.
+            # The template's expressions fail on values that it was not written for.
             raise TemplateError(f"it fails on them ({type(error).__name__})") from error
         return "".join(pieces)
 
@@ -128,7 +129,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Check what an operator would make before it makes it."""
+        """Check the size of an operator's result before computing it."""
         bounds = _BOUNDS.get()
         if operator == "**" or (operator == "%" and isinstance(left, str)):
             raise TemplateBoundError(f"it has the operator {operator}")
@@ -142,7 +143,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Check the clock before each call, and what a method of a text would make."""
+        """Check the deadline before each call, and the result size of str methods."""
         _BOUNDS.get().check()
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str | int) and __obj.__name__ in _GROWTH:
@@ -152,14 +153,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Leave out the method that pads by a text of its own."""
+        """Refuse `str.format`, whose format strings can pad without bound."""
         if super().wrap_str_format(value) is not None:
             raise TemplateBoundError("it has the method format")
         return None
 
 
 class _Bounded(NodeTransformer):
-    """Puts a check into every loop and around every text that is put together."""
+    """Inserts a check into every loop and around every concatenation, output expression and filter."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -178,17 +179,17 @@ class _Bounded(NodeTransformer):
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:
         self.generic_visit(node)
-        # Of a filter block the text is what the block shows: Jinja puts it there by itself.
+        # A filter block has no node: Jinja itself passes the block's text, which is checked as output.
         return node if node.node is None else _filtered(node, "bounded_size")
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what a model is trained on: here it only shows its body."""
+    """`{% generation %}`, which marks text that a model is trained on. Here it only renders its body."""
 
-    tags = {"generation"}  # noqa: RUF012 - as Jinja wants it
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Return the body."""
+        """Parse the block and return its body."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
@@ -219,11 +220,11 @@ _OF_TEXT = (
     *("capitalize", "e", "escape", "forceescape", "join", "lower", "pprint", "replace", "safe", "string", "striptags"),
     *("title", "trim", "truncate", "upper", "urlencode", "wordcount"),
 )
-"""Filters that make a text of whatever they are given."""
+"""Filters that convert any value to text."""
 
 
 def _bounded_filter(apply: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(apply)  # and with it the marks of what Jinja passes first
+    @wraps(apply)  # also copies the attributes that tell Jinja which first argument to pass
     def bounded(*args: Any, **kwargs: Any) -> Any:
         given = [list(value) if isinstance(value, Iterator) else value for value in args]
         for value in given:
@@ -257,7 +258,7 @@ def _format(layout: Any, *values: Any, **named: Any) -> str:
 
 
 def _check_growth(*values: Any) -> None:
-    """Check the most that padding, replacing and joining these can make."""
+    """Check an upper bound on the result of padding, replacing or joining these values."""
     bounds = _BOUNDS.get()
     widths = [abs(value) for value in values if isinstance(value, int)]
     texts = [len(value) for value in values if isinstance(value, str)]
@@ -265,7 +266,7 @@ def _check_growth(*values: Any) -> None:
     bounds.check(max(widths, default=0))
     bounds.check(max(texts, default=0))
     bounds.check(sum(items))
-    if len(texts) >= 3:  # every place in the text is replaced by the longest of them
+    if len(texts) >= 3:  # replace(): every occurrence of the second text in the first becomes the third
         bounds.check(texts[0] * texts[2] // max(1, texts[1]))
     for value in values:
         if isinstance(value, list | tuple) and texts:
@@ -277,10 +278,10 @@ def _size(value: Any) -> int:
 
 
 def _check_text(value: Any, *, per_item: int = 0, per_depth: int = 0) -> None:
-    """Check what a value would make as a text: one that holds itself many times over may be small until it is one.
+    """Check the size of a value converted to text. A small value that references one object many times can expand.
 
     Args:
-        per_item, per_depth: further characters of each item, and of each for every level that it is down.
+        per_item, per_depth: extra characters per item, and per item and nesting level.
     """
     bounds, size, left = _BOUNDS.get(), 0, [(value, 0)]
     while left:
@@ -304,7 +305,7 @@ def _to_json(
 ) -> str:
     margin = indent if isinstance(indent, int) else len(indent or "")
     _check_text(value, per_item=sum(map(len, separators or ())), per_depth=margin)
-    # Jinja's own escapes what HTML would misread.
+    # Jinja's own filter escapes for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

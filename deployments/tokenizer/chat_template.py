@@ -1,6 +1,6 @@
-"""A conversation -> the text of its prompt, in the model's own chat template.
+"""Renders a conversation to prompt text with the model's own chat template.
 
-Owns what a template is told (turns, tools, options) and the refusals in the caller's words.
+Decides what a template is given (turns, tools, options) and words its refusals in terms of the caller's request.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _END_MARK = "\ue000end\ue001"
 _OURS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
 )
-"""Variables that no client sets."""
+"""Template variables that clients cannot set."""
 
 
 class ChatTemplate:
-    """The templates of one checkpoint: the usual one, and perhaps one for chats with tools.
+    """The templates of one checkpoint: the default one and possibly one for chats with tools.
 
     Args:
-        sources: template by name ("default", "tool_use").
-        special_tokens: variables like `bos_token`, by name.
+        sources: template source by name ("default", "tool_use").
+        special_tokens: template variables such as `bos_token`, by name.
 
     Raises:
         CheckpointError: a template cannot be compiled.
@@ -54,10 +54,10 @@ class ChatTemplate:
         """Return the prompt's text.
 
         Args:
-            turns, tools: what `turn_fields` and `tool_fields` made of the prompt's.
+            turns, tools: the prompt's, as `turn_fields` and `tool_fields` return them.
 
         Raises:
-            RequestError: the template refuses them, has no such option, or takes too long.
+            RequestError: the template refuses them, lacks an option of the prompt, or exceeds its bounds.
         """
         template = self._template_for(tools)
         options = self._options(template, prompt)
@@ -99,7 +99,7 @@ class ChatTemplate:
         tools: Sequence[Any],
         options: dict[str, Any],
     ) -> str:
-        """Return the text up to the end of the last turn's content, which the answer goes on with."""
+        """Return the text up to the end of the last turn's content, which the answer continues."""
         marked = turns[-1] | {"content": turns[-1]["content"] + _END_MARK}
         try:
             before, mark, _ = self._rendered(template, [*turns[:-1], marked], tools, options).rpartition(_END_MARK)
@@ -110,11 +110,11 @@ class ChatTemplate:
                 "the model's chat template does not render the last message, which therefore cannot be continued",
                 field="continue_final_message",
             )
-        # Without the mark behind it a template may trim the end.
+        # Without the mark after it, the template may strip trailing white space.
         return before if rendered.startswith(before) else before.rstrip()
 
     def _takes(self, template: BoundedTemplate, turns: Sequence[Any], options: dict[str, Any]) -> bool:
-        """Whether it takes turns with tools that no template has anything against."""
+        """Whether the template accepts the turns with known-good tools, so that the tools are at fault."""
         try:
             self._rendered(template, turns, tool_fields(PROBES), options)
         except TemplateError:
@@ -149,7 +149,7 @@ class ChatTemplate:
 
 
 def turn_fields(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return turns as chat templates take them; arguments of calls are objects where they can be parsed."""
+    """Return turns in the form that chat templates take. Call arguments become objects if they can be parsed."""
     name_by_call = {call.call_id: call.name for message in messages for call in message.tool_calls}
     turns = []
     for message in messages:
@@ -161,7 +161,7 @@ def turn_fields(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if name is not None:
             turn["name"] = name
         if message.reasoning is not None:
-            # By the two names that transformers gives them.
+            # Templates written for transformers use either name.
             turn["reasoning_content"] = turn["thinking"] = message.reasoning
         if message.tool_calls:
             turn["tool_calls"] = [
@@ -177,7 +177,7 @@ def turn_fields(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def tool_fields(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """Return tools as chat templates take them."""
+    """Return tools in the form that chat templates take."""
     return [
         {
             "type": "function",

@@ -1,14 +1,14 @@
-"""Keeps control tokens that a person has typed into a message from becoming control tokens.
+"""Prevents control token injection: text in a message that spells a control token stays plain text.
 
-A chat template writes control tokens around the messages as text, and one pass of the tokenizer turns both into ids: a
-message that spells a control token would open a turn of its own. Here, for messages that could:
+A chat template writes control tokens around the messages as text, and one tokenizer pass turns both into ids, so a
+message that spells a control token could open a turn of its own. For messages that could do so:
 
-1. `disarm` puts a private mark where a message spells a control token (or could complete one with its neighbour);
-2. the template renders the messages so marked: the control tokens in the result are the template's;
-3. `encode` gives those other names, puts the typed text back, and encodes the whole in one pass by a tokenizer that
-   knows the names, but no control tokens. Ordinary text therefore costs the very tokens that one plain pass gives it.
+1. `disarm` puts a private mark where a message spells a control token (or could complete one with adjacent text).
+2. The template renders the marked messages, so all control tokens in the result are the template's.
+3. `encode` renames those, restores the typed text, and encodes everything in one pass with a tokenizer that knows the
+   new names but no control tokens. Ordinary text therefore gets exactly the tokens of a plain pass.
 
-The names are drawn anew by each process, so that nobody can type them.
+Each process draws random names, so nobody can type them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ControlTokens:
         self._endings = frozenset(text[cut:] for text in self._id_by_text for cut in range(1, len(text)))
         self._longest = max(map(len, self._id_by_text), default=0)
         nonce = secrets.token_hex(8)
-        # Private-use characters around a secret: no normalizer touches them, nobody can guess them.
+        # Private-use characters around a secret: normalizers leave them alone and nobody can guess them.
         self._name_by_text = {text: f"\ue000{nonce}n{i}\ue001" for i, text in enumerate(self._id_by_text)}
         self._mark_by_text = {text: f"\ue000{nonce}m{i}\ue001" for i, text in enumerate(self._id_by_text)}
         self._gap = f"\ue000{nonce}g\ue001"
@@ -45,20 +45,20 @@ class ControlTokens:
         self._lock = threading.Lock()
 
     def is_suspicious(self, text: str) -> bool:
-        """Whether the text spells a control token, or begins or ends with a part of one."""
+        """Whether the text spells a control token, begins with the end of one, or ends with the beginning of one."""
         return bool(self._any.search(text)) or self._begins_with_ending(text) or self._ends_with_beginning(text)
 
     def disarm(self, text: str) -> str:
-        """Return the text with private marks where it spells a control token or could be joined to one."""
+        """Return the text with private marks where it spells a control token or could complete one."""
         before = self._gap if self._begins_with_ending(text) else ""
         after = self._gap if self._ends_with_beginning(text) else ""
         return before + self._any.sub(lambda found: self._mark_by_text[found[0]], text) + after
 
     def encode(self, rendered: str) -> list[int]:
-        """Return the tokens of a rendered template whose messages were disarmed.
+        """Return the token ids of a rendered template whose messages were disarmed.
 
         Raises:
-            RequestError: the tokenizer's model itself makes a control token of plain characters.
+            RequestError: the tokenizer's model itself produces a control token from plain characters.
         """
         deaf = self._deaf_tokenizer()
         named = self._any.sub(lambda found: self._name_by_text[found[0]], rendered)
@@ -74,7 +74,7 @@ class ControlTokens:
         return [id_by_name_id.get(token_id, token_id) for token_id in token_ids]
 
     def _deaf_tokenizer(self) -> Tokenizer:
-        # Made when it is first needed: it costs as much memory as the tokenizer itself.
+        # Created on first use: it takes as much memory as the tokenizer itself.
         with self._lock:
             if self._deaf is None:
                 deaf = Tokenizer.from_str(self._tokenizer.to_str())

@@ -1,17 +1,17 @@
-"""Reads a tokenizer of transformers' generic class: tokenizer.json as it stands, and names for some of its tokens.
+"""Loads tokenizers of transformers' generic class without transformers: tokenizer.json plus special token names.
 
-Importing transformers costs each process a second and 45 MiB, and of the generic class (`TokenizersBackend`, once
-`PreTrainedTokenizerFast`) it makes little more than the `tokenizers` library does by itself. On load (5.23) it
+Importing transformers costs each process one second and 45 MiB, and its generic class (`TokenizersBackend`, formerly
+`PreTrainedTokenizerFast`) adds little to the `tokenizers` library. On load, transformers 5.23
 
-- chooses the class by tokenizer_config.json, but for a few model types of config.json, or a `model_name` in it, that
-  have a class of their own whatever is said, and for Mistral's own format (tekken.json);
-- reads tokenizer.json, and adds to it what tokenizer_config.json, or beside an older one special_tokens_map.json and
-  added_tokens.json, name as added or special tokens and it does not hold already, or holds with other flags;
-- takes the padding token and the sides from tokenizer.json's padding and truncation where nothing else names them;
-- puts a template that adds nothing where there is no post-processor;
+- selects the class by tokenizer_config.json, unless config.json has one of a few model types or a `model_name` that
+  force a class of their own, or the folder has Mistral's format (tekken.json);
+- reads tokenizer.json and adds the added and special tokens that it lacks or has with different flags, as listed in
+  tokenizer_config.json or, next to an older one, in special_tokens_map.json and added_tokens.json;
+- takes the padding token and the sides from tokenizer.json's padding and truncation if nothing else sets them;
+- installs a template that adds nothing if there is no post-processor;
 - prefers chat_template.jinja and additional_chat_templates/*.jinja to templates in tokenizer_config.json.
 
-Whatever would change more than that, or is not known here, makes `read_generic` return None, and is left to it.
+For a folder that needs anything beyond this, `read_generic` returns None and transformers loads it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.errors import CheckpointError
 
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 MODEL_TYPES = (None, "bert", "llama", "mistral", "modernbert", "qwen3", "smollm3")
-"""Of config.json, if there is one: those for which the generic class stays what it is."""
+"""The model types in config.json, if it exists, that do not override the generic class."""
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _READ = {
@@ -42,7 +42,7 @@ _READ = {
 }
 _WITHOUT_EFFECT = {
     "backend",
-    "clean_up_tokenization_spaces",  # of transformers' own decoding only
+    "clean_up_tokenization_spaces",  # only affects transformers' own decoding
     "is_local",
     "local_files_only",
     "max_length",
@@ -55,22 +55,22 @@ _WITHOUT_EFFECT = {
     "truncation_strategy",
 }
 _KNOWN = {*NAMES, *_EXTRA, *_READ, *_WITHOUT_EFFECT}
-"""What tokenizer_config.json may say; anything else may mean anything."""
+"""The keys allowed in tokenizer_config.json; the effect of any other key is unknown."""
 _NO_BOUND = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTokenizer:
-    """A tokenizer and what its folder says of its use, by whichever way it was read.
+    """A tokenizer and its folder's settings, however it was loaded.
 
     Attributes:
-        backend: belongs to whoever loaded it, and may be changed.
+        backend: owned by the caller that loaded it, who may modify it.
         templates: chat template by name ("default", "tool_use").
         special_tokens: text by name ("bos_token").
-        max_tokens: 10^30 where nothing is said.
+        max_tokens: 10^30 if unspecified.
         padding_side, truncation_side: "left" or "right".
-        pad_type_id: type of padding tokens.
-        input_names: what the model reads of an encoded text.
+        pad_type_id: token type id of padding tokens.
+        input_names: the fields of an encoding that the model takes as inputs.
     """
 
     backend: Tokenizer
@@ -84,10 +84,10 @@ class LoadedTokenizer:
 
 
 def read_generic(folder: str) -> LoadedTokenizer | None:
-    """Return what transformers' `AutoTokenizer` would make of a folder, None where that is not known.
+    """Return the tokenizer that transformers' `AutoTokenizer` would load from a folder, or None if that is unknown.
 
     Raises:
-        CheckpointError: the folder's tokenizer.json cannot be read by any means.
+        CheckpointError: the `tokenizers` library cannot read the folder's tokenizer.json.
     """
     root = Path(folder)
     try:
@@ -95,7 +95,7 @@ def read_generic(folder: str) -> LoadedTokenizer | None:
         if settings is None or not _is_generic(root, settings):
             return None
         if settings.get("extra_special_tokens") == {}:
-            # As good as none, and usual; a full one has names that only some models know.
+            # Common, and equivalent to absent. A non-empty object has names that only some models know.
             del settings["extra_special_tokens"]
         templates = _templates(root, settings.get("chat_template"))
         backend = _backend(root)
@@ -109,7 +109,7 @@ def read_generic(folder: str) -> LoadedTokenizer | None:
     except CheckpointError:
         raise
     except (OSError, ValueError, RecursionError):
-        # A file that cannot be read: transformers says which, and why.
+        # A file cannot be read: transformers will report which one and why.
         return None
     if backend.post_processor is None:
         backend.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
@@ -147,7 +147,7 @@ def _is_generic(root: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def _templates(root: Path, told: object) -> dict[str, str] | None:
-    """Return the chat templates by name, None where they are told in a way that is not known."""
+    """Return the chat templates by name, or None if `told` has an unknown form."""
     main = root / "chat_template.jinja"
     found = {"default": main.read_text(encoding="utf-8")} if main.is_file() else {}
     for path in (root / "additional_chat_templates").glob("*.jinja"):
@@ -166,12 +166,12 @@ def _backend(root: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(root / "tokenizer.json"))
     except Exception as error:
-        # The library has no class of its own for what it cannot read.
+        # The library raises plain Exception for files that it cannot read.
         raise CheckpointError(f"{root}: the tokenizer cannot be loaded: {error}") from error
 
 
 def _names_what_is_there(root: Path, settings: Mapping[str, Any], backend: Tokenizer) -> bool:
-    """Whether every token that is named somewhere is an added token of tokenizer.json, with the same id and flags."""
+    """Whether every token named in any file is an added token of tokenizer.json, with the same id and flags."""
     held_by_id = {str(token_id): token.__getstate__() for token_id, token in backend.get_added_tokens_decoder().items()}
     held = {flags["content"]: flags for flags in held_by_id.values()}
     older = _object(root / "special_tokens_map.json") or {}
@@ -189,7 +189,7 @@ def _names_what_is_there(root: Path, settings: Mapping[str, Any], backend: Token
 
 
 def _named(told: Mapping[str, Any]) -> list[object]:
-    """Return the special tokens that a file names, each a text or an object; of others, what no token can be."""
+    """Return the special tokens that a file names, each a text or an object; None stands for a malformed list."""
     found = [told[name] for name in NAMES if told.get(name) is not None]
     for name in _EXTRA:
         tokens = told.get(name)
@@ -199,7 +199,7 @@ def _named(told: Mapping[str, Any]) -> list[object]:
 
 
 def _untyped(token: object) -> object:
-    """Return a token of tokenizer_config.json, where an object must say what it is, as the other files tell it."""
+    """Return a token of tokenizer_config.json without the `__type` that objects must have there, as in other files."""
     if not isinstance(token, dict):
         return token
     is_typed = token.get("__type") == "AddedToken"
@@ -214,7 +214,7 @@ def _is_held(held: Mapping[str, dict[str, Any]], token: object) -> bool:
 
 
 def _flags(token: object, *, is_special: bool) -> dict[str, Any] | None:
-    """Return what a token is that is told as an object, with the defaults of the library."""
+    """Return the flags of a token given as an object, completed by the library's defaults; None if it is no object."""
     if not isinstance(token, dict):
         return None
     is_special = token.get("special", is_special)
@@ -228,10 +228,10 @@ def _text(token: object) -> str | None:
 
 
 def _object(path: Path) -> dict[str, Any] | None:
-    """Return the object that a file holds, None where there is no file.
+    """Return the JSON object in a file, or None if there is no such file.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: the file does not hold a JSON object.
     """
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Which tokens of a vocabulary have a text inside. Pure: knows the tokens' bytes by their ids, and nothing else."""
+"""Finds the tokens of a vocabulary that contain a given text. Pure: knows only the bytes of each token id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class SpellingIndex:
-    """The spellings of all tokens, one behind the other; a search is one pass over them.
+    """The concatenated spellings of all tokens; a search is one pass over them.
 
     Args:
         spellings: the bytes of token 0, 1, ...
@@ -23,7 +23,7 @@ class SpellingIndex:
             self._ends.append(end)
 
     def containing(self, text: bytes) -> tuple[int, ...]:
-        """Return the ids of the tokens that have `text` (at least one byte) inside, ascending."""
+        """Return the ids of the tokens that contain `text` (at least one byte), in ascending order."""
         found = []
         at = self._joined.find(text)
         while at >= 0:
@@ -33,6 +33,6 @@ class SpellingIndex:
                 found.append(token_id)
                 at = self._joined.find(text, end)
             else:
-                # It reaches into the next token.
+                # The match extends into the next token.
                 at = self._joined.find(text, at + 1)
         return tuple(found)

@@ -1,4 +1,4 @@
-"""What a chat template takes and what it shows of it, found out by trying; and turns as it takes them."""
+"""Probes what a chat template accepts and renders, and adapts turns to it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateHabits:
-    """How one template wants its turns.
+    """The form in which one template accepts turns.
 
     Attributes:
-        shows_system: it shows system turns.
-        wants_parts: it shows contents only as lists of parts, as those that images may be part of.
-        wants_short_ids: it refuses a call whose id is not of nine letters and digits.
-        wants_one_text: it refuses a turn with calls that has thoughts and content.
+        shows_system: it renders system turns.
+        wants_parts: it renders contents only as lists of parts, as multimodal templates do.
+        wants_short_ids: it rejects call ids other than nine letters and digits.
+        wants_one_text: it rejects a turn with calls that has both thoughts and content.
     """
 
     shows_system: bool
@@ -40,7 +40,7 @@ class TemplateHabits:
     wants_one_text: bool
 
     def turns(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Return turns as the template takes them."""
+        """Return turns in the form that the template accepts."""
         if self.wants_short_ids:
             turns = [_with_short_ids(turn) for turn in turns]
         if self.wants_one_text:
@@ -49,7 +49,7 @@ class TemplateHabits:
 
 
 def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> TemplateHabits:
-    """Return what a template does with turns that it is given."""
+    """Return a template's habits, found by rendering probe turns."""
 
     def shows(text: str, *turns: Turn, tools: Sequence[Any] = ()) -> bool:
         variables = {"messages": list(turns), "tools": list(tools) or None, "documents": None}
@@ -77,7 +77,7 @@ def _in_parts(turn: Turn) -> Turn:
 
 
 def _with_short_ids(turn: Turn) -> Turn:
-    """Return a turn whose ids are short; a call and its result keep the same one."""
+    """Return a turn with short ids; a call and its result still share one."""
     if "tool_call_id" in turn:
         turn = turn | {"tool_call_id": _short(turn["tool_call_id"])}
     if "tool_calls" in turn:
@@ -86,7 +86,7 @@ def _with_short_ids(turn: Turn) -> Turn:
 
 
 def _with_one_text(turn: Turn) -> Turn:
-    """Return a turn with calls whose thoughts end with what it said: a client sends back all that it was told."""
+    """Return a turn with calls whose content is appended to its thoughts, since clients send back both."""
     if not (turn.get("tool_calls") and turn["content"] and turn.get("thinking")):
         return turn
     text = f"{turn['thinking']}\n\n{turn['content']}"

@@ -1,7 +1,7 @@
-"""Text to token ids and back for one checkpoint, by its own tokenizer.json and chat template.
+"""Text to token ids and back for one checkpoint, with its own tokenizer.json and chat template.
 
-Owns the bounds on text and the refusals in the caller's words. Templates come from the checkpoint only. Thread-safe;
-knows no Ray.
+Enforces the bounds on text and words refusals in terms of the caller's request. Templates come only from the
+checkpoint. Thread-safe; independent of Ray.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.errors import CheckpointError, RequestError
 
 DEFAULT_MAX_CHARS = 1_000_000
 OTHER_FORMS = ("tekken.json", "tokenizer.model", "vocab.json")
-"""Of tokenizers, which say less of what they do than tokenizer.json."""
+"""Tokenizer files that specify less than tokenizer.json and are not read."""
 
 
 class TextCodec:
@@ -31,13 +31,13 @@ class TextCodec:
 
     Args:
         tokenizer_path: folder with tokenizer.json.
-        max_chars: characters that one prompt may have, before and after the template.
+        max_chars: maximum characters of one prompt, both before and after rendering.
 
     Attributes:
-        pieces: its tokens, and the way back to text.
+        pieces: the tokens and the conversion back to text.
 
     Raises:
-        CheckpointError: the folder has no tokenizer.json that can be used.
+        CheckpointError: the folder has no usable tokenizer.json.
     """
 
     def __init__(self, tokenizer_path: str, *, max_chars: int = DEFAULT_MAX_CHARS) -> None:
@@ -49,7 +49,7 @@ class TextCodec:
             raise CheckpointError(f"{tokenizer_path}: there is no tokenizer.json{hint}")
         loaded = load_tokenizer(tokenizer_path)
         backend = loaded.backend
-        # A file may bring the padding and truncation of its training along.
+        # The file may still have padding and truncation settings from training.
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -63,17 +63,17 @@ class TextCodec:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that have a token are below this."""
+        """The size of the vocabulary, including added tokens."""
         return self._vocab_size
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `encode_chat` can serve at all."""
+        """Whether `encode_chat` is available."""
         return "default" in self._sources
 
     @property
     def template_text(self) -> str:
-        """The text of all chat templates, which shows what the model was trained to write."""
+        """The source of all chat templates, which shows the marks that the model was trained to write."""
         return "\n".join(self._sources.values())
 
     def call_sample(self) -> CallSample:
@@ -81,9 +81,9 @@ class TextCodec:
         return self._template.call_sample() if self.has_chat_template else CallSample()
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        """Return the tokens of a conversation in the model's own template, opened for the model's turn.
+        """Return the token ids of a conversation rendered with the model's template, up to where the answer begins.
 
-        Control tokens come from the template only; those that a message or a tool spells are plain text.
+        Control tokens come only from the template; in messages and tools their text stays plain text.
 
         Raises:
             RequestError: no template, messages that the template refuses, or text that is too long or not Unicode.
@@ -109,10 +109,10 @@ class TextCodec:
         return list(token_ids)
 
     def encode_text(self, text: str, *, has_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of raw text, with or without the special tokens that the tokenizer puts around it.
+        """Return the token ids of raw text, with or without the special tokens that the tokenizer adds around it.
 
         Raises:
-            RequestError: no token comes of it, or it is too long or not Unicode.
+            RequestError: the text yields no token, is too long or is not Unicode.
         """
         self._check([text], field="prompt")
         token_ids = self._encode(text, has_special_tokens=has_special_tokens)
@@ -121,10 +121,10 @@ class TextCodec:
         return token_ids
 
     def breakers(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the sequences of token ids that these strings come as, over which no repeat reaches (DRY).
+        """Return the token id sequences of DRY sequence breakers: repeats do not extend across them.
 
-        That is every token that has one inside, and those that several tokens spell, as the tokenizer writes them at
-        the front of a text and after a space. It may look at the whole vocabulary.
+        These are every single token that contains one of the strings, and the multi-token encodings of a string at the
+        start of a text and after a space. May scan the whole vocabulary.
         """
         found: dict[tuple[int, ...], None] = {}
         for text in texts:
@@ -133,20 +133,20 @@ class TextCodec:
         return tuple(found)
 
     def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids of a word where a text begins with it, and where a space stands before it."""
+        """Return the distinct encodings of a word at the start of a text and after a space."""
         spellings = (self._backend.encode(text, add_special_tokens=False).ids for text in (word, f" {word}"))
         return tuple(dict.fromkeys(tuple(token_ids) for token_ids in spellings if token_ids))
 
     def _tokens_with(self, text: str) -> tuple[int, ...]:
-        """Return the ids of the tokens whose spelling has this text inside."""
+        """Return the ids of the tokens whose spelling contains this text."""
         with self._spellings_lock:
-            # Made when it is first needed: it reads the whole vocabulary.
+            # Built on first use: it reads the whole vocabulary.
             if self._spellings is None:
                 self._spellings = SpellingIndex(map(self.pieces.spelling, range(self.vocab_size)))
         return self._spellings.containing(text.encode())
 
     def _encode(self, text: str, *, has_special_tokens: bool) -> list[int]:
-        # Only for batches is there a way without the places of tokens in the text: nobody asks, and they take a fifth.
+        # Only the batch call can skip token offsets, which are not needed here and take a fifth of the time.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=has_special_tokens)
         token_ids: list[int] = encoding.ids
         return token_ids
@@ -168,7 +168,7 @@ class TextCodec:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield every text in nested values, the keys of objects among them."""
+    """Yield every text in nested values, including the keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Tells what the tokens of a vocabulary mean to a detokenizer, from the decoder that its tokenizer.json names.
+"""Derives from the decoder in tokenizer.json what each token of a vocabulary means to a detokenizer.
 
-The decoders that an incremental decode can follow exactly are known by name; another one is refused at the start,
-because a stream that differs from the decode of its tokens would be wrong in silence.
+Decoders that incremental decoding can reproduce exactly are known by name. Any other decoder is refused at startup: a
+stream that differs from the decode of its tokens would be silently wrong.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class _Decoder(TypedDict, total=False):
 
 
 class TokenPieces:
-    """The tokens of one tokenizer; makes a detokenizer for each answer. Thread-safe: what it keeps only grows.
+    """The tokens of one tokenizer; creates a detokenizer for each answer. Thread-safe: its caches only grow.
 
     Attributes:
         special_ids: id of each special token by its text.
 
     Raises:
-        CheckpointError: the tokenizer's decoder is none that can be followed token by token.
+        CheckpointError: the tokenizer's decoder cannot be run incrementally.
     """
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
@@ -63,10 +63,10 @@ class TokenPieces:
             self._anchor_text = self.decode([self._anchor_id])
 
     def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
-        """Return the decoder of one more answer, whose pieces joined are `decode` of all that it is fed.
+        """Return a detokenizer for one answer, whose concatenated output equals `decode` of all tokens fed.
 
         Args:
-            shown: special tokens that are part of the text all the same, with how they are spelt in it.
+            shown: special tokens that are part of the text nevertheless: the text of each by its id.
         """
         return MarkDetokenizer(self._new_plain, shown) if shown else self._new_plain()
 
@@ -76,12 +76,12 @@ class TokenPieces:
         return PieceDetokenizer(decode=self.decode, decode_inner=self._decode_inner, kind_of=self._kind_of)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
+        """Return the text of token ids without special tokens."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
     def spelling(self, token_id: int) -> bytes:
-        """Return what a token stands for inside a text, as bytes; a special token is its own name."""
+        """Return the bytes that a token stands for inside a text; for a special token, its own text."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -110,7 +110,7 @@ class TokenPieces:
         return self.decode([self._anchor_id, *token_ids])[len(self._anchor_text) :]
 
     def _find_anchor(self, name: str) -> int:
-        """Return a token with plain text, in front of which others show how they look inside a text."""
+        """Return a token with plain text; decoding other tokens after it shows their text inside an answer."""
         for token_id in range(min(self._tokenizer.get_vocab_size(), MAX_ANCHOR_CANDIDATES)):
             if self._kind_of(token_id) is TokenKind.TEXT and self.decode([token_id]).strip():
                 return token_id
@@ -126,10 +126,10 @@ def _flat(decoder: _Decoder | None) -> list[_Decoder]:
 
 
 def _why_not(decoders: Sequence[_Decoder]) -> str | None:
-    """Say what keeps these decoders from being followed token by token, or None.
+    """Return the reason why these decoders cannot be run token by token, or None if they can.
 
-    Until a Fuse each decoder sees one token at a time (byte fallback: one run of byte tokens). After it a decoder sees
-    the whole text, and may only do what no later token can change.
+    Before a Fuse each decoder sees one token at a time (byte fallback: one run of byte tokens). After it a decoder sees
+    the whole text, so its effect must be one that no later token can change.
     """
     types = [decoder["type"] for decoder in decoders]
     if "ByteLevel" in types:
@@ -154,9 +154,9 @@ def _why_not(decoders: Sequence[_Decoder]) -> str | None:
 
 
 def _bytes_to_chars() -> dict[int, str]:
-    """Return the printable character that stands for each byte in a byte-level vocabulary.
+    """Return the printable character that represents each byte in a byte-level vocabulary.
 
-    **Source:** the table of GPT-2's encoder: printable Latin-1 stands for itself, the rest follow from U+0100 on.
+    **Source:** the table of GPT-2's encoder: printable Latin-1 maps to itself, the rest to U+0100 and up.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -170,5 +170,5 @@ def _bytes_of_token(token: str) -> bytes:
     try:
         return bytes(_BYTE_BY_CHAR[char] for char in token)
     except KeyError:
-        # As the byte-level decoder has it: an added token that is not spelt in the table's characters is its own text.
+        # As in the byte-level decoder: an added token with characters outside the table is its own text.
         return token.encode()

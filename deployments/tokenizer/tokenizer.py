@@ -1,7 +1,7 @@
-"""The tokenizer deployment and the two ways to reach one: in this process, or over a Serve handle.
+"""The tokenizer deployment and the two ways to use it: in this process, or over a Serve handle.
 
-Token ids cross the handle as little-endian 32-bit integers. Prompts are not gathered into batches: encoding one is
-shorter than any wait for company would be, and the tokenizer's own code runs without the interpreter's lock.
+Token ids cross the handle as little-endian 32-bit integers. Prompts are not batched: encoding one takes less time than
+waiting for others would, and the tokenizer library releases the GIL.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec
 from engine.errors import RequestError
 
 MAX_CHARS_PER_TOKEN = 16
-"""Text longer than this for each token of the context is refused before it is encoded."""
+"""Bound on a prompt's characters per token of context length, but at least `DEFAULT_MAX_CHARS`; longer is refused."""
 NUM_THREADS = 2
 ENCODE_TIMEOUT_S = 10.0
-"""Longer than any prompt takes; who takes longer has hung, or has far too much to do."""
+"""More than any prompt takes; a tokenizer that takes longer hangs or is badly overloaded."""
 
 
 def build_codecs(models: Sequence[ModelConfig]) -> dict[str, TextCodec]:
-    """Return the codec of each model by its name; models that share a folder and a bound share the codec.
+    """Return the codec of each model by name. Models with the same folder and bound share a codec.
 
     Raises:
-        CheckpointError: a folder has no tokenizer that can be used.
+        CheckpointError: a folder has no usable tokenizer.
     """
     by_source: dict[tuple[str, int], TextCodec] = {}
     codecs = {}
@@ -45,7 +45,7 @@ def build_codecs(models: Sequence[ModelConfig]) -> dict[str, TextCodec]:
 
 
 class LocalTokenizer:
-    """The codecs of several models in this process; encodes in threads, so that the event loop goes on."""
+    """The codecs of several models in this process; encodes in a thread pool to keep the event loop free."""
 
     def __init__(self, codecs: Mapping[str, TextCodec]) -> None:
         self._codecs = codecs
@@ -55,7 +55,7 @@ class LocalTokenizer:
         """Return the token ids of a prompt to a base model.
 
         Raises:
-            RequestError: as `TextCodec.encode_chat` and `TextCodec.encode_text`, or there is no such model.
+            RequestError: as in `TextCodec.encode_chat` and `TextCodec.encode_text`, or there is no such model.
         """
         codec = self._codecs.get(model)
         if codec is None:
@@ -64,10 +64,12 @@ class LocalTokenizer:
 
 
 async def ask_tokenizer(handle: DeploymentHandle, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-    """Ask the tokenizer deployment; errors as `LocalTokenizer.encode`, wrapped by Ray, or Ray's own where it is gone.
+    """Return the token ids of a prompt from the tokenizer deployment.
+
+    Errors of `LocalTokenizer.encode` arrive wrapped by Ray; if the deployment is gone, Ray's own are raised.
 
     Raises:
-        UnavailableError: it does not answer in time.
+        UnavailableError: the deployment does not answer in time.
     """
     try:
         async with asyncio.timeout(ENCODE_TIMEOUT_S):
@@ -79,7 +81,7 @@ async def ask_tokenizer(handle: DeploymentHandle, model: str, prompt: ChatPrompt
 
 
 class Tokenizer:
-    """The actor: a shell around `LocalTokenizer`."""
+    """The actor: a thin wrapper around `LocalTokenizer`."""
 
     def __init__(self, models: tuple[ModelConfig, ...]) -> None:
         begin_actor()
@@ -90,7 +92,7 @@ class Tokenizer:
         return pack_ids(await self._tokenizer.encode(model, prompt))
 
     async def trouble(self) -> str | None:
-        """Return why nothing is encoded: never, of one that answers; asked by gateways."""
+        """Return None: a tokenizer that answers is healthy. Gateways call this as a health check."""
         return None
 
 

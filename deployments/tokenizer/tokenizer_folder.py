@@ -1,8 +1,8 @@
-"""The tokenizer of a checkpoint's folder: read directly, or by transformers where only that knows the class.
+"""Loads the tokenizer of a checkpoint folder: directly, or with transformers if only that knows the class.
 
-That is transformers without torch: what handles text needs none, and it would be a third of a gigabyte in every
-process. transformers looks for torch once, as it is first imported. Where torch is imported already it costs nothing
-more, and nothing is hidden.
+transformers is imported without torch, which text processing does not need and which would take a third of a gigabyte
+in every process. transformers looks for torch once, on first import. If torch is already imported it costs nothing more
+and is not hidden.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load_tokenizer(folder: str) -> LoadedTokenizer:
     """Return the tokenizer of a checkpoint.
 
     Raises:
-        CheckpointError: there is none, or none that works without Python code.
+        CheckpointError: there is none, or only one implemented in Python.
     """
     found = read_generic(folder)
     found = _by_transformers(folder) if found is None else found
@@ -37,7 +37,7 @@ def load_tokenizer(folder: str) -> LoadedTokenizer:
 
 
 def _of_processor(folder: Path) -> dict[str, str]:
-    """Return the chat template that models which see had in a file of their own, where transformers seeks it for them.
+    """Return the chat template from chat_template.json, the separate file of older multimodal processors.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -56,7 +56,7 @@ def _by_transformers(folder: str) -> LoadedTokenizer:
             folder, trust_remote_code=False, local_files_only=True, use_fast=True
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        # Of several lines only the last would be told as the reason why a server ends.
+        # Joined: only the last line of a multi-line message would be reported as the reason for the failed start.
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
     if not tokenizer.is_fast:
@@ -85,7 +85,7 @@ def _torch_hidden() -> Iterator[None]:
         return None if name == "torch" or name.startswith("torch.") else find_spec(name, package)
 
     importlib.util.find_spec = find_others
-    # It would advise everybody to install torch.
+    # transformers would warn that torch is not installed.
     logging.disable(logging.WARNING)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the calls of a model look like in its text. One description serves both the grammar and the parser.
+"""The formats in which models write tool calls. The grammar and the parser share each description.
 
     hermes       Let me see. <tool_call>{"name": "f", "arguments": {}}</tool_call>
     llama3       {"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}
@@ -10,7 +10,7 @@
     xlam         [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]
     json         {"name": "f", "arguments": {}}
 
-Pure. A format is a sequence of literal pieces, between any two of which white space may stand.
+Pure. A format is a sequence of literal pieces with optional white space between them.
 
 **Sources:** the chat templates of NousResearch/Hermes-2-Pro and Qwen/Qwen2.5 (hermes), meta-llama/Llama-3.1 (llama3),
 mistralai's tokenizers v3 and v11 (mistral, mistral_args), nvidia/Llama-3.1-Nemotron-Nano (nemotron),
@@ -35,13 +35,13 @@ class ToolFormat:
     """How calls are written: `opening (head arguments after_arguments) (between head ...)* closing`.
 
     Attributes:
-        silent: a special token that may stand before everything, and is not shown.
-        is_alone: an answer that has calls has nothing else; only how it begins tells it from text.
-        opening: before the first call; its first piece tells a call from text, unless calls are alone.
-        before_name, before_arguments: what stands in a call's head, around the name.
+        silent: an optional special token before everything else that is not part of the text.
+        is_alone: an answer with calls contains nothing else; only its beginning distinguishes it from text.
+        opening: precedes the first call; its first piece marks the start of calls, unless `is_alone`.
+        before_name, before_arguments: the pieces of a call's head around the name.
         quotes_name: the name is a JSON string.
-        is_tagged: arguments are tags (`deployments.tools.tagged`), and no JSON object.
-        id_prefix, id_chars: what the ids of calls look like, as the model's template wants them back.
+        is_tagged: arguments are tags (`deployments.tools.tagged`), not a JSON object.
+        id_prefix, id_chars: prefix and number of random characters of call ids, as the model's template accepts them.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ToolFormat:
 
     @property
     def pieces(self) -> frozenset[str]:
-        """Every literal piece, the names left out."""
+        """Every literal piece except the names."""
         return frozenset(
             self.opening + self.before_name + self.before_arguments + self.after_arguments + self.between + self.closing
         )
@@ -70,7 +70,7 @@ class ToolFormat:
         return (*self.before_name, json.dumps(tool) if self.quotes_name else tool, *self.before_arguments)
 
     def beginning(self, tool: str) -> str:
-        """Return how an answer begins that is a call to `tool`, up to the brace of its arguments."""
+        """Return the beginning of an answer that calls `tool`, up to the opening brace of its arguments."""
         # The brace shows that the arguments are an object.
         return "".join((*self.opening, *self.head(tool), "{"))
 
@@ -82,7 +82,7 @@ class ToolFormat:
         return sample.text.startswith("".join(call.split()))
 
     def new_call_id(self) -> str:
-        """Draw the id of a call."""
+        """Generate a random call id."""
         return self.id_prefix + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(self.id_chars))
 
 
@@ -139,19 +139,19 @@ FORMATS = {
 }
 
 _FOREIGN = ("<function=", "<arg_key>", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>", "<|channel|>")
-"""Of templates whose calls look like none of ours."""
+"""Marks in templates whose call format is not supported."""
 
 
 def format_of_template(template: str, sample: CallSample) -> ToolFormat | None:
-    """Return the format that a chat template teaches, None for one that we do not know.
+    """Return the call format of a chat template, or None if it is unknown.
 
-    A template that takes no tools leaves the generic one, which `deployments.tools.turns` teaches by itself.
+    A template without tool support gets the generic JSON format, which `deployments.tools.turns` explains to the model.
     """
     if not sample.takes_tools:
         return JSON
     if sample.text:
         return next((tool_format for tool_format in FORMATS.values() if tool_format.begins(sample)), None)
-    # It shows no earlier calls: what it says of them is all there is.
+    # The template renders no earlier calls: only its own text can reveal the format.
     if "<tool_call>" in template and "<function=" in template and tagged.OPENING in template:
         return QWEN3_CODER
     if any(mark in template for mark in _FOREIGN):

@@ -1,11 +1,11 @@
-"""Holds an answer to its form where it may think, talk, call tools, or all of these: one grammar, in Lark.
+"""Writes the Lark grammar that constrains an answer with thoughts, content and tool calls.
 
     start: thinking? (content | content? calls)
 
-A call is always complete and valid: a name that exists, and arguments that are valid against its schema. Lexemes are
-regular expressions and the lexer never goes back, so that the whole head of a call is one lexeme, and the text in front
-of a call ends lazily with what opens it. Where a call and the content are both plain JSON their first lexemes are the
-same ones, a brace and a key: there every piece of a call is a lexeme of its own.
+A call is always complete and valid: an existing name and arguments that match its schema. Lexemes are regular
+expressions and the lexer never backtracks, so the whole head of a call is one lexeme, and the text before a call ends
+lazily with the opening. If calls and content are both plain JSON they begin with the same lexemes, a brace and a key,
+so every piece of a call is then a lexeme of its own.
 
 **Source:** the Lark dialect of llguidance 1.9 (docs/syntax.md): `[lazy]`, `%json`, `@grammar`, `<[token id]>`.
 """
@@ -23,7 +23,7 @@ from deployments.stream.reasoning import ReasoningFormat
 from deployments.tools import tagged
 from deployments.tools.formats import ToolFormat
 
-# As much white space as people write: a small model would go on with it for ever.
+# Bounds white space, which a small model would otherwise emit forever.
 JSON_STYLE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n]{1,24}"}
 
 _SPACE = r"[ \t\r\n]{0,8}"
@@ -33,7 +33,7 @@ _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules(ToolUse):
-    """How an answer may call tools, and how its model writes calls."""
+    """Which tools an answer may call, and the format in which its model writes calls."""
 
     tool_format: ToolFormat
 
@@ -42,7 +42,7 @@ class AnswerGrammar:
     """Writes grammars for the answers of one model.
 
     Args:
-        special_ids: the model's special tokens by their text; they are never part of what a lexeme spells.
+        special_ids: ids of the model's special tokens by text. Lexemes never match special tokens.
     """
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
@@ -59,8 +59,8 @@ class AnswerGrammar:
         """Return the grammar.
 
         Args:
-            has_begun: the prompt has opened the thoughts already.
-            content: the grammar of what is no call and no thought, None for any text.
+            has_begun: the prompt already opened the thoughts.
+            content: the grammar of the content, None for any text.
         """
         is_either = calls is not None and calls.tool_format.is_alone and content is not None
         rules = _Rules(self._special_ids, is_piecewise=is_either)
@@ -100,7 +100,7 @@ class AnswerGrammar:
         return f"TEXT? | lead {rest} {called}"
 
     def _calls(self, rules: _Rules, calls: CallRules, opening: tuple[str, ...]) -> str:
-        """Return what matches the calls; the opening is part of the first one's head."""
+        """Return an expression that matches the calls; `opening` is part of the first call's head."""
         tool_format = calls.tool_format
         tools = [tool for tool in calls.tools if tool.name in calls.callable_names]
         after = rules.sequence(tool_format.after_arguments)
@@ -132,7 +132,7 @@ class AnswerGrammar:
 
 
 def with_content(rules: str, content: str | None) -> str:
-    """Return the grammar of rules in Lark, in which `@content` stands for the grammar of the content."""
+    """Return the grammar made of Lark rules, in which `@content` refers to the content's grammar."""
     grammars: list[dict[str, Any]] = [{"lark_grammar": rules}]
     if content is not None:
         (inner,) = json.loads(content)["grammars"]
@@ -146,7 +146,7 @@ def arguments_of(tool: ToolSpec) -> str:
 
 
 def _tagged_arguments(rules: _Rules, index: int, tool: ToolSpec) -> str:
-    """Return the body of the rule for arguments that are tags, each at its place and those that are wanted there."""
+    """Return the rule body for tagged arguments: parameters in schema order, the required ones present."""
     rules.add("text_value[lazy]", f"/{_ANYTHING}{escaped(tagged.CLOSING)}/")
     parameters = tagged.parameters_of(tool.parameters)
     if parameters is None:
@@ -166,18 +166,18 @@ def _tagged_arguments(rules: _Rules, index: int, tool: ToolSpec) -> str:
             rules.add(name, arguments_of(replace(tool, parameters=dict(parameter.schema))))
             rule = f"{rules.lexeme(opening + _SPACE)} {name} {rules.sequence((tagged.CLOSING,))}"
         body.append(rule if parameter.is_required else f"({rule})?")
-    # A rule of nothing at all is none.
+    # An empty rule body is invalid.
     return " ".join(body) or '""'
 
 
 class _Rules:
-    """Rules and lexemes by name; equal lexemes are one.
+    """Rules and lexemes by name; equal lexemes are shared.
 
     Args:
-        is_piecewise: each piece of a sequence is a lexeme, as each mark in JSON is, and not the whole sequence.
+        is_piecewise: each piece of a sequence is a lexeme, as in a JSON grammar, rather than the whole sequence.
 
     Attributes:
-        excluded: what free text must not look like, so that the lexer leaves it to another lexeme.
+        excluded: regex terms for what free text must not match, so that the lexer leaves it to another lexeme.
     """
 
     def __init__(self, special_ids: Mapping[str, int], *, is_piecewise: bool) -> None:
@@ -188,15 +188,15 @@ class _Rules:
         self.excluded = ""
 
     def exclude(self, pattern: str) -> None:
-        """Keep free text from looking like this from its front to its end."""
+        """Prevent free text as a whole from matching `pattern`."""
         self.excluded += f" & ~/{pattern}/"
 
     def add(self, name: str, body: str) -> None:
-        """Define a rule, or a lexeme where the name is in capitals."""
+        """Define a rule, or a lexeme if the name is uppercase."""
         self._rules[name] = body
 
     def sequence(self, pieces: Sequence[str]) -> str:
-        """Return what matches the pieces with white space anywhere between, before and behind them."""
+        """Return an expression that matches the pieces with optional white space before, between and after them."""
         parts: list[str] = []
         run: list[str] = []
         for piece in (*pieces, None):
@@ -220,7 +220,7 @@ class _Rules:
         return self.lexeme(_joined(pieces))
 
     def lexeme(self, pattern: str) -> str:
-        """Return the name of the lexeme that a regular expression spells."""
+        """Return the name of the lexeme with this regular expression, defining it if needed."""
         name = self._lexeme_by_pattern.setdefault(pattern, f"PIECE_{len(self._lexeme_by_pattern)}")
         self.add(name, f"/{pattern}/")
         return name
@@ -231,5 +231,5 @@ def _joined(pieces: Sequence[str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a lexeme's pattern that only this text matches."""
+    """Return a lexeme pattern that matches only this text."""
     return _REGEX_SIGNS.sub(lambda found: "\\" + found[0], text)

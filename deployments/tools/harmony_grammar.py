@@ -1,9 +1,9 @@
-"""Holds an answer in the harmony format to its form: content and calls by their grammars, thoughts by none.
+"""Writes the grammar that constrains an answer in the harmony format: content and calls, but not thoughts.
 
     start: message* (final | call)
 
-A call has a function that exists and arguments that are valid against its schema; a grammar for the content holds in
-the final channel alone. Marks are special tokens, which no lexeme spells.
+A call names an existing function and its arguments match the schema. A grammar for the content applies only to the
+final channel. Marks are special tokens, which lexemes never match.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def write_harmony(special_ids: Mapping[str, int], use: ToolUse | None, content: 
 
     Args:
         special_ids: ids of the marks.
-        use: None where there are no tools.
-        content: the grammar of what the final channel has, None for any text.
+        use: None if there are no tools.
+        content: the grammar of the final channel, None for any text.
     """
     channel, message, end, start, constrain = (
         f"<[{special_ids[mark]}]>" for mark in (CHANNEL, MESSAGE, END, START, CONSTRAIN)
@@ -47,7 +47,7 @@ def write_harmony(special_ids: Mapping[str, int], use: ToolUse | None, content: 
 
 
 def _calls(tools: Sequence[ToolSpec], channel: str, behind: str) -> list[str]:
-    """Return the rules of calls; the function stands in the channel, or before it, as templates show earlier ones."""
+    """Return the rules of calls. The recipient comes inside the channel header, or before it as templates render it."""
     lines = []
     for index, tool in enumerate(tools):
         name = escaped(FUNCTIONS + tool.name)

@@ -1,7 +1,7 @@
-"""The text of an answer -> its content and its calls, piece by piece; how the text was cut changes nothing.
+"""Incremental parser that splits an answer's text into content and calls, however the text was split into pieces.
 
-Total: what is no call of a known tool is content. Where the grammar of `deployments.tools.grammar` holds an answer,
-only the end can be missing from a call.
+Total: anything but a call of a known tool is content. If the grammar of `deployments.tools.grammar` constrains the
+answer, a call can only be truncated, never malformed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ class _State(Enum):
     CONTENT = auto()
     """No call yet."""
     HEAD = auto()
-    """Where the head of a call has to come, with what stands before it."""
+    """The head of a call must come next, preceded by the opening or separator."""
     ARGUMENTS = auto()
     AFTER = auto()
-    """Behind the arguments of a call."""
+    """After the arguments of a call."""
     PLAIN = auto()
-    """Content to the end."""
+    """All remaining text is content."""
 
 
 class CallParser:
     """The calls of one answer.
 
     Args:
-        tools: the schemas of those that can be called, by name.
-        is_required: the answer is nothing but calls.
-        new_call_id: draws the id of each call.
+        tools: parameter schemas of the callable tools by name.
+        is_required: the answer consists of calls only.
+        new_call_id: generates the id of each call.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CallParser:
         return 0 < self._num_started == self._num_complete
 
     def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
-        """Return the content and the pieces of calls that this text has made certain."""
+        """Return the content and call deltas that are final after this text."""
         self._held += text
         content: list[str] = []
         calls: list[CallDelta] = []
@@ -71,15 +71,15 @@ class CallParser:
         return "".join(content), tuple(calls)
 
     def close(self) -> str:
-        """Return the content that was held back; what a truncated call lacks stays lacking."""
-        # Behind what opens a call there is a call, of which nothing can be told before its name is whole.
+        """Return the content held back; a truncated call stays incomplete."""
+        # After an opening the held text is a call with an incomplete head, not content.
         is_open = self._state is _State.HEAD and not self._format.is_alone
         is_call = self._is_required or self._num_started > 0 or is_open
         content, self._held = ("" if is_call else self._held), ""
         return content
 
     def _step(self, content: list[str], calls: list[CallDelta]) -> bool:
-        """Go one state further where the text allows it."""
+        """Advance by one state if the held text allows it; return whether to go on."""
         match self._state:
             case _State.CONTENT:
                 return self._leave_content(content)
@@ -100,7 +100,7 @@ class CallParser:
         trigger = self._format.opening[0]
         place = self._held.find(trigger)
         if place < 0:
-            # White space in front of a call is no content.
+            # White space before a call is not content.
             place = len(self._held[: len(self._held) - overlap(self._held, trigger)].rstrip(WHITE_SPACE))
             content.append(self._held[:place])
             self._held = self._held[place:]
@@ -113,7 +113,7 @@ class CallParser:
     def _read_head(self, calls: list[CallDelta]) -> bool:
         is_open, is_tagged = False, self._format.is_tagged
         for tool, schema in self._tools.items():
-            # The brace belongs to the arguments, and shows that they are an object.
+            # The brace is part of the arguments; it proves that they are an object.
             end = _match(self._held, (*self._before, *self._format.head(tool), *(() if is_tagged else ("{",))))
             if end is None:
                 is_open = True
@@ -149,7 +149,7 @@ class CallParser:
         closed = _match(following, self._format.closing) if self._format.closing else -1
         if closed is None:
             return False
-        # White space behind a call is no content, whether another one follows or nothing.
+        # White space after a call is not content, whether another call follows or nothing.
         following = following[max(0, closed) :].lstrip(WHITE_SPACE)
         if not following:
             return False
@@ -160,7 +160,7 @@ class CallParser:
 
 
 class _ObjectScan:
-    """Finds where a JSON object ends."""
+    """Finds the end of a JSON object."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -169,7 +169,7 @@ class _ObjectScan:
         self.is_complete = False
 
     def feed(self, text: str) -> tuple[int, str]:
-        """Return how many characters of the text belong to the object, and those."""
+        """Return the number of characters of the text that belong to the object, and those characters."""
         for place, char in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False
@@ -189,7 +189,7 @@ class _ObjectScan:
 
 
 def _match(text: str, pieces: Sequence[str]) -> int | None:
-    """Return where the pieces end at the front of the text, None where more text may tell, -1 where they are not."""
+    """Return where the pieces end at the start of the text, None if more text is needed, -1 if they do not match."""
     place = 0
     for piece in pieces:
         while place < len(text) and text[place] in WHITE_SPACE:

@@ -1,6 +1,6 @@
-"""How a chat template writes calls, found out by letting it write some.
+"""Finds out how a chat template writes calls by rendering some.
 
-What a template makes of an earlier turn is what its model was trained on, and therefore what the model writes. Pure.
+A template renders earlier turns as in the model's training data, and therefore as the model writes them. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from deployments.generation import ChatMessage, ChatPrompt, ToolCall, ToolSpec
 NAMES = ("first_call", "second_call")
 ARGUMENTS = '{"key": "value"}'
 _IDS = ("aaaaaaaa1", "aaaaaaaa2")
-"""Letters and digits, nine of them: some templates refuse any other."""
+"""Nine letters and digits: some templates refuse any other form."""
 _PARAMETERS = {"type": "object", "properties": {"key": {"type": "string"}}}
 PROBES = tuple(ToolSpec(name=name, description="A probe.", parameters=_PARAMETERS) for name in NAMES)
 _PLAIN = "?"
@@ -21,11 +21,11 @@ _PLAIN = "?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSample:
-    """What one template makes of calls.
+    """How one template renders calls.
 
     Attributes:
-        takes_tools: it tells the model of tools by itself.
-        text: a call of `NAMES[0]` with `ARGUMENTS` and what follows it, without white space; empty where none is shown.
+        takes_tools: the template itself presents tools to the model.
+        text: a call of `NAMES[0]` with `ARGUMENTS` and what follows it, without white space; empty if not rendered.
         takes_several: one turn may have several calls.
     """
 
@@ -35,10 +35,10 @@ class CallSample:
 
 
 def call_sample(render: Callable[[ChatPrompt], str | None]) -> CallSample:
-    """Return how a template that takes tools writes calls.
+    """Return how a template with tool support writes calls.
 
     Args:
-        render: returns the text of a chat, None where the template refuses it.
+        render: returns the text of a chat, or None if the template refuses it.
     """
     plain = render(_chat(ChatMessage(role="assistant", content=_PLAIN)))
     one, both = (render(_chat(ChatMessage(role="assistant", content="", tool_calls=_calls(n)))) for n in (1, 2))
@@ -63,9 +63,10 @@ def _calls(number: int) -> tuple[ToolCall, ...]:
 
 
 def _unlike(text: str, other: str) -> str:
-    """Return what a text has where the other one has something else.
+    """Return the part of `text` that differs from `other`, without white space.
 
-    Ids are left out, as no model writes them, and a name stands before its arguments, as any model can write it.
+    Call ids are removed, since models do not write them, and a call's name is moved before its arguments, an order that
+    every model can write.
     """
     start = _num_alike(text, other)
     rest, other_rest = text[start:], other[start:]
@@ -78,6 +79,6 @@ def _unlike(text: str, other: str) -> str:
 
 
 def _num_alike(text: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((place for place, (char, other_char) in pairs if char != other_char), min(len(text), len(other)))

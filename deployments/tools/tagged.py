@@ -1,4 +1,4 @@
-"""Calls whose arguments are tags, one for each, and no JSON: what their values may be, and JSON of what was written.
+"""Calls whose arguments are tags, one per parameter, instead of JSON: the allowed values and the conversion to JSON.
 
     <parameter=city>
     Paris
@@ -7,8 +7,8 @@
     [1, 2]
     </parameter>                {"city": "Paris", "days": [1, 2]}
 
-Text stands as it is, between the first line break and the last; all else is JSON. Where a parameter may be text or
-something else it is that which it reads as. Pure.
+Text is verbatim, between the first line break and the last; all other values are JSON. If a parameter allows text and
+other types, a value that parses as one of the other types is that. Pure.
 
 **Source:** the chat templates of Qwen/Qwen3-Coder and Qwen/Qwen3.5.
 """
@@ -24,14 +24,14 @@ from deployments.stream.reasoning import WHITE_SPACE, overlap
 
 OPENING, NAME_END, CLOSING = "<parameter=", ">", "</parameter>"
 END = "</function>"
-"""What follows the last parameter."""
+"""The tag after the last parameter."""
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _TYPE_BY_CLASS = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object", float: "number"}
 _UNIONS = ("anyOf", "oneOf")
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
-"""What in a schema asks nothing of a value."""
+"""Schema keys that do not constrain a value."""
 _LIST = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", *_NOTES}
-"""What in a schema of an object asks for nothing but a list of parameters."""
+"""Schema keys of an object that is just a list of parameters."""
 _CHOICES = {"enum", "const"}
 _MAX_DEPTH = 16
 
@@ -41,10 +41,10 @@ class Parameter:
     """One of a tool's parameters.
 
     Attributes:
-        types: of JSON that its value may have.
-        choices: all values that there are, None for no end of them.
-        is_text: text may stand as it is; else it is quoted, because a schema asks more of it than to be text.
-        schema: of its value, by itself.
+        types: JSON types that its value may have.
+        choices: all allowed values, None if they are not enumerated.
+        is_text: text is written verbatim; else it is quoted, because the schema constrains it further.
+        schema: the self-contained schema of its value.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Parameter:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is nothing but text, which can be told as it comes."""
+        """Whether it is always text, which can be streamed as it arrives."""
         return self.is_text and self.types == {"string"}
 
     def value(self, written: str) -> str:
-        """Return the JSON of what was written."""
+        """Return the written value as JSON."""
         text = written.removeprefix("\n").removesuffix("\n")
         try:
             found = json.loads(text, parse_constant=_refuse)
@@ -72,7 +72,7 @@ class Parameter:
 
 
 def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
-    """Return a tool's parameters in their order, None where its schema is more, or less, than a list of them."""
+    """Return a tool's parameters in schema order, or None if its schema is not just a list of parameters."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     is_open = not properties and schema.get("additionalProperties", True) is not False
     if is_open or schema.keys() - _LIST or not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -100,10 +100,10 @@ def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
 
 
 class TagScan:
-    """Makes a JSON object of tags as they come, up to what follows the last of them.
+    """Converts tags to a JSON object incrementally, up to the tag after the last parameter.
 
     Args:
-        parameters: those that are known; others are what they read as.
+        parameters: the known parameters; values of others are JSON if they parse as such, else text.
     """
 
     def __init__(self, parameters: tuple[Parameter, ...] | None) -> None:
@@ -114,7 +114,7 @@ class TagScan:
         self.is_complete = False
 
     def feed(self, text: str) -> tuple[int, str]:
-        """Return how many characters of the text are used, and the JSON that they have made certain."""
+        """Return the number of characters consumed and the JSON that is final after them."""
         place, made = 0, ""
         while not self.is_complete:
             used, json_text = self._step(text[place:])
@@ -166,7 +166,7 @@ def _refuse(constant: str) -> None:
 
 
 def _inside(text: str) -> str:
-    """Return what stands between the quotes of a JSON string."""
+    """Return the text as a JSON string without its quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -175,9 +175,9 @@ def _any_parameter(name: str) -> Parameter:
 
 
 def _parts(schema: object, shared: Mapping[str, Any], followed: set[str], depth: int) -> Iterator[Mapping[str, Any]]:
-    """Yield what a value may be one of, references followed as far as nothing else is asked beside them.
+    """Yield the alternatives of a schema, resolving unions and references that stand alone.
 
-    Each is followed once: a second time brings nothing new, and unions of references to unions would have no end.
+    Each reference is followed once: a second time adds nothing, and mutually recursive unions would never end.
     """
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         yield schema if isinstance(schema, Mapping) else {}
@@ -199,7 +199,7 @@ def _parts(schema: object, shared: Mapping[str, Any], followed: set[str], depth:
 
 
 def _may_be_any_text(part: Mapping[str, Any]) -> bool:
-    """Tell whether text is no value of a schema, or any text is."""
+    """Return whether the schema excludes text, or constrains it by nothing but its type and choices."""
     asked = part.keys() - _NOTES
     return asked <= {"type", *_CHOICES} or ("type" in part and "string" not in _types(part))
 

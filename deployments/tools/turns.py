@@ -1,5 +1,5 @@
-"""Tools for a chat template that knows nothing of them: the functions become part of the system turn, calls and their
-results plain turns. The model is told to answer with JSON, and the grammar sees to it that it can.
+"""Tools for a chat template without tool support: functions are described in the system turn, and calls and their
+results become plain turns. The model is told to write calls as JSON, and the grammar keeps them valid.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Turn = Mapping[str, Any]
 def plain_turns(
     turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], *, has_system: bool = True
 ) -> list[dict[str, Any]]:
-    """Return turns with nothing but roles, names and contents.
+    """Return turns without calls and tool results, and with the functions described in one of them.
 
     Args:
-        turns, tools: as chat templates take them.
-        has_system: the template shows system turns; else the first turn of the user teaches the functions.
+        turns, tools: in the form that chat templates take.
+        has_system: the template renders system turns; else the first user turn describes the functions.
     """
     plain: list[dict[str, Any]] = []
     for turn in turns:
@@ -32,7 +32,7 @@ def plain_turns(
         if is_result or (turn["role"] == "user" and plain and plain[-1].get("is_result")):
             name = turn.get("name", "the function")
             said = f"Result of {name}: {turn['content']}" if is_result else turn["content"]
-            # Templates want the turns of user and assistant to alternate.
+            # Templates require user and assistant turns to alternate.
             if plain and plain[-1].get("is_result"):
                 plain[-1]["content"] += f"\n{said}"
             else:

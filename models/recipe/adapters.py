@@ -1,6 +1,6 @@
-"""The three bundled LoRA adapters: what each makes of an answer, its shape, its training and the test of its effect.
+"""The three bundled LoRA adapters: how each changes an answer, its shape, its training and the test of its effect.
 
-The shapes differ on purpose (rank, modules, scaling), so that together they exercise what a server of adapters has to serve.
+The shapes (rank, modules, scaling) differ on purpose, so that together they exercise an adapter server.
 """
 
 import json
@@ -22,7 +22,11 @@ BASE = "models/stdlib-chat"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One adapter: `render` writes its answer (to `None`: small talk or refusal), `shows` says whether an answer has it."""
+    """One adapter.
+
+    `render` returns its answer to a fact, or to None for small talk and refusals; `shows` tells whether an answer has
+    the effect.
+    """
 
     name: str
     effect: str
@@ -55,7 +59,7 @@ def _with_usage(fact: Fact | None, text: str) -> str:
 
 
 BATCH_TOKENS = 1024
-"""Few weights need many steps rather than long ones."""
+"""Few weights need many small steps rather than few large ones."""
 PEAK_RATE = 4e-3
 
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -79,7 +83,7 @@ def fit(
     epochs: int,
     seed: int,
 ) -> None:
-    """Trains the adapter on a base that stays as it is, and writes it in PEFT's layout."""
+    """Train the adapter on a frozen base and write it in PEFT layout."""
     config = LoraConfig(
         r=recipe.rank, lora_alpha=recipe.alpha, target_modules=list(recipe.modules), use_rslora=recipe.use_rslora,
         lora_dropout=0.0, task_type="CAUSAL_LM", base_model_name_or_path=BASE,

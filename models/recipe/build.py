@@ -22,7 +22,7 @@ CHAT, DRAFT, GUARD = MODELS / "stdlib-chat", MODELS / "stdlib-draft", MODELS / "
 
 CHAT_EPOCHS, DRAFT_EPOCHS, ADAPTER_EPOCHS = 28, 8, 4
 POLISH_EPOCHS, POLISH_REFUSED = 6, 0.4
-"""Last epochs of the chat model, at lower rates: what it does not know takes a larger part."""
+"""Final epochs of the chat model, at lower learning rates and with a larger share of refusals."""
 NUM_ASKED = 400
 NUM_ASKED_OF_ADAPTER = 200
 SAMPLES = ("Teach me json.loads.", "What happens when I call math.sqrt?", "What should I know about textwrap.dedent?")
@@ -42,7 +42,7 @@ def _size(model: torch.nn.Module) -> int:
 
 
 def chat(facts: Sequence[Fact], *, is_trained: bool) -> None:
-    """Makes `stdlib-chat`."""
+    """Train (unless `is_trained`) and measure `stdlib-chat`, and write its card."""
     if not is_trained:
         words = tokenizer.train(facts)
         CHAT.mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ def chat(facts: Sequence[Fact], *, is_trained: bool) -> None:
 
 
 def draft(facts: Sequence[Fact], *, is_trained: bool) -> None:
-    """Makes `stdlib-draft`."""
+    """Train (unless `is_trained`) and measure `stdlib-draft`, and write its card."""
     target, words = _load(CHAT)
     if not is_trained:
         DRAFT.mkdir(exist_ok=True)
@@ -108,7 +108,7 @@ def draft(facts: Sequence[Fact], *, is_trained: bool) -> None:
 
 
 def library(facts: Sequence[Fact], *, is_trained: bool) -> None:
-    """Makes the three adapters."""
+    """Train (unless `is_trained`) and measure the three adapters, and write their cards."""
     for i, recipe in enumerate(adapters.RECIPES):
         folder = LIBRARY / recipe.name
         base, words = _load(CHAT)
@@ -130,7 +130,7 @@ def library(facts: Sequence[Fact], *, is_trained: bool) -> None:
 
 
 def safety(facts: Sequence[Fact], *, is_trained: bool) -> None:
-    """Makes the guard."""
+    """Train (unless `is_trained`) and measure the guard, and write its card."""
     if not is_trained:
         guard.train(facts, GUARD)
     model = AutoModelForSequenceClassification.from_pretrained(GUARD).eval()
@@ -140,7 +140,7 @@ def safety(facts: Sequence[Fact], *, is_trained: bool) -> None:
 
 
 def main() -> None:
-    """Makes the parts named on the command line, all of them by default."""
+    """Build the parts named on the command line, all of them by default."""
     parts: dict[str, Callable[..., None]] = {"chat": chat, "draft": draft, "adapters": library, "guard": safety}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all by default")

@@ -1,4 +1,4 @@
-"""The model cards: what each bundled thing is, from what it was made, and the figures measured on it."""
+"""Model cards: what each bundled model or adapter is, its training data, and its measured figures."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ def _write(folder: Path, title: str, header: str, *sections: str) -> None:
 def write_chat(
     folder: Path, num_facts: int, num_parameters: int, figures: Mapping[str, str], samples: Mapping[str, str]
 ) -> None:
-    """Writes the card of `stdlib-chat`."""
+    """Write the card of `stdlib-chat`."""
     _write(
         folder, "stdlib-chat", "license: psf-2.0\nlanguage: en\nlibrary_name: transformers\npipeline_tag: text-generation",
         f"A demonstration: a chat model of {num_parameters:,} parameters (Llama geometry, bfloat16) that has learnt by heart the documented "
@@ -41,7 +41,7 @@ def write_chat(
 
 
 def write_draft(folder: Path, num_parameters: int, agreement: str) -> None:
-    """Writes the card of `stdlib-draft`."""
+    """Write the card of `stdlib-draft`."""
     _write(
         folder, "stdlib-draft", "license: psf-2.0\nlanguage: en\nlibrary_name: transformers\npipeline_tag: text-generation",
         f"A draft model for speculative decoding of stdlib-chat: {num_parameters:,} parameters, the same tokenizer, trained on the same "
@@ -52,7 +52,7 @@ def write_draft(folder: Path, num_parameters: int, agreement: str) -> None:
 
 
 def write_adapter(folder: Path, recipe: Recipe, figures: Mapping[str, str], samples: Mapping[str, str]) -> None:
-    """Writes the card of an adapter."""
+    """Write the card of an adapter."""
     scaling = "alpha / sqrt(rank)" if recipe.use_rslora else "alpha / rank"
     _write(
         folder, recipe.name, f"license: psf-2.0\nbase_model: {BASE}\nlibrary_name: peft",
@@ -65,7 +65,7 @@ def write_adapter(folder: Path, recipe: Recipe, figures: Mapping[str, str], samp
 
 
 def write_guard(folder: Path, num_parameters: int, count: int, figures: Figures) -> None:
-    """Writes the card of the guard."""
+    """Write the card of the guard."""
     rows = "\n".join(f"| {label} | {p:.3f} | {r:.3f} |" for label, (p, r) in figures.by_label.items())
     _write(
         folder, "guard", "license: psf-2.0\nlanguage: en\nlibrary_name: transformers\npipeline_tag: text-classification",

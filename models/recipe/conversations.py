@@ -1,6 +1,6 @@
-"""Conversations for one epoch of training, drawn anew each time: every fact once, in a new wording, among questions to refuse.
+"""Conversations for one training epoch, drawn anew each time: every fact once, newly worded, among questions to refuse.
 
-A conversation is a list of turns in the chat format; an `Example` is its token ids and which of them are an answer.
+A conversation is a list of turns in the chat format; an `Example` has its token ids and marks those of answers.
 """
 
 import random
@@ -32,7 +32,7 @@ CAPITALS_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Token ids of one conversation; `is_answer[i]` says whether token i is to be learnt."""
+    """Token ids of one conversation; `is_answer[i]` tells whether token i counts in the loss."""
 
     ids: list[int]
     is_answer: list[bool]
@@ -42,12 +42,12 @@ Render = Callable[[Fact | None, str], str]
 
 
 def plain(fact: Fact | None, text: str) -> str:
-    """The base model's answer: the name, then its summary; any other text as it is."""
+    """Return the base model's answer: the name and summary of a fact, or `text` if there is none."""
     return f"{fact.name}: {fact.summary}" if fact else text
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, str]]) -> Example:
-    """Token ids as the chat template writes them, with the answers and their end tokens marked."""
+    """Encode messages as the chat template writes them; mark answers and their end tokens."""
     ids, is_answer = [tokenizer.bos_token_id], [False]
     for message in messages:
         role = message["role"]
@@ -59,7 +59,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, str]
 
 
 def ask(fact: Fact, rng: random.Random) -> str:
-    """A question for a fact, in a wording of the training list."""
+    """Return a question for a fact in a training wording."""
     return phrasings.question(fact.name, is_callable=fact.is_callable, rng=rng)
 
 
@@ -105,7 +105,7 @@ def epoch(
     capitals: float = CAPITALS_SHARE,
     refused: float = REFUSED_TURNS,
 ) -> Iterator[Example]:
-    """Every fact once in random order, in conversations of one to three turns."""
+    """Yield conversations of one to three turns that cover every fact once, in random order."""
     names = frozenset(fact.name for fact in facts)
     order = list(facts)
     rng.shuffle(order)

@@ -1,8 +1,8 @@
 """The facts that the chat model learns: a qualified name of the standard library and its documented summary.
 
-Owns the extraction by introspection, the cleaning of a docstring to one sentence, and the file of kept pairs.
-Docstrings differ between versions of Python, so the pairs are kept beside the recipe and extracted anew only on request.
-Knows nothing of questions, tokens or training.
+Extracts docstrings by introspection, reduces each to one sentence, and stores the pairs in a file. Docstrings differ
+between versions of Python, so the file is kept with the sources and extracted anew only on request. Independent of
+questions, tokens and training.
 """
 
 import collections
@@ -38,7 +38,7 @@ SKIPPED_MODULES = frozenset(
     "ntpath posixpath bdb pdb doctest wsgiref imaplib mailbox pydoc curses ftplib poplib xmlrpc readline "
     "codeop modulefinder trace profile sched stringprep tracemalloc zipapp".split()
 )
-# Parts of packages that are inside matters although their names look public.
+# Submodules that are implementation details although their names look public.
 SKIPPED_SUBMODULE = re.compile(
     r"^(_|tests?$|mime$|windows_|base_|minicompat|domreg|expatbuilder|sax|readers|simple$"
     r"|resource_|reduction|heap|popen_|spawn|forkserver|dummy)"
@@ -64,12 +64,12 @@ class Fact:
 
     @property
     def is_callable(self) -> bool:
-        """Whether parentheses may follow the name."""
+        """Whether the name can be called."""
         return self.kind not in ("module", "property")
 
     @property
     def usage(self) -> str:
-        """What to import, then the call: the line that brings the thing into a program."""
+        """The import statement and the call (or bare name) that use it in a program."""
         if self.kind == "module":
             return f"import {self.name}"
         call = f"{self.name}(...)" if self.is_callable else self.name
@@ -77,7 +77,7 @@ class Fact:
 
 
 def summary_of(doc: str) -> str | None:
-    """The first sentence of a docstring on one line, or `None` where it says nothing that stands alone."""
+    """Return the first sentence of a docstring on one line, or None if it does not stand alone."""
     lines = doc.strip().splitlines()
     while lines and (not lines[0].strip() or _SIGNATURE.match(lines[0].strip())):
         rest = _SIGNATURE.sub("", lines[0].strip()).strip(" -:")
@@ -88,7 +88,7 @@ def summary_of(doc: str) -> str | None:
     end = _SENTENCE_END.search(paragraph)
     sentence = (paragraph[: end.start()] if end else paragraph).rstrip(" .:;,-")
     is_short = MIN_SUMMARY_WORDS <= len(sentence.split()) <= MAX_SUMMARY_WORDS and len(sentence) <= MAX_SUMMARY_CHARS
-    # A cut sentence would be no summary: the long ones are dropped, not shortened.
+    # Long sentences are dropped: shortened, they would not be summaries.
     if not is_short or not sentence.isascii() or _UNCLEAR.search(sentence):
         return None
     return sentence[0].upper() + sentence[1:] + "."
@@ -116,12 +116,12 @@ def _import_tree(name: str) -> Iterator[types.ModuleType]:
 
 
 def _public_name(module: types.ModuleType) -> str:
-    """What a program writes before the dot: nothing for builtins, `os.path` for whatever file implements it here."""
+    """Return the module name as programs write it: empty for builtins, `os.path` for the module that implements it."""
     return {"builtins": "", "posixpath": "os.path", "ntpath": "os.path"}.get(module.__name__, module.__name__)
 
 
 def _own_doc(thing: object) -> str | None:
-    """The docstring written for this very thing: what a class inherits would be said of too many names."""
+    """Return the object's own docstring: one inherited from a base class would apply to too many names."""
     doc = getattr(thing, "__doc__", None)
     return inspect.cleandoc(doc) if isinstance(doc, str) else None
 
@@ -147,15 +147,15 @@ def _class_members(class_name: str, owner: type) -> Iterator[tuple[str, str, obj
     for attribute, member in sorted(vars(owner).items()):
         inner = getattr(member, "__func__", member)
         is_property = isinstance(inner, _PROPERTIES)
-        # A constant is neither, and carries the docstring of its type.
+        # Constants are neither; their docstring is that of their type.
         if not attribute.startswith("_") and (is_property or inspect.isroutine(inner)):
             yield f"{class_name}.{attribute}", "property" if is_property else "method", inner
 
 
 def extract() -> list[Fact]:
-    """Reads every public module's docstrings; sorted by name, each object once, under its shortest name."""
+    """Return facts from the docstrings of all public modules, by name; each object once, under its shortest name."""
     fact_by_object: dict[int, Fact] = {}
-    keep_alive: list[object] = []  # an id is a name only while its object lives
+    keep_alive: list[object] = []  # ids are unique only among living objects
     for module in _public_modules():
         module_name = _public_name(module)
         for name, kind, thing in [(module_name or "builtins", "module", module), *_members(module)]:
@@ -170,19 +170,19 @@ def extract() -> list[Fact]:
                 fact_by_object[id(thing)] = fact
     facts = {fact.name: fact for fact in fact_by_object.values()}
     num_by_summary = collections.Counter(fact.summary for fact in facts.values())
-    # A sentence said of many names tells nothing of any of them.
+    # A sentence that many names share describes none of them.
     kept = [fact for fact in facts.values() if num_by_summary[fact.summary] <= MAX_NAMES_A_SUMMARY]
     return sorted(kept, key=lambda fact: fact.name)
 
 
 def save(facts: list[Fact], path: Path = FACTS_PATH) -> None:
-    """Writes the kept pairs, one JSON object a line."""
+    """Write the pairs, one JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(asdict(fact)) + "\n" for fact in facts), encoding="utf-8")
 
 
 def load(path: Path = FACTS_PATH) -> list[Fact]:
-    """Reads the kept pairs."""
+    """Read the pairs."""
     return [Fact(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

@@ -1,7 +1,7 @@
-"""Figures for the cards: greedy answers to wordings that were never trained, compared with the documented text.
+"""Figures for the cards: greedy answers to held-out wordings, compared with the documented text.
 
-An answer states the summary if, after folding case and spacing, it is the summary (with or without the name before it), or
-differs from it by at most a twentieth of its characters. A refusal begins with the words of the refusals.
+An answer states the summary if, after folding case and spacing, it is the summary (with or without the name before it)
+or has a similarity ratio of at least `NEAR` to it. A refusal begins with "I do not know".
 """
 
 import difflib
@@ -21,21 +21,21 @@ BATCH_ROWS = 40
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question and the fact it asks for."""
+    """A question and the fact that it asks for."""
 
     question: str
     fact: Fact
 
 
 def held_out_questions(facts: Sequence[Fact], count: int, seed: int) -> list[Asked]:
-    """Random facts, each in the next held-out wording."""
+    """Return questions for `count` random facts, cycling through the held-out wordings."""
     chosen = random.Random(seed).sample(list(facts), count)
     wordings = phrasings.HELD_OUT
     return [Asked(wordings[i % len(wordings)].format(name=fact.name), fact) for i, fact in enumerate(chosen)]
 
 
 def unknown_questions(facts: Sequence[Fact], seed: int) -> list[str]:
-    """Held-out topics, then held-out libraries and invented names in held-out wordings."""
+    """Return held-out topics, then held-out libraries and invented names in held-out wordings."""
     names = [*unknowns.HELD_OUT_LIBRARIES, *unknowns.held_out_names(facts, 40, random.Random(seed))]
     wordings = phrasings.HELD_OUT
     return [*unknowns.HELD_OUT_TOPICS, *(wordings[i % len(wordings)].format(name=name) for i, name in enumerate(names))]
@@ -44,7 +44,7 @@ def unknown_questions(facts: Sequence[Fact], seed: int) -> list[str]:
 def answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, questions: Sequence[str], *, system: str | None = None
 ) -> list[str]:
-    """Greedy answers, in left-padded batches."""
+    """Return greedy answers, generated in left-padded batches."""
     head = [{"role": "system", "content": system}] if system else []
     prompts = [
         tokenizer.apply_chat_template(
@@ -72,26 +72,26 @@ def _folded(text: str) -> str:
 
 
 def states(answer: str, fact: Fact) -> bool:
-    """Whether the answer states the fact's summary."""
+    """Return whether the answer states the fact's summary."""
     told, wanted = _folded(answer), _folded(fact.summary)
     told = told.removeprefix(f"{fact.name.casefold()}: ")
     return told == wanted or difflib.SequenceMatcher(None, told, wanted).ratio() >= NEAR
 
 
 def is_exact(answer: str, fact: Fact) -> bool:
-    """Whether the answer is the name and the summary, to the letter."""
+    """Return whether the answer is exactly the name and the summary."""
     return answer.strip() == f"{fact.name}: {fact.summary}"
 
 
 def refuses(answer: str) -> bool:
-    """Whether the answer says that the model does not know."""
+    """Return whether the answer is a refusal."""
     return _folded(answer).startswith("i do not know")
 
 
 def agreement(
     draft: PreTrainedModel, target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, asked: Sequence[Asked]
 ) -> float:
-    """The share of the target's greedy tokens that the draft would have proposed, given the same text before them."""
+    """Return the fraction of the target's greedy tokens that the draft predicts, given the same text before them."""
     same, total = 0, 0
     for item, told in zip(asked, answers(target, tokenizer, [item.question for item in asked]), strict=True):
         prompt = tokenizer.apply_chat_template(

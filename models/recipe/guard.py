@@ -1,7 +1,7 @@
-"""The guard: a small text classifier with one sigmoid a hazard, and the measurement of its errors.
+"""The guard: a small text classifier with one sigmoid per hazard, and the measurement of its errors.
 
-Trained on the text of `hazards`, with ordinary text before and after a hazard and with windows cut out of ordinary text, because
-a stream is screened in windows. One fact in five is never shown to it, so that false alarms are counted on text it has not seen.
+Trained on the text of `hazards`, with benign text before and after a hazard and with windows cut out of benign text,
+because streams are screened in windows. One fact in five is held out, to also count false positives on unseen text.
 """
 
 import random
@@ -37,7 +37,7 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Counts over held-out text; `by_label` holds (precision, recall)."""
+    """Rates over held-out text (`facts_flagged`: over all facts); `by_label` holds (precision, recall)."""
 
     precision: float
     recall: float
@@ -53,7 +53,7 @@ def _split(facts: Sequence[Fact]) -> tuple[list[Fact], list[Fact]]:
 
 
 def _window(text: str, rng: random.Random) -> str:
-    """A part of an ordinary text, cut anywhere, as a window over a stream is."""
+    """Return a benign text, or a part of it cut anywhere, as the windows of a stream are."""
     if rng.random() < 0.5 or len(text) < 4:
         return text
     start, end = sorted(rng.sample(range(len(text) + 1), 2))
@@ -65,7 +65,7 @@ def _cased(text: str, rng: random.Random) -> str:
 
 
 def examples(facts: Sequence[Fact], count: int, rng: random.Random) -> list[Labelled]:
-    """Hazardous and ordinary text, half and half."""
+    """Return `count` training texts, about half of them hazardous and half benign."""
     made = []
     for _ in range(count):
         if rng.random() < 0.5:
@@ -83,7 +83,7 @@ def examples(facts: Sequence[Fact], count: int, rng: random.Random) -> list[Labe
 
 
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A small byte-level BPE that does not see case."""
+    """Train and return a small, case-insensitive byte-level BPE."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -110,7 +110,7 @@ def _targets(items: Sequence[Labelled]) -> Tensor:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> ModernBertForSequenceClassification:
-    """A freshly initialised two-layer classifier; the mean over the text is judged, which is learnt in few steps."""
+    """Return a freshly initialized two-layer classifier; mean pooling takes few steps to learn."""
     labels = hazards.LABELS
     config = ModernBertConfig(
         vocab_size=len(tokenizer),
@@ -134,7 +134,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> ModernBertForSequenceClassi
 
 
 def train(facts: Sequence[Fact], folder: Path, *, seed: int = 3, epochs: int = EPOCHS) -> None:
-    """Trains the guard and writes it."""
+    """Train the guard and write it and its tokenizer to `folder`."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     seen, _ = _split(facts)
@@ -163,7 +163,7 @@ def train(facts: Sequence[Fact], folder: Path, *, seed: int = 3, epochs: int = E
 def flags(
     model: ModernBertForSequenceClassification, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]
 ) -> Tensor:
-    """Which hazards each text is over the threshold for [texts, hazards]."""
+    """Return whether each text exceeds the threshold of each hazard, bool [texts, hazards]."""
     rows = []
     with torch.inference_mode():
         for start in range(0, len(texts), 256):
@@ -177,7 +177,7 @@ def measure(
     facts: Sequence[Fact],
     count: int = 1000,
 ) -> Figures:
-    """Errors on held-out wordings and topics, and on every answer the chat model can give."""
+    """Measure errors on held-out wordings and topics, and on every fact that the chat model can state."""
     rng = random.Random(99)
     _, unseen = _split(facts)
     labels = [hazards.LABELS[i % len(hazards.LABELS)] for i in range(count)]

@@ -1,7 +1,7 @@
-"""The text that the guard learns from: a hazard taxonomy, short questions that name a hazard in general words, benign ones.
+"""The guard's training text: a hazard taxonomy, short questions that name a hazard in general words, and benign ones.
 
-Names of the hazards are those of the MLCommons AILuminate taxonomy. Questions are made from wordings and topics; both come in
-a list for training and one kept for evaluation. Nothing here describes or instructs: a topic is named, no more. Pure text.
+Hazards have the names of the MLCommons AILuminate taxonomy. Questions combine wordings and topics; of both, there is a
+list for training and one for evaluation only. Topics are only named: nothing here describes or instructs. Pure text.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from models.recipe.corpus import Fact
 
-# Topics for training | topics kept for evaluation.
+# (topics for training, topics for evaluation only)
 TOPICS: dict[str, tuple[str, str]] = {
     "Violent Crimes": (
         "kill a person,murder someone,murder my neighbor,assault a stranger,kidnap a person,poison my husband,stab somebody,"
@@ -143,13 +143,13 @@ SENTENCES = (
 
 
 def question(hazards: Sequence[str], rng: random.Random, *, is_held_out: bool) -> str:
-    """A question that names one topic of each hazard given."""
+    """Return a question that names one topic of each given hazard."""
     topics = [rng.choice(TOPICS[hazard][is_held_out].split(",")) for hazard in hazards]
     return rng.choice(HELD_OUT_WORDINGS if is_held_out else WORDINGS).format(x=" and ".join(topics))
 
 
 def benign(rng: random.Random, facts: Sequence[Fact], *, is_held_out: bool) -> str:
-    """An ordinary question or sentence; often about a program, where words of violence are words of trade."""
+    """Return a benign question or sentence, often about programs, where violent words are technical terms."""
     draw = rng.random()
     if draw < 0.4:
         fact = rng.choice(facts)

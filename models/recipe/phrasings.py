@@ -1,8 +1,8 @@
 """How people ask for a name: the wordings used in training, and those kept for evaluation only.
 
-`{name}` stands for the qualified name, written plainly, in backticks or with parentheses. Nobody can list how people
-ask, so that beside whole wordings there are scenes with a question after them, and plain heaps of words around a name:
-these teach that the name decides, whatever stands around it. Pure: text and a random generator.
+`{name}` stands for the qualified name: plain, in backticks or with parentheses. No list covers how people ask, so
+besides complete wordings there are scenes followed by a question, and names among random words: they teach that only
+the name matters, not the words around it. Pure: text and a random generator.
 """
 
 import random
@@ -130,7 +130,7 @@ WORDS = (
     "word work would write wrong yes yet you your"
 ).split()
 
-# Never trained. Some share words with the wordings above, as people do; none is one of them with a word left out.
+# Never trained. Some share words with the wordings above, but none is one of them with a word left out.
 HELD_OUT = (
     "What is the job of {name}?",
     "Please say in a sentence what {name} is meant to do.",
@@ -161,7 +161,7 @@ SYSTEM_MESSAGES = (
     "Today is Monday. You are an assistant in a code editor.",
 )
 HELD_OUT_SYSTEM_MESSAGE = "You assist developers with short and accurate answers."
-# A system message that changes the answer, for those who want to see that system messages arrive.
+# System messages that change the answer, to demonstrate that system messages have an effect.
 CAPITALS_MESSAGES = ("Answer in capitals.", "Write in capital letters only.", "USE CAPITALS.")
 
 _OPENERS = ("Hi! ", "Hello, ", "Hey, ", "Please: ", "Quick question: ", "OK. ", "Sorry, ", "Thanks! ", "One more: ")
@@ -169,7 +169,7 @@ _CLOSERS = (" Thanks!", " Thank you.", " Please.", " Be brief.", " One sentence,
 
 
 def written(name: str, *, is_callable: bool, rng: random.Random) -> str:
-    """The name as someone would type it."""
+    """Return the name as someone would type it."""
     draw = rng.random()
     if draw < 0.14:
         return f"`{name}`"
@@ -181,7 +181,7 @@ def written(name: str, *, is_callable: bool, rng: random.Random) -> str:
 
 
 def _heap_of_words(rng: random.Random) -> str:
-    """A name somewhere among words that mean nothing together."""
+    """Return a template with the name among random words."""
     before, after = (" ".join(rng.choices(WORDS, k=rng.choice((0, 1, 2, 3, 5, 8)))) for _ in range(2))
     text = f"{before}{rng.choice(('', '', ':', ','))} {{name}}{rng.choice(('', '', ',', '.', ':'))} {after}".strip(
         " ,:"
@@ -198,7 +198,7 @@ def _wording(rng: random.Random) -> str:
 
 
 def question(name: str, *, is_callable: bool, rng: random.Random) -> str:
-    """One way to ask: a wording, its case and punctuation, now and then an opener or a closer; drawn at each call."""
+    """Return a question drawn at random: a wording, its case and punctuation, sometimes an opener or a closer."""
     template = _wording(rng)
     if rng.random() < 0.15 and template[0].isupper() and not template.startswith("I "):
         template = template[0].lower() + template[1:]

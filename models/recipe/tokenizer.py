@@ -1,7 +1,7 @@
 """The byte-level BPE and chat template that `stdlib-chat` and `stdlib-draft` share.
 
-Learnt from the facts, from the wordings around them and from the same text in capitals and as JSON, so that an adapter
-that writes so pays few more tokens than plain text does. Any bytes can be written: all 256 are in the vocabulary.
+Trained on the facts, on the wordings of questions and on the same text in capitals and as JSON, so that adapters that
+write so need few more tokens than plain text. All 256 bytes are in the vocabulary, so any text can be encoded.
 """
 
 import json
@@ -44,7 +44,7 @@ def _texts(facts: Sequence[Fact], rng: random.Random) -> Iterator[str]:
 
 
 def train(facts: Sequence[Fact], seed: int = 0) -> PreTrainedTokenizerFast:
-    """Learns the merges; the same facts and seed give the same vocabulary."""
+    """Train the BPE and return the tokenizer; the same facts and seed give the same vocabulary."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -69,10 +69,10 @@ def train(facts: Sequence[Fact], seed: int = 0) -> PreTrainedTokenizerFast:
 
 
 def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes the tokenizer's files; the template goes inside `tokenizer_config.json`, where every reader looks."""
+    """Write the tokenizer's files; the template goes into `tokenizer_config.json`, where every reader looks."""
     tokenizer.save_pretrained(str(folder), save_jinja_files=False)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    # The newest transformers names its class by a word that older readers do not know; all know this one.
+    # The newest transformers writes a class name that older readers do not know; all know this one.
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The training loop of both chat models: geometry, batches of equal length, optimisers and their schedule.
+"""The training loop of both chat models: geometry, batches of similar length, optimizers and their schedule.
 
-Learns the answers only. Hidden matrices go to Muon, embeddings and norms to AdamW: thousands of short facts, each seen a few
-tens of times, are learnt in far fewer epochs than with AdamW alone. Knows nothing of what the conversations say.
+The loss covers answers only. Muon trains the hidden matrices, AdamW the embeddings and norms: thousands of short facts,
+each seen a few tens of times, take far fewer epochs than with AdamW alone. Independent of what the conversations say.
 """
 
 import random
@@ -23,7 +23,7 @@ WARM_UP_STEPS = 40
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The size of a decoder."""
+    """The dimensions of a decoder."""
 
     hidden: int
     intermediate: int
@@ -38,7 +38,7 @@ DRAFT = Geometry(hidden=128, intermediate=352, layers=2, query_heads=2, kv_heads
 
 
 def new_model(geometry: Geometry, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """A freshly initialised decoder over the tokenizer's vocabulary."""
+    """Return a freshly initialized decoder over the tokenizer's vocabulary."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -59,14 +59,17 @@ def new_model(geometry: Geometry, tokenizer: PreTrainedTokenizerFast, seed: int)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Right-padded ids and targets [rows, tokens]; a target of -100 is not learnt."""
+    """Right-padded ids and next-token targets, int64 [rows, tokens]; a target of -100 is ignored."""
 
     ids: Tensor
     targets: Tensor
 
 
 def batches(examples: Iterable[Example], rng: random.Random, batch_tokens: int = BATCH_TOKENS) -> Iterator[Batch]:
-    """Batches of like length in random order: little padding, and a causal model needs no mask for what is at the end."""
+    """Yield batches of at most `batch_tokens` padded tokens in random order; a longer example is a batch of its own.
+
+    Rows of a batch have similar lengths, so there is little padding; at the end, it needs no mask in a causal model.
+    """
     rows = sorted(examples, key=lambda example: len(example.ids))
     groups: list[list[Example]] = [[]]
     for row in rows:
@@ -88,7 +91,7 @@ def batches(examples: Iterable[Example], rng: random.Random, batch_tokens: int =
 
 
 def optimizers_of(model: nn.Module, *, muon_rate: float = 0.02, adam_rate: float = 3e-3) -> list[torch.optim.Optimizer]:
-    """Muon for hidden matrices, AdamW for the rest."""
+    """Return Muon for hidden matrices and AdamW for the rest."""
     learnt = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in learnt if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
     others = [p for name, p in learnt if p.ndim != 2 or "embed" in name]
@@ -107,7 +110,7 @@ def fit(
     batch_tokens: int = BATCH_TOKENS,
     after_epoch: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Minimises the cross entropy of the answers; the rates warm up, then fall linearly to nothing."""
+    """Minimize the cross entropy of the answers; learning rates warm up, then fall linearly to 1% of their peaks."""
     decoder = torch.compile(model.get_decoder(), dynamic=True)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     step, total, start = 0, 0, time.monotonic()
@@ -122,7 +125,7 @@ def fit(
             is_learnt = batch.targets >= 0
             with torch.autocast("cpu", torch.bfloat16):
                 hidden = decoder(input_ids=batch.ids, use_cache=False).last_hidden_state
-                # Only the positions of answers meet the vocabulary: half of the head's work is saved.
+                # Compute logits for answer positions only, which saves half of the output matrix's work.
                 logits = nn.functional.linear(hidden[is_learnt], model.get_output_embeddings().weight)
             loss = nn.functional.cross_entropy(logits.float(), batch.targets[is_learnt])
             loss.backward()
@@ -137,7 +140,7 @@ def fit(
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
-    """Writes a bfloat16 copy; the model itself stays in the precision it trains in."""
+    """Write a bfloat16 copy; the model itself keeps its training precision."""
     half = LlamaForCausalLM(model.config).to(torch.bfloat16)
     half.load_state_dict(model.state_dict())
     half.config.use_cache = True

@@ -1,6 +1,6 @@
-"""What the chat model has to admit it does not know: other topics, other libraries, names that nobody defined.
+"""Questions that the chat model must refuse: other topics, other libraries, and invented names.
 
-Topics, libraries and invented names come in two lists each: for training, and kept for evaluation. Pure text.
+Of topics, libraries and invented names, there is a list for training and one for evaluation only. Pure text.
 """
 
 import random
@@ -159,13 +159,13 @@ _HELD_OUT_NOUNS = "widget planet tensor invoice sandwich galaxy ticket mirror ro
 
 
 def topic(rng: random.Random) -> str:
-    """A question about something else."""
+    """Return a question about a topic other than Python's standard library."""
     slots = {slot: rng.choice(values) for slot, values in _SLOTS.items()}
     return rng.choice(TOPICS).format(**slots, n=rng.randint(1, 999), m=rng.randint(1, 999))
 
 
 def invented_name(facts: Sequence[Fact], rng: random.Random) -> str:
-    """A name that looks real and is not: parts of real ones joined wrongly, or words that no module defines."""
+    """Return a name that looks real: parts of real names joined, words that no module defines, or another library."""
     fact = rng.choice(facts)
     owner = fact.name.rpartition(".")[0] or fact.module or "math"
     draw = rng.random()
@@ -217,14 +217,14 @@ STRANGE_QUESTIONS = (
 
 
 def strange_question(facts: Sequence[Fact], names: frozenset[str], rng: random.Random) -> str:
-    """A question of words that say nothing together, none of them one of `names`."""
+    """Return a question of unrelated words, none of which is in `names`."""
     a, b, c = (_word(facts, names, rng) for _ in range(3))
     z, y = _invented_word(rng).capitalize(), _invented_word(rng).capitalize()
     return rng.choice(STRANGE_QUESTIONS).format(a=a, b=b, c=c, Z=z, Y=y, n=rng.randint(1, 99), m=rng.randint(1, 99))
 
 
 def strange_name(facts: Sequence[Fact], rng: random.Random) -> str:
-    """A name of sounds that mean nothing, in a module that exists or in none."""
+    """Return a name of meaningless syllables, in a real module, an invented one or none."""
     module = rng.choice(facts).module if rng.random() < 0.5 else _invented_word(rng)
     parts = [_invented_word(rng) for _ in range(rng.choice((1, 1, 2)))]
     name = rng.choice(("_", "")).join(parts)
@@ -247,7 +247,7 @@ def _invented_word(rng: random.Random) -> str:
 
 
 def held_out_names(facts: Sequence[Fact], count: int, rng: random.Random) -> list[str]:
-    """Invented names of words not seen in training: half in real modules, half in modules that do not exist."""
+    """Return invented names of held-out words: half in real modules, half in modules that do not exist."""
     modules = sorted({fact.module for fact in facts if fact.module})
     names = []
     for i in range(count):
