@@ -53,7 +53,8 @@ class TextCodec:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
-        self._vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        # Not the size of the vocabulary: some have gaps between ids.
+        self._num_ids = 1 + max(backend.get_vocab(with_added_tokens=True).values())
         self._control_tokens = ControlTokens(backend)
         self.pieces = TokenPieces(backend, self._name)
         self._spellings: SpellingIndex | None = None
@@ -62,9 +63,9 @@ class TextCodec:
         self._template = ChatTemplate(self._sources, loaded.special_tokens, max_chars=max_chars)
 
     @property
-    def vocab_size(self) -> int:
-        """The size of the vocabulary, including added tokens."""
-        return self._vocab_size
+    def num_ids(self) -> int:
+        """One more than the highest token id, including added tokens."""
+        return self._num_ids
 
     @property
     def has_chat_template(self) -> bool:
@@ -142,7 +143,7 @@ class TextCodec:
         with self._spellings_lock:
             # Built on first use: it reads the whole vocabulary.
             if self._spellings is None:
-                self._spellings = SpellingIndex(map(self.pieces.spelling, range(self.vocab_size)))
+                self._spellings = SpellingIndex(map(self.pieces.spelling, range(self.num_ids)))
         return self._spellings.containing(text.encode())
 
     def _encode(self, text: str, *, has_special_tokens: bool) -> list[int]:

@@ -143,11 +143,22 @@ def test_a_breaker_is_every_token_that_has_it_and_what_spells_it(make: Callable[
     PreTrainedTokenizerFast(tokenizer_object=make()).save_pretrained(tmp_path)
     codec = TextCodec(str(tmp_path))
     breakers = codec.breakers((":", "zq zq"))
-    having = {token_id for token_id in range(codec.vocab_size) if b":" in codec.pieces.spelling(token_id)}
+    having = {token_id for token_id in range(codec.num_ids) if b":" in codec.pieces.spelling(token_id)}
     assert {word[0] for word in breakers if len(word) == 1} == having
     for text in ("x:y", "x :", ": x"):
         assert having & set(codec.encode_text(text, has_special_tokens=False))
     assert {word for word in breakers if len(word) > 1} >= set(codec.encode_word("zq zq"))
+
+
+def test_a_breaker_behind_a_gap_of_ids_is_found(folder: Path, tmp_path: Path) -> None:
+    saved = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = saved["model"]["vocab"]
+    vocabulary[":"] = max(vocabulary.values()) + 1000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    (tmp_path / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text())
+    codec = TextCodec(str(tmp_path))
+    assert codec.encode_text("a:b", has_special_tokens=False)[1] == vocabulary[":"]
+    assert (vocabulary[":"],) in codec.breakers((":",))
 
 
 def test_no_strings_are_no_breakers(codec: TextCodec) -> None:
