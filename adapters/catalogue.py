@@ -1,6 +1,6 @@
-"""What names of adapters stand for: versions of each name, and how its traffic is split among them. Pure.
+"""Adapter names: the versions of each name and how its traffic is split among them. Pure.
 
-sql            the versions that the split names, by their percentages
+sql            one of the versions in the split, drawn by percentage
 sql@3          version 3
 sql@latest     the newest version that is not on trial
 """
@@ -17,10 +17,10 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterVersion:
-    """One content that a name stands or stood for; `created_s` is Unix time.
+    """One version of an adapter; `created_s` is Unix time.
 
     Attributes:
-        is_on_trial: it came without traffic and has had none yet; it can be asked by its number only.
+        is_on_trial: it was added without traffic and has never had any; it is reachable only by its number.
     """
 
     number: int
@@ -31,13 +31,13 @@ class AdapterVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntry:
-    """A name.
+    """An adapter name.
 
     Attributes:
         base: name of the base model.
         versions: oldest first, at least one.
-        split: version and percentage of the name's traffic; the percentages make 100. Empty while nothing but its
-            versions can be asked: the first of them is on trial.
+        split: (version, percentage of the name's traffic); the percentages sum to 100. Empty while the name itself
+            cannot be requested, only its versions: its first version is still on trial.
     """
 
     name: str
@@ -55,12 +55,12 @@ class AdapterEntry:
         return next((version for version in reversed(self.versions) if not version.is_on_trial), None)
 
     def heir(self, number: int) -> int | None:
-        """Return the version that takes over the share of another that is removed; None where there is none to take."""
+        """Return the version that takes over the traffic share of a removed one, or None if there is none."""
         left = [v.number for v in self.versions if v.number != number and not v.is_on_trial]
         return max(left) if left and number in dict(self.split) else None
 
     def pick(self, draw: float) -> AdapterVersion:
-        """Return the version that a request gets; `draw` is uniform in [0, 1)."""
+        """Return the version that serves a request; `draw` is uniform in [0, 1)."""
         reached = 0
         for number, percent in self.split:
             reached += percent
@@ -75,8 +75,8 @@ class Catalogue:
     """All names at one moment.
 
     Attributes:
-        store: identity of the store that tells of them.
-        revision: of this store; grows with every change.
+        store: identity of the store that it was read from.
+        revision: of this store; increases with every change.
     """
 
     store: str = ""
@@ -84,7 +84,7 @@ class Catalogue:
     entries: Mapping[str, AdapterEntry] = field(default_factory=dict)
 
     def find(self, name: str, draw: float) -> tuple[AdapterEntry, AdapterVersion] | None:
-        """Return what a public name stands for, None where it is not that of an adapter."""
+        """Return the entry and version that a public name refers to, or None if it is not an adapter's name."""
         alias, mark, wanted = name.partition("@")
         entry = self.entries.get(alias)
         if entry is None:
@@ -93,20 +93,20 @@ class Catalogue:
             return (entry, entry.pick(draw)) if entry.split else None
         if wanted == LATEST:
             return None if entry.latest is None else (entry, entry.latest)
-        # By its spelling: nobody is to be asked for, and counted, under several names.
+        # Compare the spelling, so that a version cannot be requested, and counted, under several names ("3", "03").
         version = next((version for version in entry.versions if str(version.number) == wanted), None)
         return None if version is None else (entry, version)
 
     def replaces(self, other: Catalogue) -> bool:
-        """Whether this is to be believed rather than another: it is of another store, or not older."""
+        """Whether this catalogue supersedes `other`: it comes from another store, or is not older."""
         return self.store != other.store or self.revision >= other.revision
 
     def digests(self) -> frozenset[str]:
-        """Return every content that some name stands for."""
+        """Return the digests of all versions of all names."""
         return frozenset(version.ref.digest for entry in self.entries.values() for version in entry.versions)
 
     def gone(self, name: str, before: Catalogue) -> tuple[AdapterRef, ...]:
-        """Return the contents of a name's versions of before that no name of their base model stands for any more."""
+        """Return the versions that a name had in `before` and whose content no name of the same base has any more."""
         entry, now = before.entries.get(name), self.entries.get(name)
         if entry is None:
             return ()

@@ -1,13 +1,12 @@
-"""Which adapters hold a place on the device: a table of slots with pins, least recently used out first.
+"""Adapter slots on the device: a table with pins and LRU eviction.
 
-Pure: standard library only; times are given by the caller. A slot is
+Pure: standard library only; the caller passes the time. A slot is
 
     taken ---------> landed <------> pinned by n requests
-    (on its way)     (evictable)     (not evictable)
+    (loading)        (evictable)     (not evictable)
 
-and one that landed for a waiting request is kept for it for a while, so that two requests that wait for one slot cannot
-take it from each other for ever. Where the memory for adapters does not do, a slot may lie in pages that the KV cache
-lends.
+A slot that landed for a waiting request is reserved for a while, so that two requests that wait for one slot cannot
+take it from each other forever. When the adapter memory does not suffice, a slot may use pages lent by the KV cache.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from adapters.lent_pages import LentPages, Page
 
 @dataclass(slots=True, kw_only=True)
 class _Slot:
-    """`reserved_until_s`: time until which an adapter that nobody has pinned yet may not be evicted.
+    """`reserved_until_s`: time until which an adapter that has not been pinned yet may not be evicted.
 
-    `pages` are lent ones; an adapter without lies in memory of its own kind.
+    `pages`: lent pages; if empty, the adapter uses the memory reserved for adapters.
     """
 
     num_bytes: int
@@ -35,7 +34,7 @@ class _Slot:
 
     @property
     def own_bytes(self) -> int:
-        """What it takes of the memory that is for adapters."""
+        """Bytes used of the memory reserved for adapters."""
         return 0 if self.pages else self.num_bytes
 
 
@@ -43,11 +42,11 @@ class DeviceSlots:
     """The slots of one device, bounded in number, in bytes and in pages. Not thread-safe: its owner holds a lock.
 
     Args:
-        num_slots: at least 1; None for as many as the bytes hold.
-        max_bytes: of all that do not lie in lent pages.
+        num_slots: at least 1; None for as many as `max_bytes` holds.
+        max_bytes: bound on all adapters that do not use lent pages.
 
     Attributes:
-        lacks_room: whether an adapter found no room, or took another's, that would have lain in more pages.
+        lacks_room: whether an adapter that could use lent pages was refused, or evicted another, for want of pages.
     """
 
     def __init__(self, num_slots: int | None, max_bytes: int, reserve_s: float = 1.0) -> None:
@@ -69,26 +68,26 @@ class DeviceSlots:
         return len(self._slot_by_digest)
 
     def has_landed(self, digest: AdapterDigest) -> bool:
-        """Tell whether the adapter's weights are there for use."""
+        """Tell whether the adapter's weights are on the device, ready for use."""
         slot = self._slot_by_digest.get(digest)
         return slot is not None and slot.has_landed
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all adapters that have a slot, those on their way included."""
+        """Bytes of all adapters that have a slot, including those still loading."""
         return sum(slot.num_bytes for slot in self._slot_by_digest.values())
 
     def pages(self, digest: AdapterDigest) -> tuple[Page, ...]:
-        """Return the lent pages that the adapter's slot consists of, none where it lies elsewhere."""
+        """Return the lent pages of the adapter's slot; empty if it uses adapter memory."""
         return self._slot_by_digest[digest].pages
 
     def try_take(
         self, digest: AdapterDigest, num_bytes: int, now_s: float, num_pages: int = 0
     ) -> list[AdapterDigest] | None:
-        """Take a slot for an adapter that has none; return whom that evicted, or None where there is no room.
+        """Take a slot for an adapter that has none; return the adapters evicted for it, or None if there is no room.
 
         Args:
-            num_pages: how many lent pages would do, 0 where the adapter cannot lie in such.
+            num_pages: number of lent pages that the adapter needs; 0 if it cannot use lent pages.
         """
         evicted = self._victims(num_bytes, num_pages, now_s)
         if num_pages and evicted != [] and len(self._slot_by_digest) < self._num_slots:
@@ -104,11 +103,11 @@ class DeviceSlots:
         return evicted
 
     def lend(self, run: range, num_pages: int) -> None:
-        """Have the pages of a loan."""
+        """Add the pages of a loan."""
         self._lent.add(run, num_pages)
 
     def give_back(self, now_s: float) -> tuple[range, list[AdapterDigest]] | None:
-        """End a loan, and evict who lies in it; None where each holds one that may not be evicted."""
+        """End a loan and evict the adapters in it; return None if every loan holds one that may not be evicted."""
         holders = [(digest, slot) for digest, slot in self._slot_by_digest.items() if slot.pages]
         stuck = {page.run for _, slot in holders if not _is_evictable(slot, now_s) for page in slot.pages}
         run = self._lent.emptiest(unless=stuck)
@@ -121,13 +120,13 @@ class DeviceSlots:
         return run, evicted
 
     def land(self, digest: AdapterDigest, now_s: float) -> None:
-        """Note that the weights have arrived; they are kept at least `reserve_s` for the first to pin them."""
+        """Mark the weights as arrived; they are kept for at least `reserve_s` until the first pin."""
         slot = self._slot_by_digest[digest]
         slot.has_landed = True
         slot.reserved_until_s = now_s + self._reserve_s
 
     def pin(self, digest: AdapterDigest) -> None:
-        """Keep a landed adapter until the pin is undone."""
+        """Pin a landed adapter: it is not evicted until `unpin`. Raise KeyError if it has not landed."""
         slot = self._slot_by_digest[digest]
         if not slot.has_landed:
             raise KeyError(f"adapter {digest} is not on the device")
@@ -136,20 +135,20 @@ class DeviceSlots:
         self._slot_by_digest.move_to_end(digest)
 
     def unpin(self, digest: AdapterDigest) -> None:
-        """Undo one `pin`."""
+        """Undo one `pin`. Raise KeyError if there is none."""
         slot = self._slot_by_digest[digest]
         if slot.pins < 1:
             raise KeyError(f"adapter {digest} is not pinned")
         slot.pins -= 1
 
     def drop(self, digest: AdapterDigest) -> None:
-        """Free the slot of an adapter that did not arrive; one that has landed stays."""
+        """Free the slot of an adapter that has not landed; a landed one stays."""
         slot = self._slot_by_digest.get(digest)
         if slot is not None and not slot.has_landed:
             self._free(digest)
 
     def try_free(self, digest: AdapterDigest) -> bool:
-        """Free the slot of an adapter, if it has one; return False where it is pinned or on its way."""
+        """Free the slot of an adapter, if it has one; return False if it is pinned or still loading."""
         slot = self._slot_by_digest.get(digest)
         if slot is None:
             return True
@@ -159,7 +158,7 @@ class DeviceSlots:
         return True
 
     def check(self) -> None:
-        """Raise AssertionError where an invariant is broken."""
+        """Raise AssertionError if an invariant is violated."""
         assert len(self._slot_by_digest) <= self._num_slots
         slots = self._slot_by_digest.values()
         assert self._own_bytes == sum(slot.own_bytes for slot in slots) <= self._max_bytes
@@ -169,7 +168,7 @@ class DeviceSlots:
             assert slot.has_landed or slot.pins == 0
 
     def _victims(self, num_bytes: int, num_pages: int, now_s: float) -> list[AdapterDigest] | None:
-        """Return the least recently used adapters that make room by going, None where those that may do not do."""
+        """Return the LRU adapters to evict to make room, or None if evicting all evictable ones is not enough."""
         num_left, bytes_left, pages_free = len(self._slot_by_digest), self._own_bytes, self._lent.num_free
         may_go = ((digest, slot) for digest, slot in self._slot_by_digest.items() if _is_evictable(slot, now_s))
         victims: list[AdapterDigest] = []

@@ -1,9 +1,9 @@
-"""What can be wrong with an adapter: one sentence that names the adapter and the reason, fit for a client to read."""
+"""Adapter errors: each message is one sentence with the adapter's name and the reason, fit to show to a client."""
 
 import errno
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of errors that are no fault of an adapter, and that pass."""
+"""errno values of transient failures that are not the adapter's fault."""
 
 
 class AdapterError(ValueError):
@@ -15,19 +15,19 @@ class AdapterError(ValueError):
     """
 
     def __init__(self, name: str, reason: str) -> None:
-        # A reason may quote what a file has in it: control characters, and halves of characters that no text may have.
+        # A reason may quote file content, which may hold control characters and lone surrogates.
         reason = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in reason)
         super().__init__(f"Adapter {name!r} cannot be used: {reason}.")
         self.name = name
         self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross process borders by pickle, which by default calls the class with the finished sentence.
+        # Exceptions are pickled between processes, and by default pickle calls the class with the finished message.
         return AdapterError, (self.name, self.reason)
 
 
 class AdapterUnavailableError(AdapterError):
-    """An adapter whose files cannot be had now, and may be soon: nothing is wrong with it."""
+    """An adapter whose files are temporarily unavailable; the adapter itself is not at fault."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return AdapterUnavailableError, (self.name, self.reason)

@@ -1,15 +1,15 @@
-"""Where adapters of a mixture's experts lie in a file: at each expert's modules, or at the matrices of all at once.
+"""Layout of MoE expert adapters in a file: per expert module, or stacked over all experts of a layer.
 
     mlp.experts.3.up_proj.lora_A.weight          [rank, in]              a module of one expert; any may be left out
     mlp.experts.3.up_proj.lora_B.weight          [out, rank]
 
     mlp.experts.base_layer.lora_A.weight         [experts * rank, in]    gate and up of all (PEFT's `target_parameters`)
-    mlp.experts.base_layer.lora_B.weight         [out, rank * experts]   the experts' numbers of one rank side by side
+    mlp.experts.base_layer.lora_B.weight         [out, rank * experts]   expert index varies fastest
     mlp.experts.lora_A.weight, lora_B.weight                             down of all
 
-PEFT wraps the module that has such parameters once for each that is targeted, in the order in which the module has
-them, so that the one wrapped last has no `base_layer` in its name, whichever it is. Before 0.19 it took parameters that
-lie [experts, out, in] for [experts, in, out]: A is [experts * rank, out] and B [in, rank * experts] there.
+PEFT wraps the experts module once per targeted parameter, in the order in which the module holds them, so the outermost
+(last) wrapper has no `base_layer` in its name, whichever parameter it is for. Before 0.19 PEFT read parameters stored
+as [experts, out, in] as [experts, in, out]: there A is [experts * rank, out] and B is [in, rank * experts].
 
 Standard library only. Source: `ParamWrapper` of huggingface/peft 0.18 and 0.21.
 """
@@ -34,14 +34,14 @@ _PROJECTION_BY_MODULE = {
     **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
 }
 _SWAPPED_BEFORE = (0, 19)
-"""The version of PEFT that was the first to tell in from out."""
+"""The first PEFT version that distinguishes in from out correctly."""
 
 
 class Stack(NamedTuple):
-    """How the matrices of all experts lie in the two halves of one product.
+    """How the matrices of all experts are stacked in A and B of one low-rank product.
 
     Attributes:
-        is_paired: outputs of gate and up stand in turn.
+        is_paired: the output rows of gate and up are interleaved.
         is_swapped: A has the outputs and B the inputs.
     """
 
@@ -51,14 +51,14 @@ class Stack(NamedTuple):
 
 
 class ExpertPlace(NamedTuple):
-    """Something of a mixture that takes an adapter.
+    """A module or stacked parameter of an MoE layer that takes an adapter.
 
     Attributes:
-        key: (layer, module) as the engine calls it: `expert_module`'s name, or with `experts.` before a parameter's for
-            all experts at once. The expert that all tokens meet stands where other layers have their MLP.
-        shape: as `adapters.validate.ModuleShapes` has it.
-        name: the full one, by which a configuration means it.
-        is_transposed: of all experts at once, [experts, in, out]; no version of PEFT mistakes those.
+        key: the engine's (layer, module): the name from `expert_module`, or `experts.` plus the parameter's name for
+            all experts at once. A shared expert uses the names of a dense MLP.
+        shape: as in `adapters.validate.ModuleShapes`.
+        name: the full name, as a configuration refers to it.
+        is_transposed: stacked and stored [experts, in, out]; no PEFT version misreads those.
     """
 
     key: tuple[int, str]
@@ -68,20 +68,20 @@ class ExpertPlace(NamedTuple):
 
 
 def expert_module(expert: int, projection: str) -> str:
-    """Return what a module of one expert is called beside its layer: `experts.3.up_proj`."""
+    """Return the name of one expert's module within its layer: `experts.3.up_proj`."""
     return f"experts.{expert}.{projection}"
 
 
 def is_of_experts(module: str) -> bool:
-    """Tell whether a module that is named beside its layer is an expert's."""
+    """Tell whether a module, named within its layer, is an expert's."""
     return module.startswith("experts.")
 
 
 def place_of(name: str, module: str, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> ExpertPlace | None:
-    """Return where in a base's mixtures a module lies that tensors have in their names; None for anywhere else.
+    """Return the place of a module from a tensor name in the base's MoE layers, or None if it is not part of one.
 
     Raises:
-        AdapterError: it is a wrapper of parameters, more than the configuration names.
+        AdapterError: it is nested in more PEFT wrappers than the configuration targets parameters.
     """
     if (found := _SHARED.fullmatch(module)) and module in shapes:
         return ExpertPlace((int(found["layer"]), found["projection"]), shapes[module], module)
@@ -107,13 +107,13 @@ def place_of(name: str, module: str, config: LoraConfig, shapes: Mapping[str, tu
 
 
 def are_swapped(name: str, config: LoraConfig, stacks: Iterable[tuple[tuple[int, ...], ExpertPlace]]) -> bool:
-    """Tell whether PEFT took the outputs of an adapter's stacks for their inputs.
+    """Tell whether PEFT mistook outputs for inputs in an adapter's stacked matrices.
 
     Args:
-        stacks: the shape of A, and what it is of.
+        stacks: for each, the shape of A and its place.
 
     Raises:
-        AdapterError: nothing in it tells, and it may have.
+        AdapterError: the shapes cannot tell, and the PEFT version may have mistaken them.
     """
     is_open = False
     for a, place in stacks:
@@ -129,22 +129,22 @@ def are_swapped(name: str, config: LoraConfig, stacks: Iterable[tuple[tuple[int,
 
 
 def is_paired(shape: tuple[int, ...]) -> bool:
-    """Tell whether outputs of gate and up stand in turn, by what `ModuleShapes` says."""
+    """Tell whether a `ModuleShapes` shape has the output rows of gate and up interleaved."""
     return len(shape) == 4 and shape[-1] == 2
 
 
 def halves_of(shape: tuple[int, ...], rank: int, *, swapped: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the shapes of A and B for all experts at once."""
+    """Return the shapes of the stacked A and B of all experts."""
     count, inputs, *outputs = shape
     a, b = (prod(outputs), inputs) if swapped else (inputs, prod(outputs))
     return (rank * count, a), (b, rank * count)
 
 
 def refuse_twofold(name: str, keys: Iterable[tuple[int, str]]) -> None:
-    """Refuse an adapter that has something for all experts of a layer at once and again for one of them.
+    """Refuse an adapter with both stacked and per-expert tensors for the same projection of a layer.
 
     Raises:
-        AdapterError: it has.
+        AdapterError: it has both.
     """
     known = set(keys)
     stacked = {key for key in known if key[1] in ("experts.gate_up_proj", "experts.down_proj")}

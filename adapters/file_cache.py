@@ -1,7 +1,7 @@
-"""Files of adapters that lie on another node: fetched once and kept by digest, least recently used out first.
+"""Cache of adapter files from other nodes: fetched once, kept by digest, evicted in LRU order.
 
-For any thread; processes of one node may share the folder. A content that came is checked against its digest, and once
-what another process has left: nothing else is ever served under it.
+Thread-safe; processes of one node may share the folder. Fetched content is verified against its digest, and content
+left by another process is verified once, so a digest never serves anything else.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 
 ABANDONED_S = 3600.0
-"""What has been on its way for so long has lost its process."""
+"""An incoming folder this old was abandoned by a process that died."""
 RECENT_S = 60.0
-"""What was located so recently may not have been read yet, by this process or another; the bound waits for it."""
+"""Content located this recently is not evicted, even over the bound: this or another process may not have read it."""
 
 ReadFile = Callable[[AdapterRef, str, int], bytes]
-"""Returns some bytes of a file of an adapter from an offset on, none at its end; raises AdapterError."""
+"""Returns some bytes of an adapter's file from an offset on, empty at its end; raises AdapterError."""
 
 
 class FileCache:
-    """A folder of at most `max_bytes`, or of what was wanted last: that is kept for `RECENT_S`."""
+    """A folder of at most `max_bytes`, exceeded only by content located within the last `RECENT_S`."""
 
     def __init__(self, folder: str, *, max_bytes: int, read: ReadFile) -> None:
         self._store = FileStore(folder)
@@ -39,11 +39,11 @@ class FileCache:
         self._checked: set[AdapterDigest] = set()
 
     def locate(self, ref: AdapterRef) -> AdapterRef:
-        """Return a reference to files of this node.
+        """Return a reference to the adapter's files on this node, fetching them if necessary.
 
         Raises:
             AdapterUnavailableError: they cannot be fetched now, or this node's disk is full.
-            AdapterError: they are not there, or not what they should be.
+            AdapterError: they do not exist, or do not match the digest.
         """
         if os.path.isdir(ref.path):
             return ref
@@ -54,7 +54,7 @@ class FileCache:
         return here
 
     def _is_here(self, here: AdapterRef) -> bool:
-        """Tell whether a content is kept, which is now the last to be evicted, by this process or another."""
+        """Tell whether the content is cached, and mark it most recently used for all processes."""
         try:
             os.utime(here.path)
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class FileCache:
         try:
             incoming = self._store.bring(ref.name, partial(self._fill, ref))
         except OSError as error:
-            # What is there is more than the bound takes only while it is wanted.
+            # Transient: content over the bound is kept only while it is recent.
             raise AdapterUnavailableError(ref.name, f"its files cannot be kept here ({error.strerror})") from error
         try:
             if adapter_digest(incoming, ref.name) != ref.digest:
@@ -85,7 +85,7 @@ class FileCache:
                     copy.write(content)
 
     def _evict(self, keep: AdapterRef) -> None:
-        """Meet the bound."""
+        """Evict until the bound holds; delete abandoned incoming folders."""
         folders = self._folders()
         left, now_s = sum(num_bytes for _, num_bytes, _ in folders), time.time()
         for used_s, num_bytes, path in folders:
@@ -98,10 +98,10 @@ class FileCache:
                 self._store.delete(self._store.ref(keep.name, AdapterDigest(path.name)))
 
     def _folders(self) -> list[tuple[float, int, Path]]:
-        """Return when each content was last used, its bytes and its folder, the oldest first."""
+        """Return (time of last use, bytes, folder) of each content, the oldest first."""
         found = []
         for path in self._folder.iterdir():
-            # What another process deletes meanwhile is no more.
+            # Another process may delete it meanwhile.
             with suppress(OSError):
                 if is_digest(path.name) or path.name.startswith(INCOMING):
                     num_bytes = sum(file.stat().st_size for file in path.iterdir())

@@ -1,7 +1,7 @@
-"""The files of adapters in a folder of our own, by digest: nobody else changes them. Blocks; no torch.
+"""Adapter files by digest in a folder that only this application changes. Blocks; no torch.
 
-folder / DIGEST / adapter_config.json, adapter_model.safetensors       for as long as somebody wants it
-folder / .incoming-*                                                   on its way in, not looked at yet, or out
+folder / DIGEST / adapter_config.json, adapter_model.safetensors       kept as long as it is used
+folder / .incoming-*                                                   being copied, not yet checked, or being deleted
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ INCOMING = ".incoming-"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 Fill = Callable[[str], None]
-"""Puts the two files of an adapter into an empty folder."""
+"""Writes the two files of an adapter into an empty folder."""
 
 
 def is_digest(name: str) -> bool:
-    """Tell whether a file's name is that of a content."""
+    """Tell whether a file name is a content digest."""
     return _DIGEST.fullmatch(name) is not None
 
 
 class FileStore:
-    """A folder of adapters. `bring` and `move` are for any thread, the rest for one at a time."""
+    """A folder of adapters. `bring` and `move` are thread-safe; the rest is for one thread at a time."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder)
 
     def bring(self, name: str, fill: Fill) -> str:
-        """Return a new folder with an adapter's files, which is the caller's to keep or to delete.
+        """Return a new folder filled with an adapter's files; the caller owns it and must keep or delete it.
 
         Raises:
             AdapterError: its files cannot be copied; or whatever `fill` raises.
@@ -52,7 +52,7 @@ class FileStore:
         incoming = tempfile.mkdtemp(prefix=INCOMING, dir=self._folder)
         try:
             fill(incoming)
-            # Names of contents outlive a failure of power, and so must what they stand for.
+            # Recorded digests survive a power failure, so their files must as well.
             _sync(incoming)
         except BaseException as error:
             shutil.rmtree(incoming, ignore_errors=True)
@@ -62,7 +62,7 @@ class FileStore:
         return incoming
 
     def keep(self, name: str, incoming: str, shapes: ModuleShapes, max_rank: int) -> AdapterRef:
-        """Check what `bring` has brought, move it to where it stays, and say what it is.
+        """Check a folder from `bring`, move it to its final place and return its reference.
 
         Raises:
             AdapterError: it is malformed, does not fit the base model, or holds numbers that are not finite.
@@ -76,7 +76,7 @@ class FileStore:
         return ref
 
     def move(self, incoming: str, ref: AdapterRef) -> None:
-        """Move what has been checked to where it stays, unless the same content lies there already."""
+        """Move a checked folder to its final place, unless the same content is already there."""
         try:
             os.replace(incoming, ref.path)
         except OSError:
@@ -88,35 +88,35 @@ class FileStore:
                 os.replace(incoming, ref.path)
 
     def is_whole(self, ref: AdapterRef) -> bool:
-        """Tell whether the files of a reference are there and are what it says."""
+        """Tell whether the files of a reference exist and match its digest."""
         try:
             return adapter_digest(ref.path, ref.name) == ref.digest
         except AdapterError:
             return False
 
     def ref(self, name: str, digest: AdapterDigest) -> AdapterRef:
-        """Return the reference of a content that lies here, or will."""
+        """Return the reference for a content that is, or will be, in this folder."""
         return AdapterRef(name=name, path=os.path.join(self._folder, digest), digest=digest)
 
     def has(self, ref: AdapterRef) -> bool:
-        """Tell whether a reference is to files of this folder."""
+        """Tell whether a reference points into this folder."""
         return os.path.dirname(ref.path) == self._folder
 
     def find(self, ref: AdapterRef) -> AdapterRef | None:
-        """Return the reference of a content that lies here, None where it does not."""
+        """Return the reference to a content in this folder, or None if it is not here."""
         found = self.ref(ref.name, ref.digest)
         return found if is_digest(ref.digest) and os.path.isdir(found.path) else None
 
     def unused(self, used: Collection[str]) -> list[AdapterRef]:
-        """Return the contents that lie here and whose digests are none of those that are used."""
+        """Return the contents in this folder whose digests are not in `used`."""
         names = os.listdir(self._folder) if os.path.isdir(self._folder) else []
         return [self.ref(name[:12], AdapterDigest(name)) for name in names if is_digest(name) and name not in used]
 
     def delete(self, ref: AdapterRef) -> None:
-        """Delete a content of this folder; others are left alone."""
+        """Delete a content of this folder; ignore references to anywhere else."""
         if not self.has(ref):
             return
-        # It goes at once and as a whole: a process that dies on the way leaves no part that would pass for it.
+        # Rename first, so that a process that dies meanwhile leaves no partial content under the digest.
         going = os.path.join(self._folder, f"{INCOMING}{ref.digest}")
         shutil.rmtree(going, ignore_errors=True)
         with suppress(OSError):
@@ -124,13 +124,13 @@ class FileStore:
         shutil.rmtree(going, ignore_errors=True)
 
     def clear(self) -> None:
-        """Delete what processes that died have left on its way; nobody may be bringing anything."""
+        """Delete incoming folders left by processes that died; nobody may be in `bring` meanwhile."""
         for left in Path(self._folder).glob(f"{INCOMING}*"):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def copy_from(name: str, path: str) -> Fill:
-    """Return what copies the adapter in a folder, and raises AdapterError where one of its files may not be read."""
+    """Return a `Fill` that copies the adapter in a folder and raises AdapterError if a file may not be read."""
 
     def fill(target: str) -> None:
         refuse_pickle(name, path)
@@ -144,7 +144,7 @@ def copy_from(name: str, path: str) -> Fill:
 
 
 def _sync(folder: str) -> None:
-    """Wait until the content of a folder's files is on the disk; their names follow with a store's next change."""
+    """Flush the content of a folder's files to disk; their names follow with a store's next change."""
     for entry in os.scandir(folder):
         descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
         try:

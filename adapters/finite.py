@@ -1,4 +1,4 @@
-"""Are all numbers of an adapter finite? Told from its bytes, without torch: the registry's process has none."""
+"""Check from the raw bytes that an adapter's numbers are finite, without torch: the registry's process has none."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Opens the files of an adapter's folder: regular files under that folder and nothing else. Standard library only.
+"""Open the files of an adapter's folder: only regular files under that folder. Standard library only.
 
-A snapshot in the hub's cache is a folder of links, to files beside it:
+A snapshot in the hub's cache is a folder of links to files outside it:
 
     models--ORG--NAME / snapshots / COMMIT / adapter_config.json -> ../../blobs/HASH
 """
@@ -53,14 +53,14 @@ def open_under(name: str, folder: str, file: str) -> Iterator[BinaryIO]:
 
 
 def _blobs_of(root: str) -> tuple[str, ...]:
-    """Return where links of a resolved folder may lead beside itself: nowhere unless it is a snapshot of the hub."""
+    """Return where links of a resolved folder may lead outside it: nowhere unless it is a snapshot of the hub."""
     repository, snapshots = os.path.split(os.path.dirname(root))
     is_snapshot = snapshots == "snapshots" and os.path.basename(repository).startswith("models--")
     return (os.path.join(repository, "blobs"),) if is_snapshot else ()
 
 
 def read_config_bytes(name: str, folder: str) -> bytes:
-    """Return adapter_config.json as it lies there.
+    """Return the bytes of adapter_config.json.
 
     Raises:
         AdapterError: as `open_under`, or it is longer than `MAX_CONFIG_BYTES`.
@@ -73,7 +73,7 @@ def read_config_bytes(name: str, folder: str) -> bytes:
 
 
 def read_part(name: str, folder: str, file: str, offset: int) -> bytes:
-    """Return up to `PART_BYTES` of one of an adapter's files from an offset on, none at its end.
+    """Return up to `PART_BYTES` of one of an adapter's files from an offset on, empty at its end.
 
     Raises:
         AdapterError: as `open_under`.
@@ -84,10 +84,10 @@ def read_part(name: str, folder: str, file: str, offset: int) -> bytes:
 
 
 def refuse_pickle(name: str, folder: str) -> None:
-    """Refuse a folder whose tensors are pickled, before anything of it is opened.
+    """Refuse a folder whose tensors are pickled, before any of its files is opened.
 
     Raises:
-        AdapterError: there is no safetensors file, but one that only unpickling could read.
+        AdapterError: there is no safetensors file, but a pickle.
     """
     if os.path.lexists(os.path.join(folder, TENSOR_FILE)):
         return

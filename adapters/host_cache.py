@@ -1,6 +1,6 @@
-"""Adapters in host memory: loaded by threads of its own, least recently used out first, failures remembered a while.
+"""LRU cache of adapters in host memory, loaded by its own thread pool; failures are remembered for a while.
 
-Knows nothing of devices. Callers ask (`request`) and look (`get`); nothing waits.
+Knows nothing of devices. Callers start a load (`request`) and poll (`get`); neither blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from adapters.weights import AdapterWeights
 _logger = logging.getLogger(__name__)
 
 PASSING_S = 1.0
-"""How long it is remembered that an adapter's files could not be had, once somebody has been told."""
+"""How long a transient failure is still remembered once a caller has read it (`error`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +31,16 @@ class _Failure:
 
 
 class HostCache:
-    """Adapter weights by digest, at most `max_bytes` together. Thread-safe.
+    """Adapter weights by digest, at most `max_bytes` in total. Thread-safe.
 
-    An entry that nobody has got yet keeps its place for `reserve_s`. Loads under way count as much as the mean of the
-    entries, and a request for which they and those that keep their places leave no room is put off until it is
-    repeated, so that a crowd of new adapters cannot push one another out. The bound is met by evicting after a load:
-    it is passed for a moment by the adapters under way.
+    A new entry is reserved until its first `get`, for at most `reserve_s`. A load in progress counts as the mean size
+    of the entries. If loads and reserved entries leave no room for a request, it is ignored and the caller must repeat
+    it, so that many new adapters cannot evict one another. Eviction happens after a load, so the adapters being loaded
+    may briefly exceed the bound.
 
     Args:
-        load: reads one adapter; called on a loader thread; raises AdapterError for an adapter at fault.
-        on_change: called on a loader thread, without locks, when a load has ended in any way.
+        load: reads one adapter; called on a loader thread; raises AdapterError for a faulty adapter.
+        on_change: called on a loader thread, without locks, when a load has succeeded or failed.
         failure_s: how long a failure is remembered before the adapter may be tried again.
     """
 
@@ -65,7 +65,7 @@ class HostCache:
         self._lock = threading.Lock()
         # Least recently used first.
         self._weights_by_digest: OrderedDict[AdapterDigest, AdapterWeights] = OrderedDict()
-        # Those of them that nobody has got yet, by when they were loaded, the oldest first.
+        # Load times of entries that no `get` has returned yet, the oldest first.
         self._loaded_s_by_digest: dict[AdapterDigest, float] = {}
         self._failure_by_digest: dict[AdapterDigest, _Failure] = {}
         self._loading: set[AdapterDigest] = set()
@@ -74,7 +74,7 @@ class HostCache:
         self._threads = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="adapter-load")
 
     def request(self, digest: AdapterDigest) -> None:
-        """Start loading an adapter unless it is here, on its way, has just failed, or must wait for room."""
+        """Start loading an adapter unless it is cached, loading, has just failed, or must wait for room."""
         with self._lock:
             if self._is_closed or digest in self._weights_by_digest or digest in self._loading:
                 return
@@ -84,7 +84,7 @@ class HostCache:
             self._threads.submit(self._run, digest)
 
     def get(self, digest: AdapterDigest) -> AdapterWeights | None:
-        """Return an adapter that is here, and make it the most recently used."""
+        """Return an adapter if it is cached, and make it the most recently used."""
         with self._lock:
             weights = self._weights_by_digest.get(digest)
             if weights is not None:
@@ -93,11 +93,11 @@ class HostCache:
             return weights
 
     def peek(self, digest: AdapterDigest) -> AdapterWeights | None:
-        """Return an adapter that is here; whoever only looks has not got it."""
+        """Return an adapter if it is cached, without changing its reservation or its LRU position."""
         return self._weights_by_digest.get(digest)
 
     def error(self, digest: AdapterDigest) -> str | None:
-        """Return why the last load failed, as long as that is remembered."""
+        """Return why the last load failed, while that is remembered."""
         with self._lock:
             failure = self._failure(digest)
             if failure is None:
@@ -108,14 +108,14 @@ class HostCache:
             return failure.reason
 
     def passes(self, digest: AdapterDigest) -> bool:
-        """Tell whether what `error` tells is no fault of the adapter's and may soon be over."""
+        """Tell whether the failure that `error` returns is transient and not the adapter's fault."""
         with self._lock:
             failure = self._failure(digest)
             return failure is not None and failure.passes
 
     def fail(self, digest: AdapterDigest, reason: str, *, passes: bool = False) -> None:
-        """Remember for a while that an adapter cannot be used, with one sentence for the client."""
-        # Also of one that passes: who waits for the adapter asks between steps, and one may take seconds.
+        """Remember for `failure_s` that an adapter cannot be used; `reason` is one sentence for the client."""
+        # The same for a transient failure: waiting requests poll between steps, and a step may take seconds.
         until_s = self._clock() + self._failure_s
         with self._lock:
             self._loading.discard(digest)
@@ -127,12 +127,12 @@ class HostCache:
             self._failure_by_digest.pop(digest, None)
 
     def drop(self, digest: AdapterDigest) -> int:
-        """Let go of an adapter, if it is here; return its bytes."""
+        """Remove an adapter, if it is cached; return the bytes freed."""
         with self._lock:
             return self._remove(digest)
 
     def places(self) -> dict[AdapterDigest, str]:
-        """Return "host" for each adapter that is here and "loading" for each on its way."""
+        """Return "host" for each cached adapter and "loading" for each load in progress."""
         with self._lock:
             return dict.fromkeys(self._loading, "loading") | dict.fromkeys(self._weights_by_digest, "host")
 
@@ -148,7 +148,7 @@ class HostCache:
         return len(self._weights_by_digest)
 
     def close(self) -> None:
-        """Drop everything and end the threads once the loads under way are done; idempotent."""
+        """Drop everything and end the threads once the loads in progress are done; idempotent."""
         with self._lock:
             self._is_closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -159,7 +159,7 @@ class HostCache:
             self._num_bytes = 0
 
     def _run(self, digest: AdapterDigest) -> None:
-        """Load one adapter on a loader thread. This is the thread's border: no exception may pass it unseen."""
+        """Load one adapter on a loader thread. The thread ends here: no exception may escape unlogged."""
         try:
             weights = self._load(digest)
         except AdapterError as error:
@@ -182,7 +182,7 @@ class HostCache:
             self._evict(keep=digest)
 
     def _evict(self, keep: AdapterDigest) -> None:
-        """Evict the least recently used until the bound holds, or only the newest and the reserved are left."""
+        """Evict in LRU order until the bound holds, or only `keep` and reserved entries are left; the lock is held."""
         reserved = self._reserved()
         for digest in list(self._weights_by_digest):
             if self._num_bytes <= self._max_bytes:
@@ -191,7 +191,7 @@ class HostCache:
                 self._remove(digest)
 
     def _remove(self, digest: AdapterDigest) -> int:
-        """Let go of an entry, if there is one; return its bytes."""
+        """Remove an entry, if there is one; return the bytes freed; the lock is held."""
         weights = self._weights_by_digest.pop(digest, None)
         self._loaded_s_by_digest.pop(digest, None)
         freed = 0 if weights is None else weights.num_bytes
@@ -199,10 +199,10 @@ class HostCache:
         return freed
 
     def _has_room(self) -> bool:
-        """Tell whether one more adapter finds room beside those that may not be evicted."""
+        """Tell whether one more adapter fits beside the loads and the reserved entries; the lock is held."""
         num_loading, num_entries = len(self._loading), len(self._weights_by_digest)
         if not num_entries:
-            # How much each takes is known with the first of them.
+            # No entry yet from which to estimate the size of a load.
             return num_loading < self._num_threads
         reserved = self._reserved()
         if not reserved and not num_loading:
@@ -211,7 +211,7 @@ class HostCache:
         return kept_bytes + (num_loading + 1) * self._num_bytes / num_entries <= self._max_bytes
 
     def _reserved(self) -> Collection[AdapterDigest]:
-        """Return the entries that nobody has got yet and that are not old; the lock is held."""
+        """Return the entries loaded within `reserve_s` that no `get` has returned yet; the lock is held."""
         now_s = self._clock()
         while self._loaded_s_by_digest:
             digest, loaded_s = next(iter(self._loaded_s_by_digest.items()))
@@ -221,7 +221,7 @@ class HostCache:
         return self._loaded_s_by_digest.keys()
 
     def _failure(self, digest: AdapterDigest) -> _Failure | None:
-        """Return a failure that is still remembered; the lock is held."""
+        """Return the failure if it is still remembered; the lock is held."""
         failure = self._failure_by_digest.get(digest)
         if failure is not None and failure.until_s <= self._clock():
             del self._failure_by_digest[digest]

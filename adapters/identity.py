@@ -1,6 +1,6 @@
-"""What an adapter is: the digest of its tensors and its canonical configuration. Names are aliases of digests.
+"""Identity of an adapter: the digest of its tensors and its canonical configuration. Names are aliases of digests.
 
-Pure: standard library only. A reload of changed files is a new digest, so that nothing keyed by it can be stale.
+Pure: standard library only. Changed files have a new digest, so nothing keyed by a digest can be stale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AdapterDigest = NewType("AdapterDigest", str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRef:
-    """One declared adapter: the alias that clients use, where its files lie, and what it is.
+    """One declared adapter: its alias for clients, the folder of its files, and its digest.
 
     Attributes:
         name: public model name; matches `^[A-Za-z0-9._-]{1,128}$`.
@@ -37,7 +37,7 @@ class AdapterRef:
 
 
 def adapter_digest(folder: str, name: str | None = None) -> AdapterDigest:
-    """Return the identity of the adapter in a folder; `name` is what errors call it, by default the folder's name.
+    """Return the digest of the adapter in a folder; `name` is used in errors, by default the folder's name.
 
     Raises:
         AdapterError: a file is missing, leads out of the folder, or is not what it claims to be.
@@ -47,14 +47,14 @@ def adapter_digest(folder: str, name: str | None = None) -> AdapterDigest:
 
 
 Check = Callable[[str, LoraConfig, Mapping[str, TensorEntry]], object]
-"""Refuses an adapter, given its name, configuration and what its header tells, by an AdapterError."""
+"""Called with an adapter's name, configuration and header entries; raises AdapterError to refuse it."""
 
 
 def read_adapter(name: str, folder: str, check: Check | None = None) -> tuple[LoraConfig, TensorFile]:
-    """Return the configuration and the tensors of the adapter in a folder; `name` is what errors call it.
+    """Return the configuration and the tensors of the adapter in a folder; `name` is used in errors.
 
     Args:
-        check: called before any number is read.
+        check: called before any tensor data is read.
 
     Raises:
         AdapterError: a file is missing, leads out of the folder, is not what it claims to be, or `check` raises it.
@@ -65,16 +65,16 @@ def read_adapter(name: str, folder: str, check: Check | None = None) -> tuple[Lo
 
 
 def content_digest(config: LoraConfig, tensors: TensorFile) -> AdapterDigest:
-    """Return the identity of an adapter's content."""
+    """Return the digest of an adapter's content."""
     return DigestStream(config, tensors.entry_by_name).over(tensors.data)
 
 
 class DigestStream:
-    """What is digested of the adapters that differ in their numbers only: all but the numbers, and where those go.
+    """The digest input shared by adapters that differ only in tensor data: all other bytes, and where the data goes.
 
-    The configuration counts only as far as it changes the result (rank, alpha and their patterns, in their order, and
-    rsLoRA); what the adapter targets is told by its tensors. Every item carries a type tag and its length, so that no
-    two different contents make the same stream of bytes.
+    Of the configuration only what changes the result is included (rank, alpha and their patterns, in order, and
+    rsLoRA); the tensor names tell the targets. Every item carries a type tag and its length, so that no two different
+    contents make the same stream of bytes.
     """
 
     def __init__(self, config: LoraConfig, entry_by_name: Mapping[str, TensorEntry]) -> None:
@@ -97,7 +97,7 @@ class DigestStream:
         self._rest = b"".join(items)
 
     def over(self, data: bytes | bytearray) -> AdapterDigest:
-        """Return the digest with the numbers that lie in a file's data."""
+        """Return the digest for the tensor data of a file."""
         stream, view = hashlib.sha256(), memoryview(data)
         for before, start, end in self._pieces:
             stream.update(before)

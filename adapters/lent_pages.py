@@ -1,6 +1,6 @@
-"""Pages of memory that somebody lends to adapters: which are free, and which loan could be ended.
+"""Pages of memory lent to adapters: which are free, and which loan could be ended.
 
-A loan is a run of blocks of a cache, and the same number of pages each. Pure: standard library only.
+A loan is a run of KV cache blocks, divided into pages. Pure: standard library only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Page(NamedTuple):
-    """One page: the loan that it belongs to, and its number there."""
+    """One page: the loan that it belongs to, and its index there."""
 
     run: range
     number: int
@@ -25,16 +25,16 @@ class LentPages:
 
     @property
     def num_free(self) -> int:
-        """Pages that no adapter lies in."""
+        """Number of pages that no adapter uses."""
         return sum(map(len, self._free_by_run.values()))
 
     def add(self, run: range, num_pages: int) -> None:
-        """Take over the pages of a loan."""
+        """Add the pages of a loan, all free."""
         self._free_by_run[run] = list(range(num_pages))
         self._count_by_run[run] = num_pages
 
     def take(self, count: int) -> tuple[Page, ...]:
-        """Take `count` of the free pages, of which there must be so many; fuller loans first, so that others end."""
+        """Take `count` pages, which must be free, from fuller loans first, so that emptier ones can end."""
         if count > self.num_free:
             raise AssertionError(f"{count} pages are taken where {self.num_free} are free")
         taken: list[Page] = []
@@ -44,17 +44,17 @@ class LentPages:
         return tuple(taken)
 
     def release(self, pages: Iterable[Page]) -> None:
-        """Count pages as free."""
+        """Mark pages as free."""
         for page in pages:
             self._free_by_run[page.run].append(page.number)
 
     def emptiest(self, unless: set[range]) -> range | None:
-        """Return the loan with the most free pages that is not one of `unless`, None for none."""
+        """Return the loan with the most free pages that is not in `unless`, or None if there is none."""
         runs = [run for run in self._free_by_run if run not in unless]
         return max(runs, key=lambda run: len(self._free_by_run[run]), default=None)
 
     def end(self, run: range) -> None:
-        """Forget a loan, all pages of which must be free."""
+        """Remove a loan; all its pages must be free."""
         free, count = self._free_by_run.pop(run), self._count_by_run.pop(run)
         if len(free) < count:
             raise AssertionError("a loan ends with an adapter in it")

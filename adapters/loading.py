@@ -1,7 +1,7 @@
-"""From an adapter's folder to its weights in host memory: read, identify, fit to the base, lay out, check.
+"""Load an adapter from its folder into host memory: read, verify the digest, fit to the base, lay out, check.
 
-Adapters of one recipe differ in their numbers only. What follows from configuration and header is therefore worked out
-once for all of them, and each costs its bytes.
+Adapters trained by one recipe differ only in tensor data. What follows from configuration and header is therefore
+computed once per recipe, and each further adapter only costs reading its data.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawPro
 
 _TORCH_DTYPE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ROWS_AT_ONCE = 1024
-"""Of a weight and its low-rank change that are multiplied out to measure their columns."""
+"""Rows of a weight and its low-rank update that are materialized at once to compute norms."""
 
 BaseTensors = Callable[[str], torch.Tensor]
-"""Returns a tensor of the base by its name in the checkpoint, as the engine computes with it."""
+"""Returns a tensor of the base by its checkpoint name, with the values that the engine computes with."""
 
 
 LayOut = Callable[[RawAdapter], AdapterWeights]
-"""Gives an adapter the form in which the device multiplies by it."""
+"""Converts an adapter to the layout that the device multiplies with."""
 
 MAX_RECIPES = 32
 MAX_RECIPE_BYTES = 1 << 20
-"""Of configuration and header; larger ones are worked out each time."""
+"""Bound on configuration plus header; larger recipes are not cached."""
 
 
 class _Recipe:
-    """What adapters of one configuration and one header have in common; fits the base."""
+    """What adapters with the same configuration and header share; validated against the base."""
 
     def __init__(
         self, config_bytes: bytes, header: bytes, data_bytes: int, *, shapes: ModuleShapes, max_rank: int
@@ -55,12 +55,12 @@ class AdapterLoader:
     """Loads adapters for one base, from disk into host memory; safe on any thread.
 
     Args:
-        shapes: what of the base takes an adapter.
+        shapes: the modules of the base that take an adapter.
         dtype: of the engine's activations.
-        widths: of modules that are several in one: the outputs of those that the device multiplies by.
-        base: asked only for an adapter whose effect depends on the base's weights.
-        norm_offset: what the decoder adds to the weights of norms that a checkpoint has.
-        lay_out: called on the thread that loads.
+        widths: for fused modules, the output widths of the parts that the device multiplies separately.
+        base: called only for an adapter whose effect depends on the base's weights.
+        norm_offset: what the decoder adds to a checkpoint's norm weights.
+        lay_out: called on the loading thread.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class AdapterLoader:
             ref.name, ref.path, lambda header, data_bytes: self._recipe(ref.name, config_bytes, header, data_bytes)
         )
         if recipe.digest.over(data) != ref.digest:
-            # Serving other content under this digest would make every cache that is keyed by it lie.
+            # Serving other content under this digest would corrupt every cache that is keyed by it.
             raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
         tensors = TensorFile(entry_by_name=recipe.entry_by_name, data=data)
         reading = _Reading(ref.name, tensors, recipe.shapes, self._dtype, self._read_base, self._norm_offset)
@@ -104,7 +104,7 @@ class AdapterLoader:
         return weights
 
     def _read_base(self, name: str) -> torch.Tensor:
-        """Return a tensor of the base by the name that an adapter has for its module."""
+        """Return a tensor of the base by the adapter's name for it, which may be a part or a fusion of base modules."""
         module, _, kind = name.rpartition(".")
         parts = [self._base(f"{stored}.{kind}")[rows] for stored, rows in stored_parts(self._shapes, module)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -114,12 +114,12 @@ class AdapterLoader:
         try:
             return (self._known_recipe if is_small else self._make_recipe)(config_bytes, header, data_bytes)
         except AdapterError as error:
-            # A recipe is nobody's in particular.
+            # A recipe is shared, so its errors lack the adapter's name.
             raise AdapterError(name, error.reason) from None
 
 
 class _Reading:
-    """One adapter's way from the file to its matrices."""
+    """Builds one adapter's matrices from its file."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _Reading:
                 changed = self._linear_columns(layout, None)
             if layout.weight is not None and key[1].endswith("norm"):
                 own, old = self._tensor(layout.weight).float(), self._base(f"{layout.module}.weight").float()
-                # Of weights that are 0 and stay so as well.
+                # Also where both are 0, which would give NaN.
                 ratio = ((own + self._norm_offset) / (old + self._norm_offset)).masked_fill_(own == old, 1.0)
                 changed = Columns(gain=ratio, shift=torch.zeros_like(ratio))
             elif layout.weight is not None:
@@ -168,14 +168,14 @@ class _Reading:
         return RawAdapter(projections=projections, dtype=self._dtype, extras=Extras(columns=columns, matrices=matrices))
 
     def _lengths(self, layout: ModuleLayout, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Return by how much DoRA scales each column: magnitude / |W + scaling B A|, [out] float32.
+        """Return DoRA's scale of each column: magnitude / |W + scaling B A|, [out] float32.
 
         Source: Liu et al., "DoRA" (2024, arXiv 2402.09353, section 4).
         """
         assert layout.magnitude is not None
         weight, a = self._base(f"{layout.module}.weight"), a.float() * layout.scaling
         if layout.module == EMBEDDING:
-            # It lies [vocabulary, hidden], and its columns are those of what it gives.
+            # Stored [vocabulary, hidden]: the norms are over the vocabulary, one per hidden dimension.
             squares = torch.zeros(weight.shape[1])
             for at in range(0, len(weight), ROWS_AT_ONCE):
                 part = slice(at, at + ROWS_AT_ONCE)
@@ -190,7 +190,7 @@ class _Reading:
         return self._tensor(layout.magnitude).float() / torch.cat(norms)
 
     def _linear_columns(self, layout: ModuleLayout, gain: torch.Tensor | None) -> Columns | None:
-        """Return what becomes of the output of the base, which has the base's bias in it; None where nothing does."""
+        """Return the change of the base's output, which includes the base's bias; None if there is none."""
         if gain is None and layout.bias is None and layout.lora_bias is None:
             return None
         bias = f"{layout.module}.bias"
@@ -203,7 +203,7 @@ class _Reading:
         return Columns(gain=gain, shift=shift)
 
     def _check_base(self, layout: ModuleLayout) -> None:
-        """Refuse an adapter that was made for other embeddings than the base's."""
+        """Refuse an adapter that was trained with other embedding weights than the base's."""
         if layout.base_weight is None:
             return
         saved, own = self._tensor(layout.base_weight).to(self._dtype), self._base(f"{layout.module}.weight")
@@ -224,7 +224,7 @@ def _tensor(tensors: TensorFile, entry: TensorEntry) -> torch.Tensor:
 
 
 def _find_not_finite(tensors: TensorFile, layouts: Mapping[tuple[int, str], ModuleLayout], dtype: torch.dtype) -> str:
-    """Name the tensor to blame."""
+    """Return the reason: the tensor that is not finite, or what overflows."""
     for name, entry in tensors.entry_by_name.items():
         if not _tensor(tensors, entry).isfinite().all():
             return f"tensor {name!r} holds NaN or infinity"

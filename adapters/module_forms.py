@@ -1,9 +1,9 @@
-"""Projections that are modules of their own in the base and one in an adapter, or the reverse; only names differ.
+"""Projections that are separate in the base and fused in an adapter, or the reverse; only the names differ.
 
-    self_attn.qkv_proj  [ q | k | v ]     mlp.gate_up_proj  [ gate | up ]     outputs, one below the other
+    self_attn.qkv_proj  [ q | k | v ]     mlp.gate_up_proj  [ gate | up ]     output rows, concatenated
 
-An adapter of Phi-3 may have been trained on a checkpoint in which its projections were taken apart, or be served by
-one. Standard library only.
+A Phi-3 adapter may have been trained on, or be served by, a checkpoint whose projections were split. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PARTS = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj
 
 
 def part_widths(shapes: Shapes) -> dict[str, dict[str, int]]:
-    """Return the outputs of each part of what may be one module, by the name of that; those of all layers are equal."""
+    """Return the output width of each part of a fusible module, by the fused name; only if equal in all layers."""
     found: dict[str, dict[str, int]] = {}
     for joined, parts in PARTS.items():
         block, _, name = joined.partition(".")
@@ -28,7 +28,7 @@ def part_widths(shapes: Shapes) -> dict[str, dict[str, int]]:
 
 
 def fitted(shapes: Shapes, modules: Iterable[str]) -> Shapes:
-    """Return the base's shapes by an adapter's own names, where it has others for projections than the base has."""
+    """Return the base's shapes under the adapter's module names, where it fuses or splits projections differently."""
     unknown = [module for module in modules if module not in shapes]
     if not unknown:
         return shapes
@@ -48,7 +48,11 @@ def fitted(shapes: Shapes, modules: Iterable[str]) -> Shapes:
 
 
 def stored_parts(shapes: Shapes, module: str) -> list[tuple[str, slice]]:
-    """Return of which modules of the base one of `fitted` consists, and which rows of their outputs."""
+    """Return the base modules, and the slice of their output rows, that make up a module of `fitted`.
+
+    Raises:
+        KeyError: the module is neither the base's nor a fused module or part of one.
+    """
     if module in shapes:
         return [(module, slice(None))]
     at, _, name = module.rpartition(".")
@@ -64,7 +68,7 @@ def stored_parts(shapes: Shapes, module: str) -> list[tuple[str, slice]]:
 
 
 def _blocks(shapes: Shapes, block: str, names: tuple[str, ...]) -> list[str]:
-    """Return the modules `model.layers.N.BLOCK` that have one of some names."""
+    """Return the blocks `model.layers.N.BLOCK` that contain a module of one of these names."""
     ends = tuple(f".{block}.{name}" for name in names)
     return list(dict.fromkeys(module.rpartition(".")[0] for module in shapes if module.endswith(ends)))
 
@@ -80,7 +84,7 @@ def _widths_at(shapes: Shapes, at: str, name: str, parts: tuple[str, ...]) -> di
         return dict.fromkeys(parts, whole[1] // 2)
     if output is None:
         return None
-    # What attention gives is as wide as its queries.
+    # The input of o_proj is as wide as the queries.
     rest = whole[1] - output[0]
     return {parts[0]: output[0], parts[1]: rest // 2, parts[2]: rest // 2} if rest > 0 and rest % 2 == 0 else None
 

@@ -1,8 +1,8 @@
-"""The regular expressions of one adapter's configuration: they mean what they mean to PEFT, within a bound of time.
+"""The regular expressions of one adapter's configuration, matched as PEFT does but in bounded time.
 
-PEFT matches by Python's `re`, which backtracks, for ever where a pattern wants it, and stops the whole process
-meanwhile. What is more than a name is therefore matched by the `regex` package, which takes a limit and lets other
-threads run. It is imported for that only: a machine that has the engine without the server may lack it.
+PEFT uses Python's `re`, which may backtrack without end and blocks the whole process meanwhile. A pattern that is more
+than a plain name is therefore matched by the `regex` package, which takes a timeout and lets other threads run. It is
+imported only then: an installation with the engine but without the server may lack it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 MAX_PATTERN_CHARS = 4096
 MAX_UNROLLED_CHARS = 100_000
-"""Of a pattern, times all its counts in braces: compiled, repeats of repeats are written out."""
+"""Bound on a pattern's length times all its brace counts: compilation unrolls nested repeats."""
 MAX_PATTERNS_S = 0.5
-"""Of this thread, to compile and match what is more than a name; PEFT's own take microseconds a module."""
+"""Thread CPU time to compile and match patterns other than names; typical PEFT ones take microseconds a module."""
 NUM_TRIES = 8
 
 WHOLE_NAME = "{}"
 END_OF_NAME = r"(.*\.)?({})"
 LAYER = r"(?:(?:^|.*?\.){}\.(?P<idx>\d+)\.).*"
-"""What PEFT makes of a pattern, each to match a whole name with."""
+"""How PEFT wraps a pattern; each form must match a whole name."""
 
 _NAME = re.compile(r"\^?(?:[\w.]|\\\.){1,256}\$?")
 _COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}|\{,(\d+)\}")
 
 
 class Patterns:
-    """All patterns of one adapter, whose name is what errors call it. For one thread at a time."""
+    """All patterns of one adapter; `name` is used in errors. For one thread at a time."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,16 +42,16 @@ class Patterns:
         self._compiled: dict[tuple[str, str], re.Pattern[str] | regex.Pattern[str]] = {}
 
     def add(self, field: str, form: str, pattern: str) -> None:
-        """Compile a pattern that is to be used in one of the forms above.
+        """Compile a pattern for use in one of the forms above; `field` is named in errors.
 
         Raises:
-            AdapterError: it is no regular expression, or would take too much.
+            AdapterError: it is not a regular expression, is too long, repeats too often, or takes too long to compile.
         """
         if len(pattern) > MAX_PATTERN_CHARS:
             raise AdapterError(self._name, f"{field} has a pattern longer than {MAX_PATTERN_CHARS} characters")
         unescaped = re.sub(r"\\.", "_", pattern, flags=re.DOTALL)
         counts = [max(1, int(count)) for found in _COUNT.findall(unescaped) for count in found if count]
-        # Any other brace begins a syntax that is `regex`'s own.
+        # Any other brace starts syntax specific to `regex`.
         if "{" in _COUNT.sub("", unescaped) or len(pattern) * math.prod(counts) > MAX_UNROLLED_CHARS:
             raise AdapterError(self._name, f"{field} has a pattern with braces that hold no counts or too high ones")
         started_s = time.thread_time()
@@ -64,7 +64,7 @@ class Patterns:
             self._spend(started_s)
 
     def match(self, form: str, pattern: str, module: str) -> re.Match[str] | regex.Match[str] | None:
-        """Match a module's name by a pattern that was added for this form.
+        """Match a module's name against a pattern that was added for this form.
 
         Raises:
             AdapterError: the patterns of this adapter have taken too long.
@@ -77,7 +77,7 @@ class Patterns:
             try:
                 return compiled.fullmatch(module, timeout=self._left_s)
             except TimeoutError:
-                # Its limit is of the time of all threads: where others have had most of it, this one tries again.
+                # The timeout counts the CPU time of all threads; if others used most of it, try again.
                 continue
             finally:
                 self._spend(started_s)
@@ -93,7 +93,7 @@ class Patterns:
 
 
 def _compile(text: str, *, is_name: bool) -> re.Pattern[str] | regex.Pattern[str]:
-    """Compile what is a regular expression to Python, and what is more than a name by `regex`."""
+    """Compile by `re`, which checks the syntax, and also by `regex` unless the pattern is a plain name."""
     compiled = re.compile(text)
     if is_name:
         return compiled

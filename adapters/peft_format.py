@@ -1,6 +1,6 @@
-"""PEFT's LoRA format: adapter_config.json, and the names of tensors. Standard library only; knows no tensors, no base.
+"""PEFT's LoRA format: adapter_config.json and tensor names. Standard library only; knows no tensors and no base.
 
-Fields that change what the adapter computes are understood or refused by name; fields of training are passed over.
+Fields that change what the adapter computes are supported or refused by name; training fields are ignored.
 Source: `LoraConfig`, `check_target_module_exists` and `get_pattern_key` of huggingface/peft 0.21.
 """
 
@@ -26,39 +26,39 @@ _UNDERSTOOD = frozenset({
     "layers_to_transform", "layers_pattern", "bias", "lora_bias", "use_dora", "modules_to_save", "ensure_weight_tying",
     "target_parameters", "peft_version",
 })  # fmt: skip
-# These initialisations change the base model's own weights, and the saved matrices only fit the changed ones.
+# These initializations change the base model's own weights, and the saved matrices only fit the changed ones.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
-# Some converters leave out the prefix; vLLM takes what they make.
+# Some converters omit the prefix; vLLM accepts their output.
 _TENSOR_NAME = re.compile(
     r"(?:base_model\.model\.)?(?P<module>(?:model|language_model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
     r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]|(?:base_layer\.)?(?:bias|weight))"
 )
 _CLASSIFIER = re.compile(r"(?:base_model\.model\.)?(?P<head>score|classifier|qa_outputs|v_head|value_head)\.")
-"""What an adapter has for another task than to generate (PEFT's `SEQ_CLS`, `TOKEN_CLS`; rewards)."""
+"""Heads of adapters for tasks other than generation (PEFT's `SEQ_CLS`, `TOKEN_CLS`; reward models)."""
 _WHOLE = ("", "")
 _BY_BEGINNING = {
-    # Trained on the decoder alone (`AutoModel`, as for vectors).
+    # Trained on the decoder alone (`AutoModel`, as for embedding models).
     **dict.fromkeys(("layers.", "embed_tokens.", "norm."), ("", "model.")),
-    # On a model that sees, of which the decoder is a part: now, and in transformers before 4.52.
+    # Trained on a vision-language model: current transformers, and before 4.52.
     "model.language_model.": ("model.language_model.", "model."),
     "language_model.": ("language_model.", ""),
 }
-"""What modules' names have in front, and what those of a whole decoder have there, by how they begin."""
+"""Start of a tensor name -> (prefix of the adapter's module names, prefix of the same modules in a whole decoder)."""
 _LAYER_MODULE = re.compile(
     r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
     r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?:self_attn\.)?(?P<norm>[a-z_]*norm))"
 )
 _ANY_LAYER = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 WHOLE_MODEL = -1
-"""Where other modules have the index of their layer, those that the model has once have this."""
+"""Used instead of a layer index for modules that occur once in the model."""
 EMBEDDING = "model.embed_tokens"
 _MODEL_MODULES = {EMBEDDING: "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
 
 STACKED_PARAMETERS = ("gate_up_proj", "down_proj")
-"""Of all experts at once, in the order in which their module has them; other parameters take no adapter."""
+"""Stacked parameters of all experts, in the order in which their module holds them; no others take an adapter."""
 _LINEAR_ENDS = ("_proj", ".w1", ".w2", ".w3")
-"""Of the names of linear modules; the latter are Mixtral's."""
+"""Suffixes of the names of linear modules; `.w1` to `.w3` are Mixtral's."""
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:[.a-z+].*)?", re.DOTALL)
 
 _Value = TypeVar("_Value", int, float)
@@ -68,26 +68,26 @@ MAX_PATTERNS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """What adapter_config.json says of the computation.
+    """The fields of adapter_config.json that affect the computation.
 
     Attributes:
-        rank: of modules that `rank_pattern` does not name.
-        alpha: of modules that `alpha_pattern` does not name.
+        rank: default for modules that `rank_pattern` does not match.
+        alpha: default for modules that `alpha_pattern` does not match.
         use_rslora: scaling is alpha / sqrt(rank) instead of alpha / rank (Kalajdzievski, 2023).
-        rank_pattern, alpha_pattern: regular expressions for the end of a module's name; the first that matches counts.
-        target_modules: names or their ends, one regular expression for whole names, or None for all linear modules.
-        exclude_modules: in the same ways, modules that are no targets; empty for none.
-        target_parameters: parameters that are no module's weight, or their ends: those of all experts at once.
-        peft_version: major and minor of what saved it; None where it does not tell.
+        rank_pattern, alpha_pattern: regular expressions for the end of a module's name; the first match wins.
+        target_modules: names or name suffixes, one regular expression for whole names, or None for all linear modules.
+        exclude_modules: modules that are not targets, in the same forms; empty for none.
+        target_parameters: names or suffixes of parameters that are not a module's weight: stacked expert matrices.
+        peft_version: (major, minor) of the PEFT that saved it; None if not given.
         layers_to_transform: layer indices that a list of `target_modules` is limited to; None for all.
-        layers_pattern: names of the list of layers that those indices count in; empty for any.
-        bias: "none"; "lora_only" and "all" allow biases in place of the base's, of targeted modules or of any.
+        layers_pattern: names of the layer list that those indices refer to; empty for any.
+        bias: "none"; "lora_only" and "all" allow biases that replace the base's, of targeted modules or of any.
         has_lora_bias: B has a bias.
-        has_magnitudes: each targeted module's columns are scaled to learned lengths (DoRA, arXiv 2402.09353).
-        modules_to_save: ends of names of modules that the adapter brings whole.
-        prefixes: what names that patterns and targets are for have in front, and what those of a whole decoder have.
-        ties_weights: what it changes in the embedding is to hold for a tied output matrix as well, and the reverse.
-        patterns: all regular expressions among these, ready to be matched.
+        has_magnitudes: each targeted module's columns are scaled to learned norms (DoRA, arXiv 2402.09353).
+        modules_to_save: name suffixes of modules whose weights the adapter replaces entirely.
+        prefixes: prefix of the names that patterns and targets refer to, and the prefix of a whole decoder.
+        ties_weights: a change of the embedding also applies to a tied output matrix, and the reverse.
+        patterns: all regular expressions among these, compiled.
     """
 
     rank: int
@@ -114,19 +114,19 @@ class LoraConfig:
         return self._first_match(self.rank_pattern, module, self.rank)
 
     def scaling_of(self, module: str) -> float:
-        """Return what B A is multiplied by for a module, given by its full name."""
+        """Return the factor of B A for a module, given by its full name."""
         rank = self.rank_of(module)
         alpha = self._first_match(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def is_saved(self, module: str) -> bool:
-        """Tell whether the adapter is to bring a module, given by its full name, whole."""
+        """Tell whether the adapter is to replace the weight of a module, given by its full name."""
         return any(module.endswith(name) for name in self.modules_to_save)
 
     def has_target(self, module: str) -> bool:
-        """Tell whether a linear module or the embedding, given by its full name, is to have an adapter.
+        """Tell whether a linear module or the embedding, given by its full name, is targeted.
 
-        What is brought whole has none, whatever `target_modules` says.
+        A module in `modules_to_save` is not, whatever `target_modules` says.
         """
         module = self._own_name(module)
         if self.is_saved(module) or self._names(self.exclude_modules, module):
@@ -140,7 +140,7 @@ class LoraConfig:
         return not self.layers_to_transform or self._layer_of(module) in self.layers_to_transform
 
     def has_target_parameter(self, parameter: str) -> bool:
-        """Tell whether a parameter, given by its full name, is to have an adapter."""
+        """Tell whether a parameter, given by its full name, is targeted."""
         return self._names(self.target_parameters, self._own_name(parameter))
 
     def _layer_of(self, module: str) -> int | None:
@@ -152,7 +152,7 @@ class LoraConfig:
         return None if found is None or found["idx"] is None else int(found["idx"])
 
     def _names(self, modules: tuple[str, ...] | str, module: str) -> bool:
-        """Tell whether one regular expression is for a name, or whether it is or ends with one of several."""
+        """Tell whether a name matches the regular expression, or equals or ends with one of the listed names."""
         if isinstance(modules, str):
             return self.patterns.match(WHOLE_NAME, modules, module) is not None
         return any(module == name or module.endswith(f".{name}") for name in modules)
@@ -173,7 +173,7 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
     """Parse the bytes of adapter_config.json.
 
     Raises:
-        AdapterError: not JSON, a field is of a wrong type or out of bounds, or asks for something not supported.
+        AdapterError: not JSON, or a field has a wrong type, is out of bounds, or requests something unsupported.
     """
     try:
         fields = json.loads(content, parse_constant=_refuse_constant)
@@ -188,7 +188,7 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
         raise AdapterError(name, f"bias is {_shown(bias)}, and only 'none', 'all' and 'lora_only' are supported")
     _refuse_base_changing_init(name, fields.get("init_lora_weights"))
     for key in sorted(set(fields) - _IGNORED - _UNDERSTOOD):
-        # PEFT writes every option it knows; one that is off asks for nothing.
+        # PEFT writes every option it knows, including those that are off.
         if fields[key] not in (None, False, [], {}, "", 0):
             raise AdapterError(name, f"{key[:100]} is not supported")
     has_magnitudes, has_lora_bias = _switch(name, fields, "use_dora"), _switch(name, fields, "lora_bias")
@@ -226,13 +226,13 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
 
 
 def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
-    """Split a tensor's name into the module's full name in the base model and what of the module it is.
+    """Split a tensor's name into the module's full name in the base model and the part of the module.
 
-    That is "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "lora_embedding_A" or "_B",
+    The part is "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "lora_embedding_A" or "_B",
     "bias", "weight", or "base_layer.weight".
 
     Raises:
-        AdapterError: the name is none of those that LoRA gives.
+        AdapterError: it is not the name of a LoRA tensor.
     """
     match = _TENSOR_NAME.fullmatch(tensor)
     head = _CLASSIFIER.match(tensor)
@@ -244,12 +244,12 @@ def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
         raise AdapterError(name, f"tensor {tensor[:200]!r} is not one of a LoRA adapter for a decoder")
     own, usual = prefixes_of(tensor)
     module = usual + match["module"].removeprefix(own)
-    # PEFT wraps a module that it targets, whose own bias then lies one level deeper.
+    # PEFT wraps a targeted module, so the module's own bias is one level deeper.
     return module, "bias" if match["part"] == "base_layer.bias" else match["part"]
 
 
 def prefixes_of(tensor: str) -> tuple[str, str]:
-    """Return what a module's name has in front, by one of its tensors, and what it has in a whole decoder."""
+    """Return the prefix of a tensor's module name, and the prefix that replaces it in a whole decoder."""
     name = tensor.removeprefix("base_model.model.")
     return next((prefixes for beginning, prefixes in _BY_BEGINNING.items() if name.startswith(beginning)), _WHOLE)
 
@@ -257,7 +257,7 @@ def prefixes_of(tensor: str) -> tuple[str, str]:
 def parse_module_name(module: str) -> tuple[int, str] | None:
     """Split `model.layers.3.self_attn.q_proj` into (3, "q_proj"); None for a module that takes no adapter.
 
-    Modules that the model has once are of `WHOLE_MODEL` instead of a layer.
+    Modules that occur once in the model have `WHOLE_MODEL` instead of a layer index.
     """
     if module in _MODEL_MODULES:
         return WHOLE_MODEL, _MODEL_MODULES[module]
@@ -346,12 +346,12 @@ def _modules(name: str, field: str, value: object) -> tuple[str, ...] | str:
     names = _strings(value)
     if not names or len(names) > MAX_PATTERNS:
         raise AdapterError(name, f"{field} is neither a string nor a list of 1 to {MAX_PATTERNS} strings")
-    # PEFT keeps a set and writes it in any order.
+    # PEFT keeps a set and writes it in arbitrary order.
     return tuple(sorted(names))
 
 
 def _regex(modules: tuple[str, ...] | str | None) -> tuple[str, ...]:
-    """Return the regular expression that modules are named by, nothing where they are named one by one."""
+    """Return the regular expression for modules, or nothing if they are listed by name."""
     return (modules,) if isinstance(modules, str) else ()
 
 
@@ -374,7 +374,7 @@ def _layers_pattern(name: str, value: object) -> tuple[str, ...]:
 
 
 def _strings(value: object) -> tuple[str, ...]:
-    """Return a list's strings, nothing where it is not a list of strings."""
+    """Return a list's strings, or an empty tuple if it is not a list of strings."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         return ()
     return tuple(value)

@@ -1,6 +1,6 @@
-"""Names of adapters: what they may be, and what lies under them. Standard library only; one namespace with base models.
+"""Adapter names: which are valid, and which content they refer to. Base models share the namespace.
 
-Names come from operators; what a client sends is looked up here and never joined to a path.
+Standard library only. Names come from operators; a name from a client is only looked up, never joined to a path.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class DeclaredNames:
-    """The names that one configuration declares: each stands for one adapter."""
+    """The names that one configuration declares, each for one adapter."""
 
     def __init__(self, base_names: Iterable[str] = ()) -> None:
         self._base_names = frozenset(base_names)
         self._ref_by_name: dict[str, AdapterRef] = {}
 
     def declare(self, ref: AdapterRef) -> AdapterRef:
-        """Add an alias and return it; the same reference again changes nothing.
+        """Add a reference and return it; adding the same one again has no effect.
 
         Raises:
-            AdapterError: the name breaks the rule, is that of a base model, or stands for another adapter.
+            AdapterError: the name is invalid, is a base model's, or is declared for another adapter.
         """
         check_name(ref.name)
         if ref.name in self._base_names:
@@ -41,21 +41,21 @@ def check_name(name: str) -> None:
     """Refuse a name that is not `[A-Za-z0-9._-]{1,128}`, or only dots.
 
     Raises:
-        AdapterError: naming the rule.
+        AdapterError: the name is invalid; the message states the rule.
     """
     if _NAME.fullmatch(name) is None or not name.strip("."):
         raise AdapterError(name[:128], "a name has 1 to 128 letters, digits, dots, underscores or hyphens")
 
 
 Signature = str
-"""Of files: where it is the same, they have not changed."""
+"""Fingerprint of an adapter's file metadata: if it is equal, the files have not changed."""
 
 
 def reference(name: str, folder: str, check: Check | None = None) -> AdapterRef:
-    """Make the reference of the adapter that lies in a folder now, under a name.
+    """Return a reference, under a name, to the adapter that is now in a folder.
 
     Raises:
-        AdapterError: the name breaks the rule, the folder does not hold a readable adapter, or `check` refuses it.
+        AdapterError: the name is invalid, the folder does not hold a readable adapter, or `check` refuses it.
     """
     check_name(name)
     path = os.path.realpath(folder)
@@ -64,13 +64,13 @@ def reference(name: str, folder: str, check: Check | None = None) -> AdapterRef:
 
 
 def reference_in(root: str, name: str, allowed: Sequence[str] = (), check: Check | None = None) -> AdapterRef:
-    """Make the reference of one of the `sub_folders` of a drop-in folder, whose name is the adapter's.
+    """Return a reference to one of the `sub_folders` of a drop-in folder; the sub-folder's name is the adapter's.
 
     Args:
         allowed: further folders that adapters may be loaded from.
 
     Raises:
-        AdapterError: as `reference`, or the sub-folder is a link that leads out of all of them.
+        AdapterError: as `reference`, or the sub-folder is a link that leads out of all these folders.
     """
     check_name(name)
     path = permitted_folder(os.path.abspath(os.path.join(root, name)), (root, *allowed))
@@ -80,7 +80,7 @@ def reference_in(root: str, name: str, allowed: Sequence[str] = (), check: Check
 
 
 def permitted_folder(folder: str, roots: Sequence[str]) -> str | None:
-    """Return the resolved folder that is meant, where it is one of the roots', if only by a link from another."""
+    """Resolve a folder against each root in turn; return it if it is inside any root after links, else None."""
     resolved = [*map(os.path.realpath, roots)]
     for root in resolved:
         try:
@@ -93,7 +93,7 @@ def permitted_folder(folder: str, roots: Sequence[str]) -> str | None:
 
 
 def sub_folders(root: str) -> list[str]:
-    """Return the sub-folders with adapter_config.json, sorted; those whose name begins with a dot are passed over.
+    """Return the names of sub-folders with adapter_config.json, sorted; names that start with a dot are skipped.
 
     Raises:
         AdapterError: there is no such folder.
@@ -108,7 +108,7 @@ def sub_folders(root: str) -> list[str]:
 
 
 def signatures(root: str) -> dict[str, Signature]:
-    """Return the signature of every sub-folder that looks like an adapter.
+    """Return the signature of every sub-folder that has both adapter files.
 
     Raises:
         AdapterError: there is no such folder.
@@ -119,6 +119,6 @@ def signatures(root: str) -> dict[str, Signature]:
             stats = [os.stat(os.path.join(root, name, file)) for file in (CONFIG_FILE, TENSOR_FILE)]
         except OSError:
             continue
-        # Programs set the first of the times as they like, and give numbers of files again.
+        # Programs can set mtime freely, and inode numbers are reused.
         found[name] = " ".join(f"{s.st_mtime_ns} {s.st_ctime_ns} {s.st_size} {s.st_ino}" for s in stats)
     return found

@@ -1,10 +1,10 @@
-"""Adapters that lie elsewhere: fetched from the Hugging Face hub, an object store or a web server.
+"""Remote adapters: fetched from the Hugging Face hub, an object store or a web server.
 
     hf://org/name[@revision][/folder]     s3://bucket/folder     gs://bucket/folder     https://host/folder
 
-Exactly two files are fetched, the configuration and the safetensors, and nothing that is read here is trusted: whoever
-fetches an adapter checks it as one from a folder. Who may read what is decided by the credentials that each library
-finds by itself (`HF_TOKEN`, `AWS_*`, `GOOGLE_APPLICATION_CREDENTIALS`, `.netrc`), never by a request.
+Exactly two files are fetched, the configuration and the safetensors, and neither is trusted: the caller validates the
+result like an adapter from a folder. Access is determined by the credentials that each library finds by itself
+(`HF_TOKEN`, `AWS_*`, `GOOGLE_APPLICATION_CREDENTIALS`, `.netrc`), never by a request.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 READ_TIMEOUT_S = 30.0
-"""Of web servers; the other libraries have bounds of their own."""
+"""For web servers and the hub; the other libraries have their own timeouts."""
 
 _HUB = "hf://"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w.-]+)?", re.ASCII)
-# Neither escapes nor queries, nor the "::" by which fsspec chains one place to another.
+# No escapes, no queries, and no "::", by which fsspec chains locations.
 _PATH = re.compile(r"(?:(?!\.\.?/)(?:[\w.~@+=-]|:(?!:))+/)*", re.ASCII)
 
 
 class SourceError(Exception):
-    """An adapter's source does not answer, or not in time; the message is for a client and names no address."""
+    """An adapter's source fails or is too slow; the message is for a client and contains no address."""
 
 
 class AdapterSources:
     """The places that adapters may be fetched from. Safe on any thread.
 
     Args:
-        prefixes: of URLs, each with its scheme and with a slash at its end.
-        max_bytes: of one adapter's files together.
-        timeout_s: of one fetch; looked at between two reads, which the libraries bound.
+        prefixes: permitted URL prefixes, each with a scheme and a trailing slash.
+        max_bytes: bound on the total size of one adapter's files.
+        timeout_s: bound on one fetch; checked between reads, which have the libraries' own timeouts.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AdapterSources:
         self._clock = clock
 
     def url_of(self, name: str, wanted: str) -> str:
-        """Return the URL that a client means by a URL or by an id of the hub (`org/name`).
+        """Return the URL for a client's URL or hub id (`org/name`).
 
         Raises:
             AdapterError: it is under none of the prefixes, or has a part that could lead out of one.
@@ -71,16 +71,16 @@ class AdapterSources:
         return url.removesuffix("/")
 
     def may_be_hub_id(self, wanted: str) -> bool:
-        """Tell whether what is no folder may be an id of the hub, and some of the hub is permitted."""
+        """Tell whether a string that is not a folder may be a hub id, and some part of the hub is permitted."""
         return _HUB_ID.fullmatch(wanted) is not None and any(prefix.startswith(_HUB) for prefix in self._prefixes)
 
     def fetch(self, name: str, url: str, target: str) -> None:
-        """Fetch the files of the adapter at a URL of `url_of` into an empty folder.
+        """Fetch the files of the adapter at a URL from `url_of` into an empty folder.
 
         Raises:
             AdapterError: there is none, it may not be read, or it is too large.
             SourceError: its source fails or is too slow.
-            OSError: our disk is full.
+            OSError: the local disk is full.
         """
         until_s = self._clock() + self._timeout_s
         left = self._max_bytes
@@ -101,7 +101,7 @@ class AdapterSources:
         except Exception as error:
             if isinstance(error, OSError) and error.errno in FULL_DISK:
                 raise
-            # Every library behind fsspec has errors of its own. They tell addresses: the log gets them, a client none.
+            # Every library behind fsspec has its own errors. They contain addresses, so they are logged, not returned.
             _logger.warning("fetching adapter %r from %s: %r", name, url, error)
             if _is_absent(error):
                 reason = f"its source lacks {CONFIG_FILE} or {TENSOR_FILE}, or this server may not read them"
@@ -112,17 +112,17 @@ class AdapterSources:
 
 
 def _reader(url: str) -> Callable[[str], Iterator[bytes]]:
-    """Return what yields the content of a file of the folder at a URL, in chunks."""
+    """Return a function that yields, in chunks, the content of a named file of the folder at a URL."""
     if url.startswith(_HUB):
         return _hub_reader(url.removeprefix(_HUB))
-    # fsspec would follow a web server's redirects, which lead out of what is permitted.
+    # fsspec would follow a web server's redirects, which may lead out of the permitted prefixes.
     chunks = _chunks_over_http if url.startswith(("http://", "https://")) else _chunks
     return lambda file: chunks(f"{url}/{file}")
 
 
 def _hub_reader(path: str) -> Callable[[str], Iterator[bytes]]:
-    """Read from the hub: from the commit that a revision means now, so that both files are of one."""
-    # Libraries are imported where something is fetched: most servers never do.
+    """Return a reader for the hub, pinned to the revision's current commit so that both files are consistent."""
+    # Import the libraries only for a fetch: most servers never do one.
     from huggingface_hub import HfApi, get_token, hf_hub_url
 
     org, repository, *folders = path.split("/")
@@ -131,7 +131,7 @@ def _hub_reader(path: str) -> Callable[[str], Iterator[bytes]]:
     commit = HfApi().model_info(repository, revision=revision or None, timeout=READ_TIMEOUT_S).sha
 
     def chunks(file: str) -> Iterator[bytes]:
-        # The hub sends those who want large files to where it keeps them.
+        # The hub redirects requests for large files to its storage.
         location = hf_hub_url(repository, "/".join((*folders, file)), revision=commit)
         token = get_token()
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
@@ -148,7 +148,7 @@ def _chunks_over_http(
     headers = {**(headers or {}), "accept-encoding": "identity"}
     with httpx.stream("GET", url, headers=headers, timeout=READ_TIMEOUT_S, follow_redirects=follow_redirects) as answer:
         answer.raise_for_status()
-        # As it comes: whoever reads looks at the clock between two chunks.
+        # Chunks as they arrive: the caller checks its deadline between them.
         yield from answer.iter_raw()
 
 
@@ -161,8 +161,8 @@ def _chunks(url: str) -> Iterator[bytes]:
 
 
 def _is_absent(error: Exception) -> bool:
-    """Tell whether the answer was that there is nothing, or nothing for us."""
-    # ValueError: the hub's client for ids that cannot be.
+    """Tell whether the error means that the file does not exist or may not be read."""
+    # ValueError: the hub's client raises it for invalid ids.
     return isinstance(error, FileNotFoundError | PermissionError | ValueError) or _status(error) in (401, 403, 404, 410)
 
 

@@ -1,4 +1,4 @@
-"""Takes apart the two halves of a product that PEFT has for all experts of a layer at once; see `adapters.experts`."""
+"""Split PEFT's stacked A and B of all experts of a layer; see `adapters.experts`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from adapters.experts import Stack
 
 
 def unstack(a: torch.Tensor, b: torch.Tensor, stack: Stack) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return A [experts, rank, in] and B [experts, out, rank] of what a file has, both contiguous.
+    """Return contiguous A [experts, rank, in] and B [experts, out, rank] from a file's stacked matrices.
 
-    Where gate and up are one matrix, rows of the gate come before those of up, however they stand in the base.
+    Where gate and up are one matrix, the result has the gate's rows before those of up, however the base orders them.
 
     Args:
         a, b: [experts * rank, in] and [out, rank * experts], or, swapped, [experts * rank, out] and [in, rank *

@@ -1,7 +1,7 @@
-"""The names of adapters on disk, in one SQLite file: they outlive every process. Standard library only.
+"""Adapter names persisted in one SQLite file. Standard library only.
 
-One process writes (`deployments.registry.adapter_registry`); its methods are for one thread at a time. A change is
-whole or it is none.
+Only one process opens the store (`deployments.registry.adapter_registry`); its methods are for one thread at a time.
+Every change is atomic.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ CREATE TABLE IF NOT EXISTS build (only INTEGER PRIMARY KEY CHECK (only = 0), val
 
 
 class StoreTakenError(Exception):
-    """Another process has the store.
+    """Another process holds the store.
 
     Attributes:
-        build: see `AdapterStore.build`; of what the other has told.
+        build: the other process's `AdapterStore.build`.
     """
 
     def __init__(self, path: str) -> None:
@@ -53,15 +53,15 @@ class StoreTakenError(Exception):
 
 
 class AdapterStore:
-    """The catalogue in a file, which this object has for itself.
+    """The catalogue in a file, which this object locks exclusively.
 
     Args:
-        path: of the file, which is made with its folder; ":memory:" for one that ends with this object.
-        max_versions: of a name; at least 2.
+        path: of the file; created with its folder if missing; ":memory:" for a store that is not persisted.
+        max_versions: bound on the versions of a name; at least 2.
 
     Raises:
-        StoreTakenError: another process has it.
-        OSError, sqlite3.Error: the file cannot be made or is not one of these.
+        StoreTakenError: another process holds the store.
+        OSError, sqlite3.Error: the file cannot be created or is not an adapter store.
     """
 
     def __init__(self, path: str, *, max_versions: int = 64, clock: Callable[[], float] = time.time) -> None:
@@ -70,7 +70,7 @@ class AdapterStore:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._lock_file = open(f"{path}.lock", "w")  # noqa: SIM115 - held open as long as the store is
             try:
-                # The kernel lets go of it however the process ends.
+                # The kernel releases the lock however the process ends.
                 fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 self._lock_file.close()
@@ -89,14 +89,14 @@ class AdapterStore:
     def add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> int:
         """Make a content the newest version of its name and give it all of the name's traffic; return its number.
 
-        A number stands for one content for ever, also where that was removed.
-        Without traffic it can be asked by its version only until it is routed to, and the split stays as it is: for a
-        new name, empty.
-        The content that the newest version has already stays that version. Where a name has as many versions as it may,
-        the oldest without traffic make room.
+        Numbers are never reused, even after a removal.
+        With `takes_traffic` off, the version is reachable only by its number until it is routed to, and the split is
+        unchanged (empty for a new name).
+        If the newest version already has this content, it keeps its number. If the name is at its limit of versions,
+        the oldest ones without traffic are removed.
 
         Raises:
-            AdapterError: the name breaks the rule, belongs to another base, or has too many versions with traffic.
+            AdapterError: the name is invalid, belongs to another base, or has too many versions with traffic.
         """
         check_name(ref.name)
         with self._change(ref.name) as database:
@@ -122,10 +122,10 @@ class AdapterStore:
         return number
 
     def route(self, name: str, split: Mapping[int, int]) -> None:
-        """Split a name's traffic among versions, by percentages that make 100.
+        """Split a name's traffic among versions, by percentages that sum to 100.
 
         Raises:
-            AdapterError: there is no such name or version, or they do not make 100.
+            AdapterError: there is no such name or version, a percentage is below 1, or they do not sum to 100.
         """
         with self._change(name) as database:
             rows = database.execute("SELECT number FROM version WHERE name = ?", (name,)).fetchall()
@@ -140,7 +140,7 @@ class AdapterStore:
             self._split(database, name, split)
 
     def remove(self, name: str, number: int | None = None) -> None:
-        """Forget a name, or one version of it, whose share the newest that is left takes over.
+        """Remove a name, or one version, whose traffic share goes to the newest remaining version not on trial.
 
         Raises:
             AdapterError: there is no such name or version.
@@ -167,30 +167,30 @@ class AdapterStore:
             self._split(database, name, shares)
 
     def repoint(self, ref: AdapterRef) -> None:
-        """Note where the files of a content of a name lie now."""
+        """Record the current folder of a content of a name."""
         with self._change(ref.name) as database:
             place = (ref.path, ref.name, ref.digest)
             database.execute("UPDATE version SET path = ? WHERE name = ? AND digest = ?", place)
 
     @property
     def build(self) -> str:
-        """What `tell` was given last as that."""
+        """The `build` that was last passed to `tell`."""
         return _build(self._database)
 
     def told(self, name: str) -> str | None:
-        """Return the digest that `tell` noted last of a name."""
+        """Return the digest that `tell` last recorded for a name, if any."""
         row = self._database.execute("SELECT digest FROM told WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
 
     def signatures(self) -> dict[str, Signature]:
-        """Return the signatures that `tell` noted last, by name."""
+        """Return the signatures that `tell` last recorded, by name."""
         return dict(self._database.execute("SELECT name, signature FROM told"))
 
     def tell(self, contents: Iterable[tuple[str, AdapterDigest, Signature]], build: str | None = None) -> None:
-        """Note which contents names have where somebody keeps files for them, and which build told of that.
+        """Record the contents that names have in their source folders, and the build that reported them.
 
         Args:
-            contents: name, digest, and signature of the files, empty where these are not watched.
+            contents: (name, digest, signature of the files); the signature is empty for files that are not watched.
         """
         with self._whole():
             self._database.executemany("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", contents)
@@ -198,11 +198,11 @@ class AdapterStore:
                 self._database.execute("INSERT OR REPLACE INTO build VALUES (0, ?)", (build,))
 
     def catalogue(self) -> Catalogue:
-        """Return all names as they stand, in their order."""
+        """Return the current catalogue, names in sorted order."""
         return self._catalogue
 
     def _entries(self, only: str | None = None) -> dict[str, AdapterEntry]:
-        """Read all names, or one if it is there."""
+        """Read all names, or only one, from the database."""
         where, values = ("", ()) if only is None else ("WHERE name = ?", (only,))
         versions: dict[str, list[AdapterVersion]] = {}
         base_by_name: dict[str, str] = {}
@@ -238,12 +238,12 @@ class AdapterStore:
 
     @contextmanager
     def _change(self, name: str) -> Iterator[sqlite3.Connection]:
-        """Make one transaction of a block that changes one name; it grows the revision by one."""
+        """Run a block that changes one name as one transaction, and increase the revision by one."""
         is_open = self._open_entries is not None
         with self._part() if is_open else self._whole():
             yield self._database
             self._database.execute("UPDATE revision SET value = value + 1")
-        # One name is read again, not all: there may be thousands.
+        # Reread only this name: there may be thousands.
         before = self._catalogue
         entries = dict(before.entries) if self._open_entries is None else self._open_entries
         entries.pop(name, None)
@@ -254,9 +254,10 @@ class AdapterStore:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Make one transaction of all changes of a block, each of which is still whole or none.
+        """Run all changes of a block as one transaction; each of them is still atomic on its own.
 
-        One by one, a thousand of them wait for the disk a thousand times. Nobody else may ask meanwhile.
+        A thousand separate transactions would wait for the disk a thousand times. No other caller may use the store
+        meanwhile.
         """
         before = self._catalogue
         self._open_entries = dict(before.entries)
@@ -275,7 +276,7 @@ class AdapterStore:
 
     @contextmanager
     def _part(self) -> Iterator[None]:
-        """Make a block a part of the transaction that is open, which fails alone."""
+        """Run a block as a savepoint of the open transaction: its failure rolls back only the block."""
         self._database.execute("SAVEPOINT part")
         try:
             yield
@@ -289,14 +290,14 @@ class AdapterStore:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Make one transaction of a block."""
+        """Run a block as one transaction."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._database.execute("COMMIT")
         except BaseException:
-            # SQLite itself ends a transaction that finds the disk full, but not one that fails in every other way; one
-            # that stayed open would refuse each later change.
+            # SQLite ends a transaction by itself on a full disk, but not on every other failure; a transaction left
+            # open would make each later change fail.
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
@@ -306,7 +307,7 @@ class AdapterStore:
         return 0 if row is None else int(row[0])
 
     def _make_room(self, database: sqlite3.Connection, name: str, numbers: Sequence[int]) -> None:
-        """Forget as many versions as are too many for one more; the newest, which may be asked for as that, stays."""
+        """Remove enough versions to make room for one more; keep those with traffic, the newest and `latest`."""
         num_over = max(0, len(numbers) + 1 - self._max_versions)
         rows = database.execute("SELECT number FROM split WHERE name = ?", (name,)).fetchall()
         entry = self._catalogue.entries.get(name)

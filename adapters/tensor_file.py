@@ -1,8 +1,8 @@
-"""Reads a safetensors file without trusting it. Standard library only; knows bytes and shapes, no tensors.
+"""Read an untrusted safetensors file. Standard library only; knows bytes and shapes, no tensors.
 
     | length: 8 bytes, little endian | header: JSON of that length | data |
 
-Nothing is allocated for the data before the header is known to describe exactly the bytes that the file has.
+No memory is allocated for the data until the header is known to describe exactly the bytes in the file.
 Source: the format's description in the README of huggingface/safetensors.
 """
 
@@ -24,12 +24,12 @@ MAX_HEADER_BYTES = 16 << 20
 MAX_FILE_BYTES = 8 << 30
 MAX_DIMENSION = 1 << 31
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-"""Dtypes that LoRA matrices are served from, and bytes of an element."""
+"""Supported dtypes of LoRA matrices -> bytes per element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """One tensor of the header: `start` and `end` (bytes, half-open) count from the beginning of the data."""
+    """One tensor of the header: `start` and `end` (bytes, half-open) are relative to the start of the data."""
 
     name: str
     dtype: str
@@ -56,10 +56,10 @@ def read_tensor_file(
     """Read the folder's adapter_model.safetensors whole.
 
     Args:
-        check: given what the header tells, before any number is read.
+        check: called with the header's entries before any tensor data is read.
 
     Raises:
-        AdapterError: the file is missing, pickled, truncated, its header lies, or `check` raises it.
+        AdapterError: the file is missing, pickled, truncated, its header is wrong, or `check` raises it.
     """
 
     def understand(header: bytes, data_bytes: int) -> dict[str, TensorEntry]:
@@ -73,11 +73,11 @@ def read_tensor_file(
 
 
 def read_with(name: str, folder: str, understand: Callable[[bytes, int], _Understood]) -> tuple[_Understood, bytearray]:
-    """Read the folder's adapter_model.safetensors whole; return what `understand` makes of its header, and its data.
+    """Read the folder's adapter_model.safetensors; return the result of `understand` for its header, and the data.
 
     Args:
-        understand: given the header and the number of bytes behind it, does what `parse_header` does, or did it
-            earlier for the same header; nothing is allocated for the data before it has returned.
+        understand: called with the header and the number of bytes after it; must check the header as `parse_header`
+            does, or have done so earlier for the same header. The data is allocated only after it returns.
 
     Raises:
         AdapterError: the file is missing, pickled or truncated, or `understand` raises it.
@@ -101,10 +101,10 @@ def read_with(name: str, folder: str, understand: Callable[[bytes, int], _Unders
 
 
 def parse_header(name: str, content: bytes, data_bytes: int) -> dict[str, TensorEntry]:
-    """Return the entries of a header, in the order of their places.
+    """Return the entries of a header, in the order of their offsets.
 
     Raises:
-        AdapterError: it is not one, or does not describe exactly the bytes behind it.
+        AdapterError: it is not a valid header, or does not describe exactly the `data_bytes` after it.
     """
     try:
         header = json.loads(content, object_pairs_hook=_refuse_duplicates)

@@ -1,4 +1,4 @@
-"""Does an adapter fit a base model? Decided from the header alone, before a tensor is made. Standard library only."""
+"""Check that an adapter fits a base model, from config and header alone, before any tensor. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from adapters.peft_format import EMBEDDING, WHOLE_MODEL, LoraConfig, parse_modul
 from adapters.tensor_file import TensorEntry
 
 ModuleShapes = Mapping[str, tuple[int, ...]]
-"""What of the base takes an adapter: (in, out) features of its linear modules by full name,
-`model.layers.0.self_attn.q_proj`, of the output matrix and of the embedding (whose inputs are the vocabulary); (width,)
-of its norms and, by `NAME.bias`, of the biases that it has.
+"""Shapes of everything in the base that takes an adapter, by full name: (in, out) of linear modules
+(`model.layers.0.self_attn.q_proj`), of the output matrix and of the embedding (in is the vocabulary); (width,) of norms
+and, under `NAME.bias`, of biases that exist.
 
-Of a mixture, (experts, in, out) by what names of its experts' modules share, `model.layers.0.mlp.experts.up_proj`, and
-by the names of parameters that hold all of them, `model.layers.0.mlp.experts.gate_up_proj`. The outputs of that are two
-sizes: (2, inner) where rows of the gate come before those of up, (inner, 2) where they stand in turn."""
+MoE experts have (experts, in, out) under the name without an expert index (`model.layers.0.mlp.experts.up_proj`) and
+under the stacked parameter's name (`model.layers.0.mlp.experts.gate_up_proj`). There out is two dimensions for gate and
+up: (2, inner) if the gate's rows come before those of up, (inner, 2) if they are interleaved."""
 
 _LINEAR_PARTS = frozenset({"lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "bias"})
 _EMBEDDING_PARTS = frozenset(
@@ -31,17 +31,17 @@ _HALVES = {"A": ("lora_A.weight", "lora_embedding_A"), "B": ("lora_B.weight", "l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLayout:
-    """One module of the base that the adapter changes: where what it brings lies.
+    """The file's tensors for one module of the base that the adapter changes.
 
     Attributes:
         module: its full name.
-        a, b: halves of the low-rank product, both or none, and `scaling`, the factor of their product.
-        lora_bias: of B; scaled as the product is.
-        magnitude: the length of each column of the sum of weight and product (DoRA).
-        bias: in place of the base's.
-        weight: in place of the base's.
-        base_weight: the base's own, which PEFT saves along with an adapted embedding.
-        stack: how the halves hold those of all experts; None for one module's.
+        a, b: factors of the low-rank product, both or none; `scaling` multiplies the product.
+        lora_bias: bias of B; scaled like the product.
+        magnitude: the learned norm of each column of weight plus product (DoRA).
+        bias: replaces the base's.
+        weight: replaces the base's.
+        base_weight: copy of the base's own weight, which PEFT saves with an adapted embedding.
+        stack: how `a` and `b` are stacked over all experts; None for a single module.
     """
 
     module: str
@@ -59,13 +59,13 @@ class ModuleLayout:
 def validate(
     name: str, config: LoraConfig, entries: Mapping[str, TensorEntry], shapes: ModuleShapes, max_rank: int
 ) -> dict[tuple[int, str], ModuleLayout]:
-    """Return the layout of every changed module by (layer, module), in which each tensor of the file has its place.
+    """Return the layout of every changed module by (layer, module); each tensor of the file is in exactly one.
 
     Raises:
         AdapterError: a module the base lacks or that is not targeted, a missing half, a targeted module without
             tensors, a wrong shape, or a rank over `max_rank`.
     """
-    # An output matrix may have the same name wherever the decoder is.
+    # The output matrix may have the same name under every prefix; take the prefix from the tensors that show it.
     config = replace(config, prefixes=max(map(prefixes_of, entries), default=config.prefixes))
     parts_by_module: dict[str, dict[str, TensorEntry]] = {}
     for entry in entries.values():
@@ -123,7 +123,7 @@ def _are_swapped(
 def _check_parts(
     name: str, config: LoraConfig, module: str, parts: Mapping[str, TensorEntry], *, has_bias: bool
 ) -> None:
-    """Refuse tensors that this kind of module cannot have, or that the configuration does not tell of."""
+    """Refuse tensors that this kind of module cannot have, or that the configuration does not announce."""
     usual = _EXPERT_PARTS if ".experts." in module else _LINEAR_PARTS
     known = {EMBEDDING: _EMBEDDING_PARTS, "lm_head": _HEAD_PARTS}.get(module, usual)
     for part in parts.keys() - (frozenset({"weight"}) if module.endswith("norm") else known):
@@ -151,12 +151,12 @@ def _check_parts(
 def _check_complete(
     name: str, config: LoraConfig, parts_by_module: Mapping[str, Mapping[str, TensorEntry]], shapes: ModuleShapes
 ) -> None:
-    """Refuse an adapter whose configuration names what it has no tensors for, or what the base does not have."""
+    """Refuse an adapter whose configuration names modules without tensors, or modules that the base lacks."""
     for module, shape in shapes.items():
         parts = parts_by_module.get(module, {})
         if len(shape) == 2 and config.has_target(module) and parts.keys().isdisjoint(_HALVES["A"] + _HALVES["B"]):
             raise AdapterError(name, f"its target_modules name {module}, for which it has no tensors")
-        # Of experts some may have been left out, but not of a parameter.
+        # Single experts may be missing, but not a targeted stacked parameter.
         if len(shape) > 2 and config.has_target_parameter(module) and not parts:
             raise AdapterError(name, f"its target_parameters name {module}, for which it has no tensors")
         if config.is_saved(module) and not module.endswith(".bias") and "weight" not in parts:
@@ -191,7 +191,7 @@ def _layout(
             a, b = halves_of(shape, rank, swapped=stack.is_swapped)
         for half, expected in (("A", a), ("B", b)):
             _check_shape(name, f"lora_{half} of {module}", halves[half], expected)
-    # Weights lie [out, in], the embedding's [vocabulary, hidden].
+    # Weights are stored [out, in], the embedding's [vocabulary, hidden].
     whole = shape if module == EMBEDDING else shape[::-1]
     for part in ("lora_B.bias", "lora_magnitude_vector", "bias"):
         _check_shape(name, f"{part} of {module}", parts.get(part), shape[-1:])

@@ -1,10 +1,10 @@
-"""An adapter's tensors as the engine multiplies with them: cast once, scaled once, in one buffer.
+"""An adapter's tensors in the layout that the engine multiplies with: cast once, scaled once, in one buffer.
 
     flat   [ A of (layer 0, q|k|v) | B q | B k | B v | A of (layer 0, o) | B o | ... ]
 
-One buffer makes the way to a device one copy. The A's of modules that read the same input are stacked, so that one
-product serves all of them; each module keeps its own rank, and nothing is padded. What an adapter changes beyond such
-products lies beside (`Extras`), and most have nothing there.
+With one buffer, a transfer to a device is one copy. The A's of modules that read the same input are stacked, so that
+one matrix product serves all of them; each module keeps its own rank, and nothing is padded. An adapter's other changes
+are in `Extras`, which is empty for most.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from adapters.experts import is_of_experts
 from adapters.peft_format import WHOLE_MODEL
 
 FUSED_GROUPS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Modules that read the same input, in the order in which the decoder stacks their outputs."""
+"""Modules that read the same input, in the order in which the decoder concatenates their outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawProjection:
-    """One module as the file has it: `a` [rank, in] and `b` [out, rank] in the file's dtype, and their factor.
+    """One module as read from the file: `a` [rank, in] and `b` [out, rank] in the file's dtype, and their scaling.
 
     Attributes:
-        gain: [out] float32, a factor of each column of the product beside `scaling`; None for 1.
+        gain: [out] float32, multiplies each column of the product in addition to `scaling`; None for 1.
     """
 
     a: torch.Tensor
@@ -37,7 +37,7 @@ class RawProjection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What becomes of a module's output y before the product is added: y * gain + shift, both [out] float32."""
+    """Affine change of a module's output y before the product is added: y * gain + shift, both [out] float32."""
 
     gain: torch.Tensor
     shift: torch.Tensor
@@ -50,11 +50,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What an adapter changes beyond low-rank products of the layers' linear modules.
+    """Changes of an adapter other than low-rank products of the layers' linear modules.
 
     Attributes:
-        columns: by (layer, module), of linear modules and of norms: biases, lengths of columns, weights of norms.
-        matrices: "embed_tokens" or "lm_head" [vocab, hidden] in the engine's dtype, in place of the base's.
+        columns: by (layer, module), of linear modules and norms: from biases, DoRA magnitudes and norm weights.
+        matrices: "embed_tokens" or "lm_head" [vocab, hidden] in the engine's dtype; each replaces the base's.
     """
 
     columns: Mapping[tuple[int, str], Columns] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Extras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawAdapter:
-    """An adapter as it was read: modules by (layer, module), the dtype they are wanted in, and what else it has."""
+    """An adapter as read from its file: modules by (layer, module), the dtype to cast them to, and its extras."""
 
     projections: Mapping[tuple[int, str], RawProjection]
     dtype: torch.dtype
@@ -75,14 +75,14 @@ class RawAdapter:
 
     @property
     def changes_whole_model(self) -> bool:
-        """Whether anything but linear modules of the layers is changed: the embedding, norms, the output matrix."""
+        """Whether it changes anything but linear modules of the layers: the embedding, norms, the output matrix."""
         return _changes_whole_model((layer for layer, _ in self.projections), self.extras)
 
     def packed(self) -> AdapterWeights:
         """Cast, scale, stack and pack the modules into host memory.
 
-        The scaling is multiplied into B in float32 before the cast: the product then costs nothing at run time, and B
-        is rounded once, where scaling the low-precision result would round it again for every token.
+        The scaling is multiplied into B in float32 before the cast: it then costs nothing at run time, and B is rounded
+        once, whereas scaling the low-precision result would round it again for every token.
         """
         places: list[_Place] = []
         offset = 0
@@ -111,10 +111,10 @@ class RawAdapter:
 
 
 def split_modules(raw: RawAdapter, widths: Mapping[str, Mapping[str, int]]) -> RawAdapter:
-    """Return an adapter of modules that are several in one as one of the several, which share its A.
+    """Return the adapter with fused modules split into their parts, which share the fused A.
 
     Args:
-        widths: the outputs of each of the several, in their order, by the name of the one.
+        widths: fused module -> output width of each part, in order.
     """
     projections: dict[tuple[int, str], RawProjection] = {}
     for (layer, module), item in raw.projections.items():
@@ -141,8 +141,8 @@ class Projection:
 
     Attributes:
         a: [rank, in], engine's dtype; a view of the group's stacked `a`.
-        b: [out, rank], engine's dtype, the adapter's scaling multiplied in.
-        start, end: half-open range of rows of the group's `a`.
+        b: [out, rank], engine's dtype, with the adapter's scaling multiplied in.
+        start, end: half-open range of rows in the group's `a`.
     """
 
     a: torch.Tensor
@@ -161,7 +161,7 @@ class ProjectionGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a group lies in the flat buffer, in elements."""
+    """Location of a group in the flat buffer, in elements."""
 
     layer: int
     offset: int
@@ -178,9 +178,9 @@ class AdapterWeights:
         self.extras = extras or Extras()
         self._places = places
         self.changes_whole_model = _changes_whole_model((place.layer for place in places), self.extras)
-        """Whether anything but linear modules of the layers is changed: the embedding, norms, the output matrix."""
+        """Whether it changes anything but linear modules of the layers: the embedding, norms, the output matrix."""
         self.has_experts = any(is_of_experts(module) for place in places for module, _, _ in place.modules)
-        """Whether experts of a mixture are changed; their modules are called as `adapters.experts` has them."""
+        """Whether MoE experts are changed; their modules are named as in `adapters.experts`."""
         self._group_by_key: dict[tuple[int, str], ProjectionGroup] = {}
         for place in places:
             group = _group_at(flat, place)
@@ -194,17 +194,17 @@ class AdapterWeights:
 
     @property
     def num_pages(self) -> int:
-        """How many pages of a lent cache hold it, 0 where it cannot lie in such."""
+        """Number of lent cache pages that it needs; 0 if it cannot be stored in lent pages."""
         return 0
 
     def is_finite(self) -> bool:
-        """Tell whether all numbers are."""
-        # Of the extremes, which are NaN where anything is: to ask each number takes ten times as long.
+        """Tell whether all values are finite."""
+        # Check the extremes, which are NaN if any value is: checking each value takes ten times as long.
         tensors = [tensor for tensor in (self.flat, *self.extras.tensors()) if tensor.numel()]
         return all(bool(extreme.isfinite()) for tensor in tensors for extreme in torch.aminmax(tensor))
 
     def projection(self, layer: int, module: str) -> Projection | None:
-        """Return the module's matrices, None where the adapter does not target it."""
+        """Return the module's matrices, or None if the adapter does not target it."""
         group = self._group_by_key.get((layer, module))
         return None if group is None else group.projection_by_module[module]
 
@@ -217,17 +217,17 @@ class AdapterWeights:
         return None
 
     def to(self, device: torch.device, pages: Sequence[torch.Tensor] = ()) -> AdapterWeights:
-        """Copy `flat` to a device in one transfer on the current stream; shares memory where it is there already.
+        """Copy `flat` to a device in one transfer on the current stream; shares memory if it is already there.
 
         Args:
-            pages: `num_pages` stretches of bytes on that device to copy to; none for memory of its own.
+            pages: `num_pages` byte buffers on that device to copy into; empty to allocate memory.
         """
         if pages:
             raise AssertionError("this adapter does not lie in pages")
         return AdapterWeights(self.flat.to(device, non_blocking=True), self._places, self.extras)
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
-        """Let memory that was taken on another stream be given out again only after what `stream` has begun by then."""
+        """Delay reuse of the memory, once freed, until the work queued on `stream` by then is done."""
         self.flat.record_stream(stream)
 
     def pinned(self) -> AdapterWeights:
@@ -244,7 +244,7 @@ def _changes_whole_model(layers: Iterable[int], extras: Extras) -> bool:
 
 
 def _groups_of(present: Iterable[str]) -> list[list[str]]:
-    """Split a layer's modules into fused groups and single ones, those of each expert apart, in a fixed order."""
+    """Split a layer's modules into fused groups and single modules, per expert, in a fixed order."""
     groups: dict[tuple[str, int, str], list[str]] = {}
     for module in present:
         parent, _, name = module.rpartition(".")

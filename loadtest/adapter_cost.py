@@ -1,9 +1,9 @@
-"""What adapters cost on one running server: the same streams without, with one and with many adapters, in turns.
+"""Measure the cost of adapters on a running server: the same streams with none, one and many adapters, alternating.
 
     python -m loadtest.adapter_cost --url http://127.0.0.1:8000 --streams 8 --repeats 3
 
-Starts nobody. The base model is the first that the server lists, the adapters are that model's. Prompts are new in
-every round, so that no cache helps one of the three.
+Starts no server. Uses the first base model that the server lists, and its adapters. Prompts are new in every round, so
+that no cache favors one of the three.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = ("adapters in use", "output tokens/s", "of no adapter", "TTFT p50 ms",
 
 
 def model_groups(served: Sequence[ServedModel], streams: int) -> dict[str, tuple[str, ...]]:
-    """Return whom the streams ask in turn, by label: the base, one adapter of it, as many as there are streams.
+    """Return the models that the streams request, by label: the base, one adapter, up to one adapter per stream.
 
     Raises:
         SystemExit: the server has no adapter.
@@ -36,7 +36,7 @@ def model_groups(served: Sequence[ServedModel], streams: int) -> dict[str, tuple
 
 
 def one_round(client: StreamClient, models: Sequence[str], *, streams: int, name: str, ids: TokenRange) -> Summary:
-    """Run all streams at once, 32 to 512 tokens in and 16 to 256 out, the same lengths in every round."""
+    """Run all streams concurrently, 32 to 512 tokens in and 16 to 256 out, the same lengths in every round."""
     asks = [
         token_ask(
             models[place % len(models)],
@@ -50,7 +50,7 @@ def one_round(client: StreamClient, models: Sequence[str], *, streams: int, name
 
 
 def table(rounds_by_label: dict[str, list[Summary]]) -> str:
-    """Return medians, each beside its ratio to the first label's tokens/s."""
+    """Return a table of medians, with the ratio of tokens/s to the first label's."""
     rows, base = [], 0.0
     for label, rounds in rounds_by_label.items():
         rate = median(one.output_tokens_per_s for one in rounds)
@@ -77,7 +77,7 @@ def main() -> None:
         raise SystemExit(f"loadtest.adapter_cost: {options.url} does not answer ({failure})") from failure
     ids = TokenRange(start=options.first_id, end=options.last_id)
     rounds: dict[str, list[Summary]] = {label: [] for label in groups}
-    # The first round loads the adapters, and counts for nobody.
+    # The first round loads the adapters and is discarded.
     for repeat in range(options.repeats + 1):
         for label, models in groups.items():
             found = one_round(client, models, streams=options.streams, name=f"{repeat}/{label}", ids=ids)

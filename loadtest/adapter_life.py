@@ -1,9 +1,9 @@
-"""Adapters that come and go on a running server: how soon one answers, what a thousand cost, who pays for a flood.
+"""Measure loading adapters on a running server: time to first token, cost of a thousand, fairness under a flood.
 
     python -m loadtest.adapter_life --url http://127.0.0.1:8000 --admin-key KEY --model-path PATH --folder FOLDER
 
-Starts nobody. The server must permit loading from `--folder`, into which adapters of `--megabytes` are written (random,
-of the model's geometry). Prints medians, and ratios against what the same traffic meets without the load.
+Starts no server. The server must permit loading from `--folder`, into which random adapters of `--megabytes` that fit
+the model are written. Prints medians, and ratios to the same traffic without the load.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS = ("case", "value", "target")
 
 
 class Admin:
-    """The routes that change adapters."""
+    """Client of the admin routes that load and unload adapters."""
 
     def __init__(self, url: str, key: str) -> None:
         self._url = url
@@ -39,7 +39,7 @@ class Admin:
         self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder), "load_inplace": True})
 
     def unload(self, name: str) -> None:
-        """Forget it."""
+        """Stop serving an adapter."""
         self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
     def _post(self, path: str, body: dict[str, Any]) -> None:
@@ -49,10 +49,10 @@ class Admin:
 
 
 def checked(exchange: Exchange) -> Exchange:
-    """Return an answer that came whole.
+    """Return the exchange if its answer is complete.
 
     Raises:
-        SystemExit: it did not.
+        SystemExit: it failed.
     """
     if exchange.error is not None:
         raise SystemExit(f"loadtest.adapter_life: {exchange.model}: {exchange.error}")
@@ -60,7 +60,7 @@ def checked(exchange: Exchange) -> Exchange:
 
 
 def first_token_ms(client: StreamClient, admin: Admin, folder: Path, *, name: str) -> tuple[float, float]:
-    """Load a new adapter and ask it; return when the load was answered and when the first token came, in ms."""
+    """Load a new adapter and request it; return the ms until the load was answered and until the first token."""
     ask = token_ask(name, token_prompt(32, seed=name, ids=IDS), 4, workload="new")
     started_s = time.perf_counter()
     admin.load(name, folder)
@@ -69,7 +69,7 @@ def first_token_ms(client: StreamClient, admin: Admin, folder: Path, *, name: st
 
 
 def throughput(client: StreamClient, model: str, *, streams: int, name: str) -> float:
-    """Return the output tokens/s of some streams at once."""
+    """Return the output tokens/s of concurrent streams."""
     asks = [
         token_ask(model, token_prompt(128, seed=f"{name}/{place}", ids=IDS), 128, workload=name)
         for place in range(streams)
@@ -79,7 +79,7 @@ def throughput(client: StreamClient, model: str, *, streams: int, name: str) -> 
 
 
 def light_ttft_ms(client: StreamClient, model: str, *, count: int, name: str) -> list[float]:
-    """Return the TTFT of requests that one tenant sends one after the other."""
+    """Return the TTFTs of requests that one tenant sends sequentially."""
     found = []
     for place in range(count):
         ask = token_ask(model, token_prompt(64, seed=f"{name}/{place}", ids=IDS), 16, workload=name)
@@ -88,7 +88,7 @@ def light_ttft_ms(client: StreamClient, model: str, *, count: int, name: str) ->
 
 
 def new_adapters(client: StreamClient, admin: Admin, options: argparse.Namespace) -> list[list[str]]:
-    """Load adapters that nobody has seen, ask each at once, and return rows of the table; they stay as `life-<i>`."""
+    """Load new adapters, request each immediately, and return table rows; they stay loaded as `life-<i>`."""
     times = []
     rank = rank_of_size(options.model_path, int(options.megabytes * 1e6))
     for repeat in range(options.repeats):
@@ -105,7 +105,7 @@ def new_adapters(client: StreamClient, admin: Admin, options: argparse.Namespace
 
 
 def flood(client: StreamClient, options: argparse.Namespace) -> list[list[str]]:
-    """Let `life-1` flood, ask `life-0` now and then, and return rows of the table."""
+    """Measure `life-0` alone and during a flood of requests to `life-1`, and return table rows."""
     alone = light_ttft_ms(client, "life-0", count=20, name="alone")
     with flooding(options.url, "life-1", options.flood_streams):
         flooded = light_ttft_ms(client, "life-0", count=20, name="flooded")
@@ -118,7 +118,7 @@ def flood(client: StreamClient, options: argparse.Namespace) -> list[list[str]]:
 
 
 def thousand(client: StreamClient, admin: Admin, base: str, options: argparse.Namespace) -> list[list[str]]:
-    """Measure the base model before and after many adapters are registered, and return rows of the table."""
+    """Measure the base model before and after many adapters are registered, and return table rows."""
     before = [throughput(client, base, streams=8, name=f"before/{repeat}") for repeat in range(options.repeats)]
     small = options.folder / "life-small"
     write_adapter(small, options.model_path, rank=1, seed=1)

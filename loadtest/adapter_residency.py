@@ -1,15 +1,14 @@
-"""What it costs that adapters do not all fit: the engine alone, with few and with many of them in use, in turns.
+"""Measure the cost of more adapters than fit on the device: the engine alone, few and many in use, alternating.
 
     python -m loadtest.adapter_residency models/stdlib-chat --registered 1000 --slots 32
 
-Random adapters of `--rank` are written into a temporary folder. Each is asked for once, so that host memory has what it
-has room for. Then streams ask one after the other, each time for an
-adapter drawn anew: always the same one; one of all that are registered, by Zipf's law; one of as many as there are
-slots on the device, and of twice as many, all alike. The third beside the first tells what it costs that requests of
-one batch have different adapters, the second beside the third that not all fit. Prompts are new every time, and answers
-of different lengths, the same ones in every case: of one length, streams that began together would end together for
-ever, and their prompts be computed together, but for those that had to wait for an adapter. Figures are medians over
-the rounds, beside each the median of its ratio to the round of the other case.
+Random adapters of `--rank` are written into a temporary folder. Each is requested once, to fill host memory. Then each
+stream sends one request after another, each for a newly drawn adapter. The cases: always the same one; any registered
+one, by Zipf's law; uniformly one of as many as the device has slots; uniformly one of twice as many. The third against
+the first shows the cost of different adapters in one batch, the second against the third the cost of adapters that do
+not all fit. Prompts are always new. Answer lengths vary, and are the same in every case: with a single length, streams
+that start together would end together forever and have their prompts computed together, except those that wait for an
+adapter. Figures are medians over the rounds, each with the median of its ratio to the other case's round.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ PROMPT_TOKENS = 32
 IDLE_S = 0.001
 
 Draw = Callable[[random.Random], AdapterDigest]
-"""Says which adapter the next request asks for."""
+"""Draws the adapter of the next request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round brought: tokens/s of all streams together, and the time to each request's first token."""
+    """Result of one round: tokens/s of all streams together, and the TTFT of each request."""
 
     tokens_per_s: float
     ttft_ms: list[float]
@@ -58,7 +57,7 @@ class _Asked:
 
 @dataclass(slots=True, kw_only=True)
 class Streams:
-    """So many streams over one engine, each of which asks again as soon as it is answered."""
+    """Concurrent streams over one engine, each of which sends the next request as soon as one is answered."""
 
     engine: Engine
     num_streams: int
@@ -66,7 +65,7 @@ class Streams:
     num_asked: int = field(default=0, init=False)
 
     def run(self, draw: Draw, num_requests: int) -> Round:
-        """Ask so many times altogether and wait for every answer.
+        """Send `num_requests` requests in total and wait for every answer.
 
         Raises:
             RuntimeError: the engine failed on a request.
@@ -97,7 +96,7 @@ class Streams:
         )
 
     def _lengths(self, num_requests: int) -> list[int]:
-        """Return tokens of each answer, from half of the mean to half as much again."""
+        """Return the length of each answer in tokens, from 0.5 to 1.5 times the mean."""
         rng, half = random.Random(num_requests), self.answer_tokens // 2
         return [rng.randint(self.answer_tokens - half, self.answer_tokens + half) for _ in range(num_requests)]
 
@@ -111,24 +110,24 @@ class Streams:
 
 
 def by_zipf(digests: Sequence[AdapterDigest], exponent: float) -> Draw:
-    """Draw the k-th adapter with a weight of k ** -exponent."""
+    """Return a draw of the k-th adapter with weight k ** -exponent."""
     weights = zipf_weights(len(digests), exponent)
     return lambda rng: rng.choices(digests, cum_weights=weights)[0]
 
 
 def one_of(digests: Sequence[AdapterDigest]) -> Draw:
-    """Draw all alike."""
+    """Return a uniform draw."""
     return lambda rng: rng.choice(digests)
 
 
 def each_of(digests: Sequence[AdapterDigest]) -> Draw:
-    """Draw one after the other, in no particular order."""
+    """Return a draw that yields each adapter once, in order of digest, which is arbitrary."""
     left = iter(sorted(digests))
     return lambda _rng: next(left)
 
 
 def write_adapters(folder: Path, model: str, count: int, rank: int) -> list[AdapterRef]:
-    """Write so many different adapters."""
+    """Write `count` different random adapters and return their references."""
     refs = []
     for index in range(count):
         write_adapter(folder / f"a{index}", model, rank=rank, seed=index)
@@ -137,7 +136,7 @@ def write_adapters(folder: Path, model: str, count: int, rank: int) -> list[Adap
 
 
 def measure(streams: Streams, draws: dict[str, Draw], *, requests: int, repeats: int) -> dict[str, list[Round]]:
-    """Run the cases in turns; the first turn warms up and counts for nobody."""
+    """Run the cases alternately; the first round warms up and is discarded."""
     found: dict[str, list[Round]] = {label: [] for label in draws}
     for repeat in range(repeats + 1):
         for label, draw in draws.items():

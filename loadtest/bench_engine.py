@@ -1,11 +1,11 @@
-"""Measure the engine alone: tokens a second in prefill and decode, and where a step's time goes.
+"""Measure the engine alone: tokens per second in prefill and decode, and the time of each part of a step.
 
     python -m loadtest.bench_engine smollm2-135m --batches 1,8,32
     python -m loadtest.bench_engine models/stdlib-chat --dtype float32 --threads 2
 
-The model is a checkpoint folder, or the name of a geometry, which gets random weights in a temporary folder. Prompts
-are random token ids, new ones for every repetition, so that the prefix cache never helps. Figures are medians over the
-repetitions. The last line is one JSON object.
+The model is a checkpoint folder, or the name of a geometry, for which random weights are written to a temporary folder.
+Prompts are random token ids, new for every repetition, so that the prefix cache never hits. Figures are medians over
+the repetitions. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLUMNS = ("batch", "prefill tokens/s", "decode tokens/s", "decode step ms", *(f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured: every batch size with prompts and answers of these lengths in tokens."""
+    """What to measure: every batch size, with prompts and answers of these lengths in tokens."""
 
     batches: tuple[int, ...]
     prompt_tokens: int
@@ -59,7 +59,7 @@ class BatchResult:
 
 
 def measure(engine: EngineAlone, plan: Plan) -> list[BatchResult]:
-    """Run the plan on a warmed-up engine."""
+    """Run the plan, with one more repetition per batch size to warm up."""
     results = []
     for batch in plan.batches:
         generated = []
@@ -76,7 +76,7 @@ def measure(engine: EngineAlone, plan: Plan) -> list[BatchResult]:
 
 
 def result_of(batch: int, prompt_tokens: int, rounds: Sequence[Generated]) -> BatchResult:
-    """Return the medians of some rounds."""
+    """Return the medians of the rounds."""
     return BatchResult(
         batch=batch,
         prefill_tokens_per_s=median(batch * prompt_tokens / one.prefill_s for one in rounds),
@@ -90,10 +90,10 @@ def result_of(batch: int, prompt_tokens: int, rounds: Sequence[Generated]) -> Ba
 
 @contextmanager
 def checkpoint(model: str) -> Iterator[Path]:
-    """Yield the folder of a checkpoint: the one named, or a new one of a named geometry, removed at the end.
+    """Yield a checkpoint folder: the given one, or a temporary one written for a named geometry.
 
     Raises:
-        SystemExit: there is neither.
+        SystemExit: the name is neither.
     """
     if model in CONFIG_BY_NAME:
         with TemporaryDirectory(prefix=f"{model}-") as folder:
@@ -107,7 +107,7 @@ def checkpoint(model: str) -> Iterator[Path]:
 
 
 def vocabulary(folder: Path) -> TokenRange:
-    """Return the token ids that prompts are drawn from: not the first ones, which tend to be special."""
+    """Return the token ids that prompts are drawn from, without the first ones, which tend to be special."""
     size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     return TokenRange(start=min(300, size // 2), end=size)
 
@@ -129,7 +129,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `engine_config` reads beside the sizes of the work."""
+    """Add the options that `engine_config` reads in addition to the workload sizes."""
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--quantization", choices=("int8", "int4"))
@@ -138,7 +138,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(options: argparse.Namespace, folder: Path) -> EngineConfig:
-    """Return a configuration with room for the largest batch and nothing more."""
+    """Return a configuration sized for exactly the largest batch."""
     return EngineConfig(
         model_path=str(folder),
         device=options.device,
@@ -148,7 +148,7 @@ def engine_config(options: argparse.Namespace, folder: Path) -> EngineConfig:
         max_model_len=options.prompt_tokens + options.answer_tokens,
         max_num_seqs=max(options.batches),
         max_batched_tokens=max(options.max_batched_tokens, max(options.batches)),
-        # Random weights repeat themselves: what drafts gain by that would say nothing.
+        # Random weights produce repetitive output, on which the gain from drafts would be meaningless.
         num_speculative_tokens=0,
     )
 

@@ -1,11 +1,11 @@
-"""What tiers below the KV cache bring: conversations that together are more than it holds, one turn after the other.
+"""Measure the gain of tiers below the KV cache: conversations that together exceed it, asked one after the other.
 
     python -m loadtest.cache_tiers models/stdlib-chat --conversations 16 --tokens 700
 
-Each conversation has a history of its own, and each turn asks with all of it. The cache holds half of them, so that
-whoever asks next is the one whose history was thrown out last. Compared are: a cache that holds all; half of it, and
-nothing below; half of it, with a tier on disk (on a GPU also in the host's memory); and the turn after that in
-an engine that was started anew. Times to the first token are medians over conversations.
+Each conversation has its own history, and each turn sends all of it. The cases: a KV cache that holds all of them; one
+of half that size without a tier below; the same with a tier on disk; on a GPU, the same with a tier in host memory; and
+a first turn in a restarted engine with the disk tier. In the half-size cache, LRU order has always evicted the history
+of the conversation that asks next. Times to first token are medians over conversations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loadtest.workloads import TokenRange, token_prompt
 COLUMNS = ("case", "TTFT, ms", "of computing it anew", "tokens fetched for each")
 ANSWER_TOKENS, TURN_TOKENS = 8, 16
 WARM_TURNS = 3
-"""Turns that are measured; the first one of all is cold everywhere."""
+"""Measured turns; an unmeasured first turn is cold in every case."""
 
 
 class Talk:
@@ -39,7 +39,7 @@ class Talk:
         self._prompts = [token_prompt(num_tokens, seed=seed, ids=TokenRange()) for seed in seeds]
 
     def turn(self) -> tuple[float, float]:
-        """Ask one turn of every conversation; returns the median TTFT in ms, and tokens fetched for one of them."""
+        """Ask one turn of every conversation; return the median TTFT in ms and the mean tokens fetched for each."""
         before, ttft_ms = self._engine.snapshot().fetched_tokens, []
         for prompt in self._prompts:
             ttft_ms.append(self._alone.generate([prompt], [ANSWER_TOKENS]).prefill_s * 1000)
@@ -47,7 +47,7 @@ class Talk:
         return median(ttft_ms), (self._engine.snapshot().fetched_tokens - before) / len(self._prompts)
 
     def turns(self, count: int) -> tuple[float, float]:
-        """Return the medians over so many turns."""
+        """Return the medians over `count` turns."""
         found = [self.turn() for _ in range(count)]
         return median(ttft for ttft, _ in found), median(tokens for _, tokens in found)
 

@@ -1,11 +1,11 @@
-"""Compare running servers on the same workloads, in turns, so that a busy machine is unfair to all of them alike.
+"""Compare running servers on the same workloads, alternating, so that other load on the machine affects all alike.
 
     python -m loadtest.compare --url ours=http://127.0.0.1:8000 --url peer=http://127.0.0.1:9000 --repeats 2
 
-Starts nobody. Prompts are token ids at `/v1/completions`, so that every server sees prompts of the same length; where
-one takes text only, `--words-of` a tokenizer makes them words of one token each. Each repetition has new ones, every
-server the same. Figures are medians over the repetitions, in brackets the ratio to the first server's. A workload
-that a server refuses is shown as refused, with its words below the table.
+Starts no server. Prompts are token ids at `/v1/completions`, so that every server sees prompts of the same length; for
+servers that take only text, `--words-of` a tokenizer sends words of one token each. Prompts are new in each repetition
+and the same for every server. Figures are medians over the repetitions, in parentheses the ratio to the first server's.
+Failed requests are counted in the table, with their messages below it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_STREAMS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One running server: what the table calls it, its base URL, and the model that is asked for."""
+    """One running server: its label in the table, its base URL, and the model to request."""
 
     name: str
     url: str
@@ -42,8 +42,8 @@ class Prompts:
     """Makes the requests of one repetition for one server.
 
     Attributes:
-        round_name: names the repetition; prompts are a function of it.
-        words: sent as text instead of token ids, where there are any.
+        round_name: identifies the repetition; prompts are a function of it.
+        words: if not empty, prompts are sent as text made of these instead of as token ids.
     """
 
     model: str
@@ -58,16 +58,16 @@ class Prompts:
         return token_ask(self.model, asked, answer_tokens, workload=workload, ignore_eos=self.ignore_eos)
 
     def fresh(self, length: int, name: str) -> list[int]:
-        """Return a prompt that no other repetition and no other name has."""
+        """Return a prompt that is unique to this repetition and `name`."""
         return token_prompt(length, seed=f"{self.round_name}/{name}", ids=self.ids)
 
 
 Workload = Callable[[StreamClient, Prompts], list[list[Exchange]]]
-"""Runs against one server and returns the exchanges of each row of the table that it fills."""
+"""Runs against one server and returns the exchanges for each table row that it fills."""
 
 
 def ask_together(client: StreamClient, asks: Sequence[Ask]) -> list[Exchange]:
-    """Send all at once and wait for all."""
+    """Send all requests concurrently and wait for all answers."""
     greenlets = [gevent.spawn(client.ask, ask) for ask in asks]
     gevent.joinall(greenlets, raise_error=True)
     return [greenlet.value for greenlet in greenlets]
@@ -79,7 +79,7 @@ def one_stream(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
 
 
 def shared_prefix(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
-    """A prefix of 1,024 tokens, first cold, then warm four times at once with different ends; 32 out."""
+    """A prefix of 1,024 tokens, first cold, then warm in four concurrent requests with different tails; 32 out."""
     prefix = prompts.fresh(1024, "prefix")
     cold = client.ask(prompts.ask("cold", prefix + prompts.fresh(16, "tail"), 32))
     asks = [prompts.ask("warm", prefix + prompts.fresh(16, f"tail {place}"), 32) for place in range(4)]
@@ -87,7 +87,7 @@ def shared_prefix(client: StreamClient, prompts: Prompts) -> list[list[Exchange]
 
 
 def mixed_streams(count: int) -> Workload:
-    """Return the workload of so many streams at once: 32 to 512 in, 16 to 256 out."""
+    """Return the workload of `count` concurrent streams: 32 to 512 in, 16 to 256 out."""
 
     def run(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
         # The lengths are the same in every repetition, or medians would compare different work.
@@ -102,7 +102,7 @@ def mixed_streams(count: int) -> Workload:
 
 
 def long_arrival(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
-    """Four streams decode (128 in, 256 out); once all have begun, a prompt of 4,096 tokens arrives."""
+    """Four streams decode (128 in, 256 out); once all have started, a prompt of 4,096 tokens arrives."""
     begun = [Event() for _ in range(4)]
 
     def decode(place: int) -> Exchange:
@@ -127,7 +127,7 @@ WORKLOADS: dict[tuple[str, ...], Workload] = {
     ("32 streams, same",): mixed_streams(32),
     ("4 decoding while 4,096 tokens arrive", "the long prompt itself"): long_arrival,
 }
-"""Rows that a workload fills -> the workload."""
+"""Table rows that a workload fills -> the workload."""
 
 COLUMNS = ("workload", "server", "TTFT p50 ms", "TPOT p50 ms", "longest gap ms", "output tokens/s", "errors")
 
@@ -148,7 +148,7 @@ class Cell:
 
 
 def cell_of(rounds: Sequence[Summary]) -> Cell:
-    """Return the medians of some repetitions."""
+    """Return the medians over the repetitions."""
     return Cell(
         ttft_ms=median(one.ttft_ms.p50 for one in rounds),
         tpot_ms=median(one.tpot_ms.p50 for one in rounds),
@@ -159,7 +159,7 @@ def cell_of(rounds: Sequence[Summary]) -> Cell:
 
 
 def with_ratio(value: float, base: float) -> str:
-    """Return a figure with its ratio to another, where both were measured."""
+    """Return a figure, with its ratio to `base` if both were measured."""
     if isnan(value) or isnan(base) or base == 0:
         return number(value)
     return f"{number(value)} ({number(value / base)}x)"
@@ -167,7 +167,7 @@ def with_ratio(value: float, base: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What was found: row -> server -> cell, and what went wrong."""
+    """Results: row -> server -> cell, and error messages."""
 
     cell_by_server_by_row: dict[str, dict[str, Cell]]
     errors: tuple[str, ...]
@@ -201,7 +201,7 @@ class Comparison:
 def compare(
     servers: Sequence[Server], *, repeats: int, ids: TokenRange, ignore_eos: bool, words: tuple[str, ...] = ()
 ) -> Comparison:
-    """Run every workload on every server, in turns; who begins changes with each repetition."""
+    """Run every workload on every server, alternating; the first server changes with each repetition."""
     clients = {server.name: StreamClient(server.url, concurrency=MAX_STREAMS) for server in servers}
     cells: dict[str, dict[str, Cell]] = {}
     errors: set[str] = set()
@@ -222,10 +222,10 @@ def compare(
 
 
 def find_server(text: str, model: str | None) -> Server:
-    """Read `name=url` and ask the server for its first base model, unless one is named.
+    """Parse `name=url` and ask the server for its first base model, unless `model` is given.
 
     Raises:
-        SystemExit: the text is no such pair, or nobody answers.
+        SystemExit: the text is not such a pair, or the server does not answer.
     """
     name, separator, url = text.partition("=")
     if not separator or "://" not in url:

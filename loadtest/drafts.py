@@ -1,18 +1,18 @@
-"""Measure what drafts gain, and what they cost where there is nothing to draft: the engine alone, with and without.
+"""Measure the gain of draft tokens, and their cost where nothing can be drafted: the engine with and without them.
 
     python -m loadtest.drafts smollm2-135m --batches 1,8,32
 
-A model of random weights writes nothing that could be predicted. So what it computes is real, and what is drawn is
-dictated: sources of Python's standard library in the tokens of the bundled model.
+A model with random weights writes nothing predictable. So the forward pass is real, but the sampled tokens are
+dictated: sources of Python's standard library, in tokens of the bundled model.
 
-    edit        a module with some names changed; the module is the prediction, and stands in the prompt
-    quotation   a list of the signatures in a module that stands in the prompt; no prediction
-    code        a module that is not in the prompt: only what it repeats of itself can be found
-    misleading  the last three tokens often stood there before, and each time something else follows
+    edit        a module with some names changed; the original is the prediction and is in the prompt
+    quotation   a list of the signatures in a module that is in the prompt; no prediction
+    code        a module that is not in the prompt: only its own repetitions can be found
+    misleading  the last three tokens often occurred before, each time with a different continuation
     noise       random tokens: nothing is ever found
 
-Each text takes turns with and without drafts; figures are medians, those of ratios over pairs of turns. On a machine
-with other work the ratio of CPU seconds says more than that of the clock's. The last line is one JSON object.
+Each text runs alternately with and without drafts; figures are medians, for ratios over pairs of runs. On a machine
+with other load the ratio of CPU seconds says more than that of wall-clock time. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WARM_UP_TOKENS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dictation:
-    """What is asked and what is dictated, in token ids."""
+    """A prompt and its dictated answer, in token ids."""
 
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
@@ -56,10 +56,10 @@ class Dictation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Medians of one text and batch size: tokens a second from the first token on, and what became of drafts.
+    """Medians of one text and batch size: tokens per second after the first token, and the acceptance of drafts.
 
     Attributes:
-        cpu_ratio: of the seconds that all threads of this process have computed.
+        cpu_ratio: ratio of CPU seconds per token over all threads of this process, without drafts to with drafts.
     """
 
     text: str
@@ -80,7 +80,7 @@ class Result:
 
 
 def dictations(prompt_tokens: int, answer_tokens: int, vocab_size: int) -> dict[str, Dictation]:
-    """Return the texts by their names, none longer than so many tokens."""
+    """Return the texts by name; prompts and answers are cut to at most these numbers of tokens."""
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     library = Path(sysconfig.get_paths()["stdlib"])
 
@@ -105,13 +105,13 @@ def dictations(prompt_tokens: int, answer_tokens: int, vocab_size: int) -> dict[
 
 
 def wandering(ids: Sequence[int], count: int, source: random.Random) -> tuple[int, ...]:
-    """Return a text that is another's for three tokens at a time, each time from somewhere else in it."""
+    """Return a text of three-token pieces from random places in another text."""
     starts = source.choices(range(len(ids) - 3), k=-(-count // 3))
     return tuple(token_id for start in starts for token_id in ids[start : start + 3])[:count]
 
 
 def dictate(engine: Engine) -> dict[int, Dictation]:
-    """Have an engine draw what is dictated to a row; the caller says what that is, in the mapping that is returned."""
+    """Patch an engine's sampler to draw dictated tokens; the caller fills the returned map from row to dictation."""
     by_row: dict[int, Dictation] = {}
     sampler: Sampler = engine._runner._sampler  # type: ignore[attr-defined]
     draw = sampler.draw
@@ -129,7 +129,7 @@ def dictate(engine: Engine) -> dict[int, Dictation]:
 
 
 class Turn(NamedTuple):
-    """One turn: tokens a second and CPU seconds a token, from the first tokens on; those of drafts that were right."""
+    """One run, after the first tokens: tokens per second, CPU seconds per token, and the acceptance rate of drafts."""
 
     tokens_per_s: float
     token_cpu_s: float
@@ -138,7 +138,7 @@ class Turn(NamedTuple):
 
 
 class DictatedEngine:
-    """An engine that computes for real, and answers what it is told."""
+    """An engine with a real forward pass and dictated answers."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = build_engine(config)
@@ -147,12 +147,12 @@ class DictatedEngine:
         self._num_requests = 0
 
     def run(self, text: Dictation, batch: int, temperature: float) -> Turn:
-        """Answer so many requests for a text at once.
+        """Run `batch` concurrent requests for a text.
 
         Raises:
-            RuntimeError: what came is not what was dictated.
+            RuntimeError: an answer differs from the dictation.
         """
-        # All rows alike, whichever a request gets.
+        # The same for all rows, whichever a request gets.
         self._by_row.update(dict.fromkeys(range(self._num_rows), text))
         answers: dict[RequestId, list[int]] = {}
         for _ in range(batch):
@@ -193,7 +193,7 @@ def measure(
     repeats: int,
     temperature: float = 0.0,
 ) -> list[Result]:
-    """Run every text in every batch size, in turns on the one without drafts and the one with."""
+    """Run every text at every batch size, alternating between the engine without drafts and the one with."""
     results = []
     for batch in batches:
         for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""The engine without a server: prompts in, timed tokens out, on the calling thread."""
+"""Run the engine without a server: prompts in, timed tokens out, on the calling thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = ("schedule_s", "prepare_s", "forward_s", "sample_s", "wait_s", "emit_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
-    """Where the time of some steps went: milliseconds of a mean step, by part; `wall_ms` is the whole step."""
+    """Mean time of a step in milliseconds, by part; `wall_ms` is the whole step."""
 
     num_steps: int
     wall_ms: float
@@ -30,15 +30,15 @@ class StepSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What one batch of prompts brought.
+    """Result of one batch of prompts.
 
     Attributes:
-        exchanges: one for each prompt, in order, timed from the moment the batch was handed over.
+        exchanges: one for each prompt, in order, timed from the submission of the batch.
         prefill_s: until every prompt had its first token.
         decode_s: from then to the end.
-        num_decoded: tokens that came in `decode_s`.
-        prefill_split, decode_split: where the steps of the two stretches spent their time.
-        full_split: of the steps in which all of them decoded, from then until the first was done.
+        num_decoded: tokens emitted during `decode_s`.
+        prefill_split, decode_split: step times of the two phases.
+        full_split: step times while all requests decoded, from the end of prefill until the first one finished.
     """
 
     exchanges: tuple[Exchange, ...]
@@ -51,7 +51,7 @@ class Generated:
 
 
 class EngineAlone:
-    """An engine that one caller steps.
+    """An engine stepped by its caller.
 
     Raises:
         CheckpointError, ConfigError: as `engine.build.build_engine`.
@@ -72,7 +72,7 @@ class EngineAlone:
         answer_tokens: Sequence[int],
         adapters: Sequence[AdapterDigest | None] | None = None,
     ) -> Generated:
-        """Run the prompts together, greedily, each to its own number of tokens and with its own adapter.
+        """Run the prompts as one batch, greedily, each with its own number of answer tokens and its own adapter.
 
         Raises:
             RequestError: a prompt does not fit.
@@ -92,7 +92,7 @@ class EngineAlone:
         while num_open:
             emissions = self._engine.step()
             if not emissions and not self._engine.snapshot().num_running:
-                # What it waits for comes by another thread, which needs the interpreter.
+                # It waits for work of another thread, which needs the GIL.
                 time.sleep(IDLE_S)
             now_s = time.perf_counter() - started
             for emission in emissions:
@@ -130,7 +130,7 @@ class EngineAlone:
 def _since(
     middle: EngineSnapshot, middle_s: float, end: tuple[EngineSnapshot, float] | None
 ) -> tuple[EngineSnapshot, float]:
-    """Return what was at the end of a stretch that began in the middle, and how long it was; 0 s if there was none."""
+    """Return the snapshot at the end of the phase that starts at `middle`, and its length; 0 s if there is none."""
     return (middle, 0.0) if end is None or end[1] <= middle_s else (end[0], end[1] - middle_s)
 
 

@@ -1,9 +1,9 @@
-"""A tenant that asks without a pause, in a process of its own: who measures beside it shares no interpreter with it.
+"""A tenant that sends requests without a pause, in its own process, so that it does not share the measurer's GIL.
 
     python -m loadtest.flood --url http://127.0.0.1:8000 --model NAME --streams 80
 
-Says so on standard output as soon as every stream has its first answer under way, and runs until standard input closes.
-What is read is thrown away unparsed, since on a small machine the flood's client takes from the server.
+Prints a line as soon as every stream has received the first bytes of an answer, and runs until standard input closes.
+Answers are discarded unparsed, since on a small machine this client competes with the server for CPU.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ HEADERS = {"Content-Type": "application/json"}
 
 @contextmanager
 def flooding(url: str, model: str, streams: int) -> Iterator[None]:
-    """Have a flood from before the block begins until it ends.
+    """Run a flood for the duration of the block; all its streams have started when the block begins.
 
     Raises:
-        RuntimeError: it ended before its streams had begun, or a stream failed.
+        RuntimeError: it ended before its streams had started, or a stream failed.
     """
     command = [sys.executable, "-m", "loadtest.flood", "--url", url, "--model", model, "--streams", str(streams)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -51,7 +51,7 @@ def flooding(url: str, model: str, streams: int) -> Iterator[None]:
 
 
 def keep_asking(client: HTTPClient, model: str, place: int, has_begun: gevent.event.Event) -> None:
-    """Ask one prompt after the other, each a new one.
+    """Send one request after another forever, each with a new prompt.
 
     Raises:
         RuntimeError: an answer's status is not 200.
@@ -69,7 +69,7 @@ def keep_asking(client: HTTPClient, model: str, place: int, has_begun: gevent.ev
 
 
 def main() -> None:
-    """Flood until nobody wants it any more."""
+    """Flood until standard input closes."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.flood", description=__doc__)
     parser.add_argument("--url", required=True, help="http://host:port")
     parser.add_argument("--model", required=True)
@@ -79,7 +79,7 @@ def main() -> None:
     begun = [gevent.event.Event() for _ in range(options.streams)]
     streams = [gevent.spawn(keep_asking, client, options.model, place, event) for place, event in enumerate(begun)]
     for stream in streams:
-        # What a greenlet raises is printed and forgotten otherwise.
+        # Otherwise gevent only prints a greenlet's exception.
         stream.link_exception(lambda _: os._exit(1))
     gevent.wait(begun)
     print("begun", flush=True)

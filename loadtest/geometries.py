@@ -1,7 +1,7 @@
-"""Checkpoints of well-known shapes with random weights: what a benchmark needs, without a download.
+"""Write checkpoints of well-known model geometries with random weights, for benchmarks without a download.
 
-The files are Hugging Face's layout (config.json, safetensors shards with their index); the weights are drawn from a
-normal distribution, so that products cost what they cost on real data. They answer nonsense.
+The files have Hugging Face's layout (config.json, safetensors shards with their index). Weights are drawn from a normal
+distribution, so that matrix products cost as much as on real data. The models answer nonsense.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 SHARD_BYTES = 2 << 30
 WEIGHT_STD = 0.02
 MXFP4_EXPONENT = 120
-"""Random numbers of 4 bits deviate by 2.8: by 0.022 with this exponent."""
+"""Random 4-bit values have a standard deviation of 2.8: 0.022 with this exponent."""
 
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -150,7 +150,7 @@ CONFIG_BY_NAME: dict[str, dict[str, Any]] = {
         "vocab_size": 32768,
     },
 }
-"""Config of each named geometry, as its makers publish it; nobody has made the last, which fits into small machines."""
+"""Config of each named geometry, as published; the last is not a published model and fits small machines."""
 
 
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -189,7 +189,7 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def _gpt_oss_shapes(config: dict[str, Any], prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield what a layer of that family has besides queries, keys, values and their product."""
+    """Yield the tensors of a gpt-oss layer other than the q, k, v and o projection weights and q, k, v biases."""
     hidden, inner, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
     yield f"{prefix}self_attn.o_proj.bias", (hidden,)
     yield f"{prefix}self_attn.sinks", (config["num_attention_heads"],)
@@ -204,7 +204,7 @@ def _gpt_oss_shapes(config: dict[str, Any], prefix: str) -> Iterator[tuple[str, 
 
 
 def write_checkpoint(config: dict[str, Any], folder: Path, *, seed: int = 0, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write a checkpoint of this configuration in bfloat16; no more than one shard is in memory at a time."""
+    """Write a checkpoint of this configuration in bfloat16, holding at most one shard in memory."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = {"torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2} | config
     (folder / "config.json").write_text(json.dumps(whole, indent=2), encoding="utf-8")

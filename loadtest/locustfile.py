@@ -1,4 +1,4 @@
-"""Locust's entry: `locust -f loadtest/locustfile.py --host http://127.0.0.1:8000`.
+"""Entry point for Locust: `locust -f loadtest/locustfile.py --host http://127.0.0.1:8000`.
 
 The users and their options are in `loadtest.users`.
 """
@@ -6,7 +6,7 @@ The users and their options are in `loadtest.users`.
 import sys
 from pathlib import Path
 
-# Locust imports this file by its path, from wherever it was started.
+# Locust imports this file by its path, from any working directory.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loadtest.users.chat import ChatUser

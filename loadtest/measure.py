@@ -1,7 +1,6 @@
-"""What one streamed answer looked like from the client's side, and what many of them amount to.
+"""Measurements of one streamed answer on the client side, and the summary of many.
 
-Pure: standard library only; no clock is read here. All times are milliseconds from the moment the request was sent,
-except `started_s`.
+Pure: standard library only; reads no clock. All times are milliseconds since the request was sent, except `started_s`.
 
     sent          first text       ...  text events  ...        last text   [DONE]
      |---- ttft ----|-- gap --|-- gap --|                           |         |
@@ -21,17 +20,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request and the answer that streamed back.
+    """One request and its streamed answer.
 
     Attributes:
         workload: label of the kind of request.
-        model: name that was asked for.
+        model: name that was requested.
         started_s: Unix time at which the request was sent.
-        status: HTTP status; 0 where there was none.
-        error: None where the answer came whole, with its end mark; else one line that says what happened.
-        event_ms: arrival of every event that carried text. One event may carry several tokens.
+        status: HTTP status; 0 if there was none.
+        error: None if the answer is complete, including the end mark; else a one-line message.
+        event_ms: arrival of every event with text. One event may carry several tokens.
         end_ms: arrival of the end of the stream.
-        prompt_tokens, cached_tokens, completion_tokens: from the usage chunk; 0 without one.
+        prompt_tokens, cached_tokens, completion_tokens: from the usage chunk. Without one, the first two are 0 and
+            `completion_tokens` is the number of text events.
     """
 
     workload: str
@@ -53,19 +53,19 @@ class Exchange:
 
     @property
     def ttft_ms(self) -> float | None:
-        """Time to the first text, None where no text came."""
+        """Time to the first text, or None if there was no text."""
         return self.event_ms[0] if self.event_ms else None
 
     @property
     def tpot_ms(self) -> float | None:
-        """Mean time of each output token after the first, None with fewer than two."""
+        """Mean time of each output token after the first, or None with fewer than two."""
         if len(self.event_ms) < 2 or self.completion_tokens < 2:
             return None
         return (self.event_ms[-1] - self.event_ms[0]) / (self.completion_tokens - 1)
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Times between neighbouring text events (inter-token latency, where an event is a token)."""
+        """Times between consecutive text events (inter-token latency, if an event is a token)."""
         return [later - earlier for earlier, later in pairwise(self.event_ms)]
 
     def to_json(self) -> str:
@@ -77,13 +77,13 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What a user of the service should see at worst; None is no bound."""
+    """Latency objectives for a user of the service; None means no bound."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
     def is_met_by(self, exchange: Exchange) -> bool:
-        """Say whether the answer came whole and inside both bounds; an answer too short for a TPOT has none to miss."""
+        """Tell whether the answer is complete and within both bounds; the TPOT bound is skipped for short answers."""
         ttft_ms, tpot_ms = exchange.ttft_ms, exchange.tpot_ms
         if not exchange.is_ok or ttft_ms is None:
             return False
@@ -93,7 +93,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Percentiles of one quantity; NaN where there was nothing to measure."""
+    """Percentiles of one quantity; NaN if there were no values."""
 
     p50: float
     p90: float
@@ -103,14 +103,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run amounts to.
+    """Aggregate results of a run.
 
     Attributes:
-        users: requests kept open at once.
-        window_s: seconds over which rates are taken; events after it count in latencies only.
-        requests_per_s: whole answers that ended inside the window, by its length.
-        output_tokens_per_s: tokens that arrived inside the window, by its length.
-        goodput_per_s, goodput_share: answers inside the SLO, by the window and by all that were asked for.
+        users: number of concurrent requests.
+        window_s: length of the window for rates; later events count only in latencies.
+        requests_per_s: complete answers that ended within the window, divided by its length.
+        output_tokens_per_s: tokens that arrived within the window, divided by its length.
+        goodput_per_s: answers within the SLO that ended within the window, divided by its length.
+        goodput_share: answers within the SLO, divided by all requests.
     """
 
     label: str
@@ -130,7 +131,7 @@ class Summary:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which a share (0 to 1) lies, linear between neighbours; NaN for no values."""
+    """Return the value below which a share (0 to 1) lies, linearly interpolated; NaN for no values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -152,7 +153,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def tokens_by_time(exchange: Exchange, origin_s: float) -> list[tuple[float, float]]:
-    """Return (seconds since origin, tokens) of each text event; the answer's tokens are shared out evenly."""
+    """Return (seconds since origin, tokens) of each text event; the answer's tokens are distributed evenly."""
     if not exchange.event_ms:
         return []
     share = max(exchange.completion_tokens, 1) / len(exchange.event_ms)
@@ -163,7 +164,7 @@ def tokens_by_time(exchange: Exchange, origin_s: float) -> list[tuple[float, flo
 def summarise(
     exchanges: Sequence[Exchange], *, label: str, users: int, window_s: float | None = None, slo: Slo | None = None
 ) -> Summary:
-    """Return what the exchanges amount to; without a window the time from the first start to the last end is taken.
+    """Summarize the exchanges; the default window is from the first start to the last end.
 
     Raises:
         ValueError: there are no exchanges.
@@ -199,6 +200,6 @@ def summarise(
 
 
 def read_exchanges(path: Path) -> list[Exchange]:
-    """Read a file of lines that `Exchange.to_json` wrote."""
+    """Read a file of lines written by `Exchange.to_json`."""
     with path.open(encoding="utf-8") as lines:
         return [Exchange(**json.loads(line)) for line in lines if line.strip()]

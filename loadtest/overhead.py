@@ -1,11 +1,11 @@
-"""What the serving path adds: TTFT and TPOT over HTTP minus those of the engine alone, for the same prompts.
+"""Measure the overhead of serving: TTFT and TPOT over HTTP minus those of the engine alone, for the same prompts.
 
     python -m loadtest.overhead --host http://127.0.0.1:8000 --checkpoint models/stdlib-chat --streams 1,8
 
-Both are measured on this machine in turns: the server is asked, then an engine in this process, with new prompts for
-every repetition. Prompts are token ids, so that both compute the same; what the tokenizer costs is not in it. Give the
-engine here the threads that the server's has, and stop other work: with few cores the difference is small and the
-noise is not. The last line is one JSON object.
+Both are measured on this machine, alternating: first the server, then an engine in this process, with new prompts in
+every repetition. Prompts are token ids, so that both compute the same; tokenization is not measured. Give this engine
+as many threads as the server's, and stop other work: with few cores the difference is small and the noise is not. The
+last line is one JSON array.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Overhead:
 
 
 def overhead_of(streams: int, alone: Sequence[Exchange], over_http: Sequence[Exchange]) -> Overhead:
-    """Return the medians.
+    """Return the medians over all exchanges.
 
     Raises:
-        ValueError: an answer over HTTP failed or was too short to be timed.
+        ValueError: an answer over HTTP failed, or no answer was long enough to be timed.
     """
     for exchange in over_http:
         if exchange.error is not None:
@@ -73,7 +73,7 @@ def _median(values: Sequence[float | None]) -> float:
 
 
 def measure(client: StreamClient, model: str, engine: EngineAlone, plan: Plan) -> list[Overhead]:
-    """Run the plan, the server and the engine in turns."""
+    """Run the plan, alternating between the server and the engine."""
     results = []
     for streams in plan.batches:
         alone: list[Exchange] = []

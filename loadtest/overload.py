@@ -1,13 +1,13 @@
-"""Ask a running server for more than it can do, and see what it still does in time.
+"""Overload a running server and measure its goodput.
 
     python -m loadtest.overload --host http://127.0.0.1:8000 --pid PID --out loadtest/results/overload.json \
         --plot docs/overload.png
 
-First the capacity: as many users as `--users` who ask without a pause. Then an open loop: requests come by a Poisson
-process at multiples of that rate, whether or not earlier ones are answered. For each multiple: answers inside the SLO a
-second (goodput), refusals and how fast they came, and the memory of the process `--pid` with all that it has started,
-as proportional set size. The rates take turns, `--rounds` times, so that what else the machine does is unfair to all of
-them alike. Clients and server share this machine, if they do: what clients take, the server lacks.
+First the capacity is measured: `--users` users in a closed loop without pauses. Then an open loop: requests arrive as a
+Poisson process at multiples of that rate, whether or not earlier ones are answered. Reported for each multiple: answers
+per second within the SLO (goodput), refusals and their latency, and the memory of the process `--pid` and its
+descendants as proportional set size. The rates alternate, `--rounds` times, so that other load on the machine affects
+all alike. If clients and server share a machine, the clients take resources from the server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from loadtest.workloads import Ask, ChatMix, chat_asks, read_entries
 
 MULTIPLES = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 MAX_OPEN = 2048
-"""Requests that the clients hold open at most; beyond them the load is no longer open, and the report says so."""
+"""Bound on open requests; beyond it requests are not sent (`not_sent` in the report) and the loop is not open."""
 DRAIN_S = 60.0
 REFUSALS = (429, 503)
 MEBIBYTE = 1 << 20
@@ -43,15 +43,16 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One rate of arrivals.
+    """Results of one arrival rate.
 
     Attributes:
-        multiple: of the capacity.
-        goodput_per_s: answers inside the SLO, of those asked for in the window, by its length.
-        by_status: answers by HTTP status; "0" is none.
+        multiple: arrival rate as a multiple of the capacity.
+        goodput_per_s: answers within the SLO to requests of the window, divided by its length.
+        by_status: number of answers by HTTP status; "0" for none.
+        cut: answers with status 200 that are incomplete.
         refusal_p50_ms, refusal_p99_ms: from sending a request to its refusal.
-        not_sent: requests that found `MAX_OPEN` others open.
-        memory_mb: of the server, over the window.
+        not_sent: requests not sent because `MAX_OPEN` others were open.
+        memory_mb: samples of the server's memory over the window, in MiB.
     """
 
     multiple: float
@@ -70,7 +71,7 @@ class Phase:
 
 
 class Turn(NamedTuple):
-    """A rate of arrivals, once."""
+    """One run of one arrival rate."""
 
     found: list[Exchange]
     not_sent: int = 0
@@ -78,7 +79,7 @@ class Turn(NamedTuple):
 
 
 class Memory(threading.Thread):
-    """Looks every two seconds at what a process and its descendants hold together."""
+    """Samples the memory of a process and its descendants every two seconds; none if `pid` is None."""
 
     def __init__(self, pid: int | None) -> None:
         super().__init__(daemon=True)
@@ -87,19 +88,19 @@ class Memory(threading.Thread):
         self.samples_mb: list[float] = []
 
     def run(self) -> None:
-        """Look until `stop`."""
+        """Sample until `stop`."""
         while self._pid is not None and not self._has_ended.wait(2.0):
             self.samples_mb.append(held_mb(self._pid))
 
     def stop(self) -> list[float]:
-        """Return what was seen."""
+        """Stop and return the samples."""
         self._has_ended.set()
         self.join()
         return self.samples_mb
 
 
 def held_mb(pid: int) -> float:
-    """Return the proportional set size of a process and its descendants."""
+    """Return the total proportional set size of a process and its descendants, in MiB."""
     held = 0
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         try:
@@ -110,12 +111,12 @@ def held_mb(pid: int) -> float:
 
 
 def asks(model: str, seed: int) -> Iterator[Ask]:
-    """Yield what is asked, for ever: short conversations about the standard library."""
+    """Yield requests forever: short conversations about the standard library."""
     return chat_asks(ChatMix(models=(model,)), read_entries(), seed=seed, user=0)
 
 
 def capacity_per_s(client: StreamClient, model: str, *, users: int, seconds: float) -> float:
-    """Return whole answers a second with so many users who ask without a pause."""
+    """Return complete answers per second with `users` users in a closed loop without pauses."""
     ends_s, whole = time.monotonic() + seconds, Counter[bool]()
 
     def keep_asking(seed: int) -> None:
@@ -132,7 +133,7 @@ def capacity_per_s(client: StreamClient, model: str, *, users: int, seconds: flo
 def open_loop(
     ask: Callable[[Ask], Exchange], source: Iterator[Ask], *, rate_per_s: float, seconds: float, seed: int
 ) -> Turn:
-    """Ask at a Poisson process' times and return what came of it."""
+    """Send requests at the times of a Poisson process and return the results."""
     rng, pool, not_sent = random.Random(f"arrivals/{seed}"), Pool(MAX_OPEN), 0
     found: list[Exchange] = []
     started_s = at_s = time.monotonic()
@@ -148,7 +149,7 @@ def open_loop(
 
 
 def take_turn(client: StreamClient, options: argparse.Namespace, *, rate_per_s: float, seed: int) -> Turn:
-    """Run one rate once, and look at the server's memory meanwhile."""
+    """Run one rate once while sampling the server's memory."""
     memory = Memory(options.pid)
     memory.start()
     turn = open_loop(client.ask, asks(options.model, seed), rate_per_s=rate_per_s, seconds=options.seconds, seed=seed)
@@ -156,7 +157,7 @@ def take_turn(client: StreamClient, options: argparse.Namespace, *, rate_per_s: 
 
 
 def phase_of(turns: list[Turn], slo: Slo, *, multiple: float, seconds: float) -> Phase:
-    """Return what the turns of one rate amount to, each of so many seconds."""
+    """Summarize the turns of one rate, each `seconds` long."""
     found, seconds = [exchange for turn in turns for exchange in turn.found], seconds * len(turns)
     ttfts = [e.ttft_ms for e in found if e.is_ok and e.ttft_ms is not None]
     refusals = [exchange.end_ms for exchange in found if exchange.status in REFUSALS]
@@ -178,7 +179,7 @@ def phase_of(turns: list[Turn], slo: Slo, *, multiple: float, seconds: float) ->
 
 
 def summary_of(phases: list[Phase], capacity: float, slo: Slo) -> dict[str, Any]:
-    """Return the report."""
+    """Return the report as JSON values."""
     peak = max(phase.goodput_per_s for phase in phases)
     at_three = [phase.goodput_per_s for phase in phases if phase.multiple == 3.0]
     return {
@@ -208,7 +209,7 @@ def main() -> None:
     options = parser.parse_args()
     slo = Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
     client = StreamClient(options.host, concurrency=MAX_OPEN)
-    # The first ones pay for what is touched for the first time.
+    # Warm up, discarding the result.
     capacity_per_s(client, options.model, users=options.users, seconds=options.seconds / 2)
     capacity = capacity_per_s(client, options.model, users=options.users, seconds=options.seconds)
     if not capacity:

@@ -1,10 +1,10 @@
-"""What a way to hold the weights costs in quality: the perplexity of one text under each of them.
+"""Measure the quality cost of weight formats: the perplexity of one text under each dtype and quantization.
 
     python -m loadtest.perplexity models/stdlib-chat          # answers about the standard library, each to its question
     python -m loadtest.perplexity /models/mine --text some.txt
 
-A text is read in windows, each from its beginning, without what came before; the first token of one is not predicted.
-Runs the engine's own forward pass, cache and kernels included.
+A text is split into windows, each evaluated without preceding context; a window's first token is not predicted. Uses
+the engine's own forward pass, including KV cache and kernels.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ VARIANTS: dict[str, tuple[str, str | None]] = {
     "int8, inputs rounded": ("bfloat16", "int8"),
     "int4": ("bfloat16", "int4"),
 }
-"""What the table calls them -> dtype and quantization."""
+"""Label in the table -> dtype and quantization."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What is read at once, and where in it the prediction begins."""
+    """A window of tokens, and the index of its first predicted token."""
 
     token_ids: tuple[int, ...]
     first: int = 1
@@ -52,10 +52,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A model that reads windows of a text.
+    """A model that evaluates windows of a text.
 
     Attributes:
-        length: tokens in a window.
+        length: maximum tokens of a window.
     """
 
     buffers: InputBuffers
@@ -89,7 +89,7 @@ class Reader:
         request = Request(request_id=RequestId("reader"), prompt_ids=tuple(token_ids), params=params)
         count = -(-len(token_ids) // self.cache.block_tokens)
         tables = [range(table * count, (table + 1) * count) for table in range(len(self.cache.layout.windows))]
-        # One row for each position, all over the same blocks: so every one of them has its logits.
+        # One row per position, all over the same blocks, so that every position has logits.
         rows = tuple(
             StepRow(
                 row=position,
@@ -112,10 +112,10 @@ class Reader:
 
 
 def perplexity(reader: Reader, pieces: Iterable[Piece]) -> tuple[float, int]:
-    """Return e to the mean negative log-likelihood of what is predicted, and how many tokens that is.
+    """Return the perplexity of the predicted tokens, and their number.
 
     Raises:
-        ValueError: nothing is.
+        ValueError: no token is predicted.
     """
     total, count = 0.0, 0
     for piece in pieces:
@@ -127,13 +127,13 @@ def perplexity(reader: Reader, pieces: Iterable[Piece]) -> tuple[float, int]:
 
 
 def windows(token_ids: Sequence[int], length: int) -> Iterator[Piece]:
-    """Cut a text into pieces of at most `length` tokens, and of at least two."""
+    """Split a text into pieces of at most `length` tokens and at least two."""
     for start in range(0, len(token_ids) - 1, length):
         yield Piece(token_ids=tuple(token_ids[start : start + length]))
 
 
 def answers(tokenizer: PreTrainedTokenizerBase, length: int) -> Iterator[Piece]:
-    """Yield the answer to a question about every entry of the bundled data, as the model's template writes them."""
+    """Yield a question and answer per bundled entry, in the model's chat template; only the answer is predicted."""
     for index, entry in enumerate(read_entries()):
         question = QUESTIONS[index % len(QUESTIONS)].format(name=entry.name)
         turns = [{"role": "user", "content": question}]

@@ -1,4 +1,4 @@
-"""The pictures of load tests: TTFT and gaps, throughput over time, goodput under overload. Matplotlib, to files."""
+"""Plots of load tests: TTFT and gaps, throughput over time, overload, routing. Matplotlib, to files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from matplotlib.axes import Axes
 from loadtest.measure import Exchange, tokens_by_time
 
 Runs = Mapping[str, Sequence[Exchange]]
-"""Label of a run -> what was recorded of it."""
+"""Label of a run -> its exchanges."""
 
 
 def cdf_points(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the sorted values and, for each, the share of values up to it."""
+    """Return the sorted values and, for each, the share of values at or below it."""
     ordered = sorted(values)
     return ordered, [(place + 1) / len(ordered) for place in range(len(ordered))]
 
 
 def tokens_in_bins(exchanges: Sequence[Exchange], bin_s: float = 1.0) -> list[float]:
-    """Return output tokens a second in each bin since the first request was sent."""
+    """Return output tokens per second in each time bin since the first request was sent."""
     if not exchanges:
         return []
     origin_s = min(exchange.started_s for exchange in exchanges)
@@ -39,7 +39,7 @@ def tokens_in_bins(exchanges: Sequence[Exchange], bin_s: float = 1.0) -> list[fl
 
 
 def draw_all(runs: Runs, folder: Path) -> list[Path]:
-    """Draw every picture and return the files."""
+    """Draw all plots of the runs and return the files."""
     return [
         _draw_cdf(
             {label: [e.ttft_ms for e in found if e.ttft_ms is not None] for label, found in runs.items()},
@@ -56,7 +56,7 @@ def draw_all(runs: Runs, folder: Path) -> list[Path]:
 
 
 def draw_overload(phases: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Draw what `loadtest.overload` found: goodput and refusals by the rate of arrivals, and the server's memory."""
+    """Plot results of `loadtest.overload`: goodput, complete answers and server memory by arrival rate."""
     _figure, (rates, memory) = plt.subplots(2, 1, figsize=(6, 6), sharex=True, height_ratios=(2, 1))
     multiples = [phase["multiple"] for phase in phases]
     rates.plot(multiples, [phase["goodput_per_s"] for phase in phases], marker="o", label="goodput")
@@ -72,7 +72,7 @@ def draw_overload(phases: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def draw_routing(runs: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Draw what `loadtest.routing_simulation` found: bars for each policy in each scene."""
+    """Plot results of `loadtest.routing_simulation`: bars for each policy in each scene."""
     scenes = [f"{run['replicas']} replicas\n{run['rate']:g} req/s each" for run in runs]
     panels: dict[str, Callable[[Mapping[str, float]], float]] = {
         "TTFT p50, ms": lambda row: row["ttft_p50_ms"],

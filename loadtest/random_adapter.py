@@ -1,4 +1,4 @@
-"""Writes adapters of random numbers that fit a checkpoint, as PEFT saves them."""
+"""Write adapters with random weights that fit a checkpoint, in PEFT's format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLOAT_BYTES = 4
 
 
 def linear_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
-    """Return (out, in) features of every linear layer of a checkpoint, by its full name."""
+    """Return (out, in) features of every linear layer of a checkpoint except experts, by its full name."""
     config = json.loads((Path(model_path) / "config.json").read_text())
     shapes = dict(tensor_shapes(config))
     taking = {
@@ -29,7 +29,7 @@ def rank_of_size(model_path: str, num_bytes: int) -> int:
 
 
 def write_adapter(folder: Path, model_path: str, *, rank: int, seed: int) -> None:
-    """Write an adapter of all linear layers in float32, neither factor zero."""
+    """Write an adapter of all linear layers in float32, with both A and B nonzero."""
     shapes = linear_shapes(model_path)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}

@@ -1,4 +1,4 @@
-"""Make a checkpoint that any server can load: the shape of a known model, random weights, a tokenizer and adapters.
+"""Write a checkpoint that any server can load: a known model's geometry, random weights, a tokenizer and adapters.
 
     python -m loadtest.random_checkpoint smollm2-135m /tmp/smollm2 --adapters 8 --rank 8
 
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Train a tokenizer of at most so many tokens and write it beside a checkpoint."""
+    """Train a tokenizer of at most `vocab_size` tokens and write it into a checkpoint's folder."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -36,7 +36,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:MAX_FILES]
-    # A few of them are there to test other encodings.
+    # A few of them use other encodings, for tests.
     texts = (source.read_text(encoding="utf-8", errors="replace") for source in sources)
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(

@@ -1,4 +1,4 @@
-"""Tables and the page of a load test, from what was measured; `python -m loadtest.report FOLDER` writes them again."""
+"""Write the table and HTML report of a load test; `python -m loadtest.report FOLDER` rewrites them from its records."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def slo_text(slo: Slo) -> str:
 
 
 def errors_by_text(exchanges: Sequence[Exchange]) -> list[tuple[str, int]]:
-    """Return what went wrong and how often, most frequent first."""
+    """Return the error messages and their counts, most frequent first."""
     texts = [exchange.error for exchange in exchanges if exchange.error is not None]
     return sorted(((text, texts.count(text)) for text in set(texts)), key=lambda item: (-item[1], item[0]))
 
 
 def write(folder: Path, runs: Runs, summaries: Sequence[Summary], slo: Slo) -> str:
-    """Write `table.md`, `report.html` and the pictures into a folder, and return the table."""
+    """Write `table.md`, `report.html` and the plots into a folder, and return the table with its notes."""
     table = markdown_table(COLUMNS, [row_of(summary) for summary in summaries])
     notes = [slo_text(slo)]
     for label, exchanges in runs.items():
@@ -115,12 +115,12 @@ img {{ max-width: 32%; min-width: 20rem; }}
 
 
 def users_of(path: Path) -> int:
-    """Return the number of users that a file of records (`records-8.jsonl`) names."""
+    """Return the number of users from the name of a records file (`records-8.jsonl`)."""
     return int(path.stem.removeprefix("records-"))
 
 
 def write_folder(folder: Path, slo: Slo, window_s: float | None = None) -> str:
-    """Report on every file of records in a folder and return the table.
+    """Report on every records file in a folder and return the table.
 
     Raises:
         ValueError: there is none, or one is empty.
@@ -137,7 +137,7 @@ def write_folder(folder: Path, slo: Slo, window_s: float | None = None) -> str:
 
 
 def main() -> None:
-    """Write the report of a folder again."""
+    """Rewrite the report of a folder."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.report", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--slo-ttft-ms", type=float)

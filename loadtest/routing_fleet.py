@@ -1,8 +1,8 @@
 """Replicas and sessions of a simulated fleet: queues, rows, caches and adapters as numbers; no model, no clock.
 
-A replica computes prompts in order at a rate, gives rows to decodes, keeps prefixes and adapters least recently used
-out, and reports as a real one does. The numbers are about those of an 8B model on one H200; what they are matters less
-than that all policies get the same ones.
+A replica prefills prompts in order at a fixed rate, assigns rows to decodes, keeps prefixes and adapters in LRU caches,
+and reports like a real one. The numbers approximate an 8B model on one H200; their exact values matter less than that
+all policies get the same ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Turn:
     turns_left: int
 
     def asked(self, request_id: str) -> Asked:
-        """Return it as the choice of a replica sees it."""
+        """Return it as the input of the replica choice."""
         return Asked(
             request_id=request_id,
             num_tokens=self.num_tokens,
@@ -49,7 +49,7 @@ class Turn:
         )
 
     def next(self, rng: random.Random) -> Turn:
-        """Return the session's next request: all that was said, and more."""
+        """Return the session's next request: the conversation so far and a new message."""
         num_tokens = self.num_tokens + self.num_output + rng.randint(50, 350)
         known = len(self.marks)
         more = [hash64(f"session {self.session} {i}") for i in range(known, (num_tokens - 1) // CHUNK_TOKENS)]
@@ -57,7 +57,7 @@ class Turn:
 
 
 class Sessions:
-    """Conversations: of a few turns each, most with an adapter of a Zipf distribution, all with its system prompt."""
+    """Conversations of a few turns each: 70% use an adapter, by Zipf's law; each starts with a shared system prompt."""
 
     def __init__(self, num_adapters: int, rng: random.Random) -> None:
         self._rng = rng
@@ -82,7 +82,7 @@ class Sessions:
 
 
 class Replica:
-    """One replica: what it has, and what it has promised."""
+    """One replica: its caches and its scheduled work."""
 
     def __init__(self, replica_id: str) -> None:
         self.replica_id = replica_id
@@ -100,13 +100,13 @@ class Replica:
         self._news = True
 
     def num_open(self, now_s: float) -> int:
-        """Return how many requests have come and not ended."""
+        """Return the number of requests that have arrived and not ended."""
         while self._ends and self._ends[0] <= now_s:
             heapq.heappop(self._ends)
         return len(self._ends)
 
     def serve(self, turn: Turn, request_id: str, gateway: int, now_s: float) -> Served:
-        """Take a request, and return when its first and its last token come."""
+        """Accept a request, and return the times of its first and last token and its cached prompt tokens."""
         num_open = self.num_open(now_s)
         num_cached = self._take_prefix(turn)
         busy = min(1.0, num_open / ROWS)
@@ -123,7 +123,7 @@ class Replica:
         return Served(first_s - now_s, end_s, num_cached)
 
     def reports(self, gateways: int, now_s: float) -> list[LoadReport]:
-        """Return what is told each gateway now; nothing where nothing has happened."""
+        """Return the current report for each gateway; empty if there is no news and no open request."""
         num_open = self.num_open(now_s)
         queued = int(max(0.0, self._prefill_free_s - now_s) * PREFILL_TOKENS_PER_S)
         if not self._news and not num_open:
@@ -165,7 +165,7 @@ class Replica:
             if mark not in self._chunks:
                 break
             depth += 1
-        # The deepest first, so that a chain is dropped from its end.
+        # The deepest first, so that a chain is evicted from its end.
         for mark in reversed(turn.marks):
             if mark not in self._chunks:
                 self._changed[mark] = True
@@ -198,7 +198,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of a request: seconds to its first token, when it ended, and what of its prompt was cached."""
+    """Outcome of a request: seconds to its first token, time of its end, and cached prompt tokens."""
 
     first_token_s: float
     end_s: float
@@ -207,7 +207,7 @@ class Served:
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has counted after its warm-up."""
+    """Counts of a run after its warm-up."""
 
     first_token_s: list[float] = field(default_factory=list)
     num_prompt_tokens: int = 0

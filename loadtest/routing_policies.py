@@ -1,4 +1,4 @@
-"""Ways to choose a replica, for comparison: the product's own board, and what else is usual."""
+"""Routing policies for comparison: the application's own `Board`, and common alternatives."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from loadtest.routing_fleet import Replica
 
 
 class Policy(Protocol):
-    """What one gateway does."""
+    """The routing policy of one gateway."""
 
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
-        """Return the place of the replica that gets the request."""
+        """Return the index of the replica that gets the request."""
         ...
 
     def hear(self, report: LoadReport, now_s: float) -> None:
-        """Take over a report."""
+        """Process a replica's report."""
         ...
 
     def end(self, request_id: str) -> None:
-        """Take note that a request has ended."""
+        """Process the end of a request."""
         ...
 
 
 class Uninformed:
-    """A policy that listens to nobody."""
+    """A policy that ignores reports."""
 
     def hear(self, report: LoadReport, now_s: float) -> None:
         """Ignore it."""
@@ -40,7 +40,7 @@ class Uninformed:
 
 
 class PowerOfTwo(Uninformed):
-    """The emptier of two drawn replicas, by their true numbers of open requests; Serve's default knows them later.
+    """The less loaded of two random replicas, by current open requests; Serve's default learns them with a delay.
 
     **Source:** Mitzenmacher, IEEE Transactions on Parallel and Distributed Systems 12(10), 2001.
     """
@@ -49,25 +49,25 @@ class PowerOfTwo(Uninformed):
         self._rng = rng
 
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
-        """Return the place of the replica that gets the request."""
+        """Return the index of the replica that gets the request."""
         pair = self._rng.sample(range(len(replicas)), 2)
         return min(pair, key=lambda place: replicas[place].num_open(now_s))
 
 
 class SessionHash(Uninformed):
-    """Always the same replica for a session."""
+    """Always the same replica for a session, by rendezvous hashing."""
 
     def __init__(self, replica_ids: Sequence[str], rng: random.Random) -> None:
         self._ids = replica_ids
 
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
-        """Return the place of the replica that gets the request."""
+        """Return the index of the replica that gets the request."""
         key = hash64(f"session {session}")
         return max(range(len(self._ids)), key=lambda place: weight(key, self._ids[place]))
 
 
 class PrefixOnly:
-    """The replica whose cache holds most of the prompt, as reported; the emptier of two where several hold as much."""
+    """The replica that reports the longest cached prefix of the prompt; on a tie, the less loaded of two at random."""
 
     def __init__(self, replica_ids: Sequence[str], rng: random.Random) -> None:
         self._rng = rng
@@ -75,7 +75,7 @@ class PrefixOnly:
         self._states = [ReplicaState(replica_id) for replica_id in replica_ids]
 
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
-        """Return the place of the replica that gets the request."""
+        """Return the index of the replica that gets the request."""
         depths = [_depth(asked, state) for state in self._states]
         deepest = max(depths)
         places = [place for place, depth in enumerate(depths) if depth == deepest]
@@ -83,7 +83,7 @@ class PrefixOnly:
         return min(pair, key=lambda place: replicas[place].num_open(now_s))
 
     def hear(self, report: LoadReport, now_s: float) -> None:
-        """Take over a report."""
+        """Process a replica's report."""
         self._states[self._place[report.replica_id]].hear(report, now_s, None)
 
     def end(self, request_id: str) -> None:
@@ -91,7 +91,7 @@ class PrefixOnly:
 
 
 class FirstToken:
-    """The product's choice."""
+    """The application's own policy."""
 
     def __init__(self, replica_ids: Sequence[str], rng: random.Random) -> None:
         self._ids = list(replica_ids)
@@ -100,15 +100,15 @@ class FirstToken:
         self._board.set_replicas(self._ids)
 
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
-        """Return the place of the replica that gets the request."""
+        """Return the index of the replica that gets the request."""
         return self._place[self._board.choose(asked, self._ids, now_s)[0]]
 
     def hear(self, report: LoadReport, now_s: float) -> None:
-        """Take over a report."""
+        """Process a replica's report."""
         self._board.hear(report, now_s)
 
     def end(self, request_id: str) -> None:
-        """Take note that a request has ended."""
+        """Process the end of a request."""
         self._board.end(request_id)
 
 

@@ -1,7 +1,7 @@
-"""Compare ways to choose a replica, without a model: `python -m loadtest.routing_simulation`.
+"""Compare routing policies by simulation, without a model: `python -m loadtest.routing_simulation`.
 
-Sessions with shared prefixes and adapters of a Zipf distribution come to several gateways, each of which chooses by
-itself from what the replicas report. The product's own choice is driven as it is (`deployments.routing.board`).
+Sessions with shared prefixes and Zipf-distributed adapters arrive at several gateways, each of which chooses replicas
+on its own from their reports. The application's own policy runs unchanged (`deployments.routing.board`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ WARM_UP_SHARE = 0.3
 THINK_S = 4.0
 NUM_GATEWAYS = 4
 TURNS_PER_SESSION = 4.5
-"""About; what a scene's rate is divided by."""
+"""Approximate mean; the request rate divided by it is the rate of new sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What is simulated; rates are requests a second, of all sessions together."""
+    """Parameters of a simulation; rates are requests per second over all sessions."""
 
     num_replicas: int
     num_adapters: int
@@ -39,7 +39,7 @@ class Scene:
 
 
 class Simulation:
-    """One run of one policy. Events in order of time: sessions begin, turns come, requests end, replicas report."""
+    """One run of one policy. Events are processed in order of time: turns, ends of requests, replica reports."""
 
     def __init__(self, scene: Scene, policy: str) -> None:
         self._scene = scene
@@ -121,7 +121,7 @@ def compare(scene: Scene, policies: Iterable[str] = POLICIES) -> dict[str, dict[
 
 
 def table(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the figures as a table for people."""
+    """Return the figures as a Markdown table."""
     rows = [
         [
             policy,
@@ -135,7 +135,7 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the comparison, print it, and write its figures and its picture."""
+    """Run the comparison, print it, and write its figures and its plot."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--replicas", type=int, nargs="+", default=[8, 32, 200])
     parser.add_argument("--adapters", type=int, default=4000)
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(table(found), flush=True)
             runs.append({"replicas": num_replicas, "rate": rate, "adapters": options.adapters, "policies": found})
     options.results.write_text(json.dumps({"gateways": NUM_GATEWAYS, "runs": runs}, indent=1) + "\n")
-    # Matplotlib is imported where a picture is drawn.
+    # Import Matplotlib only for the plot.
     from loadtest.plots import draw_routing
 
     draw_routing(runs, options.picture)

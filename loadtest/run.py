@@ -1,9 +1,9 @@
-"""Load a running server at rising numbers of users, headless, and leave a report.
+"""Load a running server with increasing numbers of users, headless, and write a report.
 
     python -m loadtest.run --host http://127.0.0.1:8000 --users 1,8,32 --seconds 20 --slo-ttft-ms 1000 --slo-tpot-ms 100
 
-leaves in the folder of `--out`: `table.md`, `report.html`, `ttft.png`, `itl.png`, `throughput.png`, and for each number
-of users Locust's page, its log and one line of JSON for every request.
+writes to the folder of `--out`: `table.md`, `report.html`, `ttft.png`, `itl.png`, `throughput.png`, and for each number
+of users Locust's page, its log and a file with one line of JSON for every request.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ GRACE_S = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run.
+    """The runs to do.
 
     Attributes:
         users: numbers of users, one run each.
-        seconds: length of each run; requests open at its end are waited for, and count in latencies only.
-        passed_on: further options for the users (`loadtest.users.options`).
+        seconds: length of each run; requests open at its end are waited for, and count only in latencies.
+        passed_on: further options for Locust and the users (`loadtest.users.options`).
     """
 
     host: str
@@ -43,7 +43,7 @@ class Plan:
 
 
 def parse(arguments: list[str] | None = None) -> Plan:
-    """Read the command line; what is not ours is passed on to Locust, which refuses what it does not know."""
+    """Parse the command line; unknown options are passed on to Locust, which refuses those it does not know."""
     epilog = "Other options go to Locust and its users: --models NAMES, --seed N and so on (loadtest/users/options.py)."
     parser = argparse.ArgumentParser(prog="python -m loadtest.run", description=__doc__, epilog=epilog)
     parser.add_argument("--host", default="http://127.0.0.1:8000", help="base URL of the running server")
@@ -86,10 +86,10 @@ def locust_command(plan: Plan, users: int) -> list[str]:
 
 
 def warm_up(host: str) -> list[str]:
-    """Ask every served name once, so that no run pays for first loads; return the names.
+    """Request every served name once, so that no run includes first loads; return the names.
 
     Raises:
-        SystemExit: there is no server, or it does not answer.
+        SystemExit: there is no server, or a name does not answer.
     """
     client = StreamClient(host)
     try:

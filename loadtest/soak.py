@@ -1,10 +1,11 @@
-"""Ask a running server for a long time while its parts are killed, and hold every answer against what it should be.
+"""Load a running server for a long time while its processes are killed, and check every answer.
 
     python -m loadtest.soak --url http://127.0.0.1:8000 --minutes 20 --streams 8 --kill Model- --kill Gateway
 
-Each question is asked once before anything is killed; whatever is answered later must be the same, to the letter: half
-of them greedy, half drawn from a seed. Serve in float32, where a batch's company does not round an answer another way.
-Every minute one process of this machine, whose command line holds one of the names, is killed. Prints one JSON object.
+Each question is asked once before anything is killed; every later answer must be identical. Half of the questions are
+greedy, half sampled with a seed. Serve in float32, where rounding does not depend on the other requests of a batch.
+Every minute one process of this machine whose command line contains one of the names is killed. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PERIOD_S, MENDING_S = 60.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One answer: its text, whether it said that it was over, and what went wrong, if anything."""
+    """One answer: its text, whether it had a finish reason, its error if any, and its duration."""
 
     text: str
     is_done: bool
@@ -40,7 +41,7 @@ class Heard:
 
 
 def question(model: str, number: int, max_tokens: int) -> dict[str, Any]:
-    """Return one of the questions; odd ones are drawn."""
+    """Return one of the questions; odd ones are sampled."""
     drawn = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0}
     return drawn | {
         "model": model,
@@ -52,7 +53,7 @@ def question(model: str, number: int, max_tokens: int) -> dict[str, Any]:
 
 
 def ask(client: httpx.Client, body: dict[str, Any]) -> Heard:
-    """Ask once, without trying again."""
+    """Ask once, without retry."""
     started_s, text, is_done, error = time.monotonic(), "", False, None
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -74,9 +75,9 @@ def ask(client: httpx.Client, body: dict[str, Any]) -> Heard:
 
 
 def judge(heard: Heard, expected: str) -> str:
-    """Say what an answer was: "same", "different", "cut in silence", or how it failed."""
+    """Classify an answer: "same", "different", "cut in silence", or how it failed."""
     if heard.error is not None:
-        # A failure that looks like an answer would be believed.
+        # A client would take a failure after the finish reason for a complete answer.
         return "failed after its end" if heard.is_done else heard.error
     if not heard.is_done:
         return "cut in silence"
@@ -84,7 +85,7 @@ def judge(heard: Heard, expected: str) -> str:
 
 
 def kill_one(names: list[str], rng: random.Random) -> str | None:
-    """Kill a process of this machine that has one of the names; return which, None where there is none."""
+    """Kill a random process with one of the names in its command line; return the name, or None if there is none."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or ())
@@ -97,7 +98,7 @@ def kill_one(names: list[str], rng: random.Random) -> str | None:
 
 
 class Tally:
-    """What all streams together have heard so far; any thread."""
+    """Results of all streams so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -112,10 +113,10 @@ class Tally:
 
 
 def undisturbed(client: httpx.Client, bodies: list[dict[str, Any]]) -> list[str]:
-    """Return what each question is answered while nobody dies.
+    """Return the answer to each question before anything is killed.
 
     Raises:
-        SystemExit: not even then are all answers whole.
+        SystemExit: an answer is incomplete even then.
     """
     answers = [ask(client, body) for body in bodies]
     if any(heard.error is not None or not heard.is_done for heard in answers):
@@ -126,19 +127,19 @@ def undisturbed(client: httpx.Client, bodies: list[dict[str, Any]]) -> list[str]
 def keep_asking(
     client: httpx.Client, bodies: list[dict[str, Any]], expected: list[str], first: int, ends_s: float, tally: Tally
 ) -> None:
-    """Ask one question after the other until the time is over."""
+    """Ask one question after another until the time is up."""
     number = first
     while time.monotonic() < ends_s:
         number = (number + 1) % len(bodies)
         heard = ask(client, bodies[number])
         tally.add(judge(heard, expected[number]), heard.took_s)
         if heard.error is not None:
-            # As a polite client does.
+            # Back off, as a well-behaved client does.
             time.sleep(0.5)
 
 
 def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int, names: list[str]) -> dict[str, Any]:
-    """Ask until the time is over, and return what was heard."""
+    """Ask until the time is up, and return the results."""
     rng, kills, tally = random.Random(0), Counter[str](), Tally()
     with httpx.Client(base_url=url, timeout=SLOW_S, trust_env=False) as client, ThreadPoolExecutor(streams) as pool:
         bodies = [question(model, number, max_tokens) for number in range(NUM_QUESTIONS)]
@@ -147,7 +148,7 @@ def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int,
         asking = [
             pool.submit(keep_asking, client, bodies, expected, number, ends_s, tally) for number in range(streams)
         ]
-        # The last one has time to mend.
+        # Leave time to recover from the last kill.
         while (left_s := ends_s - time.monotonic() - MENDING_S) > 0:
             time.sleep(min(PERIOD_S, left_s))
             killed = kill_one(names, rng) if names else None
@@ -169,7 +170,7 @@ def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int,
 
 
 def main() -> int:
-    """Soak and print; 1 where an answer was different or cut in silence."""
+    """Soak and print; return 1 if an answer was different, cut in silence, or failed after its end."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--model", default="stdlib-chat")

@@ -1,7 +1,7 @@
-"""One streaming client for every load test: it asks, reads the answer as it comes and notes when each piece came.
+"""The streaming client of all load tests: send a request, read the answer and record when each event arrives.
 
-Speaks HTTP only and knows OpenAI's wire format, chat and text completions, and nothing of the server behind it. Works
-in greenlets (Locust's kind), one request of a client at a time for each of its connections.
+Uses only HTTP and OpenAI's wire format (chat and text completions), and knows nothing else about the server. Runs in
+gevent greenlets, like Locust; each connection of a client carries one request at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ServedModel:
 
 
 class StreamError(RuntimeError):
-    """The answer did not come whole; the message says how it failed."""
+    """The answer is incomplete; the message says how it failed."""
 
 
 class _Reading:
-    """What has been read of one answer so far."""
+    """State of reading one answer."""
 
     def __init__(self, now_ms: Callable[[], float], on_first_text: Callable[[], None]) -> None:
         self._now_ms = now_ms
@@ -79,12 +79,12 @@ class _Reading:
 
 
 class StreamClient:
-    """A client of one server, with kept connections.
+    """A client of one server, with persistent connections.
 
     Args:
         host: base URL, such as `http://127.0.0.1:8000`.
-        concurrency: requests that greenlets may have open through this client at once.
-        timeout_s: silence on a connection after which a request counts as failed.
+        concurrency: maximum number of concurrent requests through this client.
+        timeout_s: time without data on a connection after which a request fails.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class StreamClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def ask(self, ask: Ask, *, on_first_text: Callable[[], None] = lambda: None) -> Exchange:
-        """Send one request and read its answer to the end; whatever fails is told by `Exchange.error`.
+        """Send one request and read its answer to the end; failures are reported in `Exchange.error`.
 
-        `on_first_text` is called once, as soon as the first text is there.
+        `on_first_text` is called once, as soon as the first text arrives.
         """
         body = json.dumps(ask.body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
         started_s, started = time.time(), time.perf_counter()
@@ -127,16 +127,16 @@ class StreamClient:
             end_ms=now_ms(),
             prompt_tokens=reading.usage.get("prompt_tokens", 0),
             cached_tokens=details.get("cached_tokens") or 0,
-            # A server that does not count sends, as far as is known, a token with each event.
+            # Without a usage chunk, assume one token per event.
             completion_tokens=reading.usage.get("completion_tokens", len(reading.event_ms)),
             finish_reason=reading.finish_reason,
         )
 
     def models(self) -> list[ServedModel]:
-        """Return what `/v1/models` lists.
+        """Return the models that `/v1/models` lists.
 
         Raises:
-            StreamError: the server answered with an error, or with something else than a list of models.
+            StreamError: the server answered with an error, or with something other than a list of models.
             OSError: there is no server.
         """
         with self._http.get("/v1/models", self._headers) as response:
@@ -149,7 +149,7 @@ class StreamClient:
             raise StreamError("GET /v1/models did not answer with a list of models") from failure
 
     def close(self) -> None:
-        """Close the kept connections."""
+        """Close the persistent connections."""
         self._http.close()
 
 

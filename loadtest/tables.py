@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def number(value: float) -> str:
-    """Return three digits that matter; a dash for what was not measured."""
+    """Format a number with about three significant digits; NaN is a dash."""
     if math.isnan(value):
         return "-"
     if abs(value) >= 100:
@@ -16,7 +16,7 @@ def number(value: float) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose columns line up in plain text too; the first is flush left, the others flush right."""
+    """Return a table whose columns also align as plain text; the first is left-aligned, the others right-aligned."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

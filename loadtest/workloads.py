@@ -1,7 +1,7 @@
-"""What is asked: pure, seeded generators of requests. Equal arguments give equal requests, on every machine.
+"""Pure, seeded generators of requests. Equal arguments give equal requests, on every machine.
 
-Sources of text are the questions that the bundled model was made for (`read_entries`); sources of exact lengths are
-prompts given as token ids, which every OpenAI-like server takes at `/v1/completions`.
+Text workloads use the questions that the bundled model was trained for (`read_entries`). Workloads of exact lengths use
+prompts of token ids, which every OpenAI-compatible server accepts at `/v1/completions`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 SPACED_WORD = re.compile("[Ġ▁][a-z]{3,}")
-"""A token of letters after a space, as byte-level and sentencepiece vocabularies write it."""
+"""A token of a space and letters, as written in byte-level and sentencepiece vocabularies."""
 STDLIB_FILE = Path(__file__).resolve().parents[1] / "models" / "data" / "stdlib.jsonl"
 
 QUESTIONS = (
@@ -44,7 +44,7 @@ FALLBACK_ENTRIES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A name of the standard library and what its documentation says of it."""
+    """A name of the standard library and the summary from its documentation."""
 
     name: str
     summary: str
@@ -55,7 +55,7 @@ class Ask:
     """One request.
 
     Attributes:
-        workload: label under which its measurements are kept.
+        workload: label of its measurements.
         body: JSON of the request; the client adds `stream` and `stream_options`.
     """
 
@@ -65,21 +65,21 @@ class Ask:
 
     @property
     def model(self) -> str:
-        """The name that is asked for."""
+        """The requested model name."""
         return str(self.body["model"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMix:
-    """What the users of a chat load ask.
+    """The mix of requests of a chat workload.
 
     Attributes:
-        models: names to ask, most popular first (a base model, then its adapters); popularity is Zipf's.
-        zipf_exponent: 0 asks all names equally often; 1 asks the k-th 1/k as often as the first.
-        max_earlier_turns: turns of a conversation before the question, drawn from 0 to this: mixes prompt lengths.
-        max_prompt_chars: earlier turns are left out beyond this.
-        shared_prefix_share: share of requests that begin with one common system prompt.
-        min_answer_tokens, max_answer_tokens: bound on the answer, drawn evenly between the two.
+        models: names to request, most popular first (a base model, then its adapters); popularity follows Zipf's law.
+        zipf_exponent: 0 requests all names equally often; 1 requests the k-th 1/k as often as the first.
+        max_earlier_turns: the number of turns before the question is drawn from 0 to this, to mix prompt lengths.
+        max_prompt_chars: earlier turns that would exceed this are left out.
+        shared_prefix_share: share of requests that start with one common system prompt.
+        min_answer_tokens, max_answer_tokens: `max_tokens` is drawn uniformly between the two.
     """
 
     models: tuple[str, ...]
@@ -93,7 +93,7 @@ class ChatMix:
 
 
 def read_entries(path: Path = STDLIB_FILE) -> tuple[Entry, ...]:
-    """Return the entries of a JSON-lines file with `name` and `summary`; a handful of built-in ones if it is absent."""
+    """Return the entries of a JSON-lines file with `name` and `summary`, or a few built-in ones if it is absent."""
     if not path.exists():
         return tuple(Entry(name=name, summary=summary) for name, summary in FALLBACK_ENTRIES)
     with path.open(encoding="utf-8") as lines:
@@ -102,12 +102,12 @@ def read_entries(path: Path = STDLIB_FILE) -> tuple[Entry, ...]:
 
 
 def zipf_weights(count: int, exponent: float) -> list[float]:
-    """Return `count` cumulative weights, the k-th name weighing k ** -exponent."""
+    """Return `count` cumulative weights; the k-th name has weight k ** -exponent."""
     return list(accumulate(rank**-exponent for rank in range(1, count + 1)))
 
 
 def chat_asks(mix: ChatMix, entries: Sequence[Entry], *, seed: int, user: int) -> Iterator[Ask]:
-    """Yield the requests of one user, for ever."""
+    """Yield the requests of one user, forever."""
     rng = random.Random(f"{seed}/{user}")
     weights = zipf_weights(len(mix.models), mix.zipf_exponent)
     while True:
@@ -145,20 +145,20 @@ def _question(name: str, rng: random.Random) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRange:
-    """Token ids [start, end) that are plain text in every vocabulary of interest, special tokens left out."""
+    """Token ids [start, end) that are plain text, not special tokens, in every relevant vocabulary."""
 
     start: int = 300
     end: int = 1000
 
 
 def token_prompt(length: int, *, seed: int | str, ids: TokenRange) -> list[int]:
-    """Return `length` token ids drawn evenly."""
+    """Return `length` token ids drawn uniformly."""
     rng = random.Random(f"prompt/{seed}")
     return [rng.randrange(ids.start, ids.end) for _ in range(length)]
 
 
 def single_token_words(folder: str) -> tuple[str, ...]:
-    """Return words, each with a space before it, that the tokenizer in a folder makes one token of wherever they stand.
+    """Return words, each with a leading space, that the tokenizer in a folder always encodes as one token.
 
     Raises:
         ValueError: it has no such words.
@@ -174,7 +174,7 @@ def single_token_words(folder: str) -> tuple[str, ...]:
 def token_ask(
     model: str, prompt: Sequence[int] | str, max_tokens: int, *, workload: str, ignore_eos: bool = True
 ) -> Ask:
-    """Return a greedy continuation of exactly this prompt; `ignore_eos` is an extension that most servers know."""
+    """Return a request for a greedy completion of this exact prompt; `ignore_eos` is a widely supported extension."""
     asked = prompt if isinstance(prompt, str) else list(prompt)
     body: dict[str, Any] = {"model": model, "prompt": asked, "max_tokens": max_tokens, "temperature": 0}
     if ignore_eos:
@@ -183,6 +183,6 @@ def token_ask(
 
 
 def mixed_lengths(count: int, *, seed: int) -> list[tuple[int, int]]:
-    """Return `count` pairs (prompt tokens 32 to 512, answer tokens 16 to 256), both even on a logarithmic scale."""
+    """Return `count` pairs (prompt tokens 32 to 512, answer tokens 16 to 256), both log-uniform."""
     rng = random.Random(f"lengths/{seed}")
     return [(round(32 * 16 ** rng.random()), round(16 * 16 ** rng.random())) for _ in range(count)]

@@ -1,10 +1,10 @@
-"""Everything that needs a GPU, in one call: check, measure, and write what was found as JSON, part by part.
+"""Run all checks and measurements that need a GPU, part by part, and write the results as JSON.
 
-    python -m loadtest.gpu --out loadtest/results/h200.json               # what is wanted, in eight minutes at most
-    python -m loadtest.gpu --only tokens,kernels                          # of the parts that --help lists
+    python -m loadtest.gpu --out loadtest/results/h200.json               # the default parts, in at most eight minutes
+    python -m loadtest.gpu --only tokens,kernels                          # some of the parts that --help lists
 
-Every part is a process of its own with a limit of its own; the file is written anew after each, and the summary comes
-last. Traces are kept beside it.
+Every part runs in its own process with its own time limit. The file is rewritten after each part; the summary is
+printed last. Traces are written next to the file.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ KERNEL_TESTS = ("tests/kernels/gpu", "tests/engine/gpu", "tests/engine/tiers")
 PYTEST_OPTIONS = ("-v", "-p", "no:cacheprovider", "--maxfail=20", "--durations=5")
 TAIL_CHARACTERS = 8000
 SWEEPS_AT_ONCE = 4
-"""Are compiled before they are timed: all together would take a minute until the first is."""
+"""Sweeps compiled together before they are timed: compiling all first would delay the first timing by a minute."""
 
 LIMIT_S_BY_USUAL_ENGINE = {"llama-3.1-8b": 190, "llama-3.1-8b-fp8_quantization-fp8_kv": 50, "qwen3-0.6b": 60}
-"""Those that there are targets for, in order."""
+"""The engine groups that run by default, in order -> their limits in seconds."""
 OTHER_LIMIT_S = 150
 BASE_MODELS = ("llama-3.1-8b", "qwen3-0.6b")
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What shows what something is worth: it is done without."""
+    """A module flag that is turned off to measure the gain of an optimization."""
 
     name: str
     module: ModuleType
@@ -71,7 +71,7 @@ ONE_STREAM = Switch("one-stream", runtime, "BRANCHES_ARE_WANTED")
 
 
 def parts() -> list[Part]:
-    """Return all parts: first what the rows with targets need, which all have time to take as long as they may."""
+    """Return all parts, those for the rows with targets first, so that these get their full time limits."""
     works_by_name = engine.groups()
 
     def engine_part(name: str) -> Part:
@@ -119,7 +119,7 @@ def parts() -> list[Part]:
 
 
 def tell_facts(notes: Notes) -> None:
-    """Tell what is measured on and with, and the device's ceilings."""
+    """Record the device, the versions, and the device's measured ceilings."""
     import triton
 
     properties = torch.cuda.get_device_properties(0)
@@ -133,14 +133,14 @@ def tell_facts(notes: Notes) -> None:
 
 
 def run_tests(notes: Notes, paths: Sequence[str], num_processes: int) -> None:
-    """Run tests, side by side where pytest can."""
+    """Run tests, in parallel if pytest-xdist is installed."""
     command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, *paths]
     if find_spec("xdist") is not None:
         command += ["-n", str(num_processes), "--dist", "worksteal"]
     tail = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None
-        # Line by line: what is stopped at its limit has told how far it came.
+        # Line by line, so that a part stopped at its limit has recorded its progress.
         for line in run.stdout:
             print(line, end="", flush=True)
             tail = (tail + line)[-TAIL_CHARACTERS:]
@@ -150,7 +150,7 @@ def run_tests(notes: Notes, paths: Sequence[str], num_processes: int) -> None:
 
 
 def compile_all(runs: Iterable[Callable[[], object]]) -> None:
-    """Compile what all of them launch; one that fails will again where it is timed, and is noted there."""
+    """Compile the kernels that the runs launch; ignore errors, which recur and are recorded when timed."""
 
     def quietly(run: Callable[[], object]) -> None:
         with suppress(Exception):
@@ -160,7 +160,7 @@ def compile_all(runs: Iterable[Callable[[], object]]) -> None:
 
 
 def measure_attention(notes: Notes) -> None:
-    """Time attention in the shapes of one layer of Llama-3.1-8B, then what others have for it."""
+    """Time attention in the shapes of one layer of Llama-3.1-8B, then other libraries' attention."""
     benches = list(attention.benches(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
     compile_all(one.run for one in benches)
     ceilings, timer = measure_ceilings(), GpuTimer()
@@ -171,39 +171,39 @@ def measure_attention(notes: Notes) -> None:
 
 
 def measure_kernels(notes: Notes) -> None:
-    """Time every other kernel of such a layer."""
+    """Time every other kernel of that layer."""
     benches = list(kernels.benches(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
     compile_all(one.run for one in benches)
     tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
 
 
 def measure_experts(notes: Notes, mixture: Mixture) -> None:
-    """Time the mixture of experts of a layer."""
+    """Time the experts of one MoE layer."""
     benches = list(experts.benches(mixture, DEVICE, attempt=notes.attempt))
     compile_all(one.run for one in benches)
     tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
 
 
 def tell_figures(notes: Notes, figures: Iterable[bench.Figure]) -> None:
-    """Note and print each as it is measured."""
+    """Record and print each figure as it is measured."""
     for figure in figures:
         notes.add("figures", asdict(figure))
         print(summary.kernel_line(asdict(figure)), flush=True)
 
 
 def measure_engine(notes: Notes, works: Sequence[engine.Work]) -> None:
-    """Run the engine's rows that have the same options, then record the steps of some."""
+    """Run engine rows with the same options on one engine, then trace the steps of some."""
     tell_results(notes, engine.measure(works, measure_ceilings(), attempt=notes.attempt, trace=partial(trace, notes)))
 
 
 def measure_without(notes: Notes, works: Sequence[engine.Work], switch: Switch) -> None:
-    """Run rows without what a switch stands for."""
+    """Run rows with a switch turned off."""
     setattr(switch.module, switch.attribute, False)
     tell_results(notes, engine.measure(works, measure_ceilings(), attempt=notes.attempt), f", {switch.name}")
 
 
 def tell_results(notes: Notes, results: Iterable[engine.Result], suffix: str = "") -> None:
-    """Note and print each as it is measured; `suffix` tells them from others."""
+    """Record and print each result as it is measured; `suffix` is appended to the titles."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
     for result in results:
         found = asdict(result) | {"title": result.title + suffix, "verdict": result.verdict}
@@ -212,7 +212,7 @@ def tell_results(notes: Notes, results: Iterable[engine.Result], suffix: str = "
 
 
 def trace(notes: Notes, runs: Sequence[tuple[engine.Result, Callable[[], object]]]) -> None:
-    """Record rows in one trace, keep it, and note what the device did in their steps."""
+    """Record the rows in one trace file, keep it, and record what the device did in their steps."""
     path = notes.beside("trace.json.gz")
     spans = tracing.record(path, [run for _, run in runs])
     whole = tracing.read(path)
@@ -230,7 +230,7 @@ def trace(notes: Notes, runs: Sequence[tuple[engine.Result, Callable[[], object]
 
 
 def measure_sweeps(notes: Notes) -> None:
-    """Try other cuts of the kernels that decoding waits for."""
+    """Try other tile configurations of the kernels that dominate decoding."""
     found = list(sweep.sweeps(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
     ceilings, timer = measure_ceilings(), GpuTimer()
     for at in range(0, len(found), SWEEPS_AT_ONCE):
@@ -244,7 +244,7 @@ def measure_sweeps(notes: Notes) -> None:
 
 
 def measure_tiers(notes: Notes) -> None:
-    """Time blocks of a prompt of 8,192 tokens on their way to the host and back."""
+    """Time the transfer of the KV cache blocks of an 8,192-token prompt to the host and back."""
     for figure in tiers.measure(GEOMETRIES[0], DEVICE, num_blocks=512):
         notes.add("tiers", asdict(figure))
         share = figure.bytes_per_s / figure.plain_bytes_per_s
@@ -252,7 +252,7 @@ def measure_tiers(notes: Notes) -> None:
 
 
 def measure_peers(notes: Notes) -> None:
-    """Time what others do."""
+    """Time decoding by other libraries."""
 
     def tell(figure: peers.PeerFigure) -> None:
         notes.add("figures", asdict(figure))
@@ -262,7 +262,7 @@ def measure_peers(notes: Notes) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check, measure, write and sum up; return 1 where something failed."""
+    """Run the parts, write the results and print the summary; return 1 if something failed."""
     by_name = {part.name: part for part in parts()}
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,4 +1,4 @@
-"""Attention over the paged cache by itself, in the shapes of one layer, and the same by others on the same device."""
+"""Benchmarks of attention over the paged KV cache in the shapes of one layer, and of other libraries' attention."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.parts import Attempt
 
 ROWS, CONTEXT = 64, 4096
-"""What there is a target for."""
+"""The decode shape that has a target."""
 WORKSPACE_BYTES = 128 << 20
-"""What flashinfer wants for the sums of rows that it splits."""
+"""flashinfer's workspace for partial results of split rows."""
 
 
 def benches(
     geometry: Geometry, device: torch.device, *, scale: int = 1, attempt: Attempt = nullcontext
 ) -> Iterator[Bench]:
-    """Yield our kernel on fresh inputs; `scale` divides batch and context for a trial without a GPU."""
+    """Yield this application's kernels on fresh inputs; `scale` divides batch and context for a trial without a GPU."""
     decoding = partial(_decode_attention, geometry, device)
     few, some, many = max(1, 32 // scale), max(1, ROWS // scale), 8192 // scale
     families = [
@@ -47,9 +47,9 @@ def benches(
 
 
 def peers(geometry: Geometry, device: torch.device, *, scale: int = 1) -> list[tuple[str, Callable[[], Bench]]]:
-    """Return what makes the kernel of the target by others, by name; each may fail in a way of its own.
+    """Return (name, factory) of other libraries' kernels for the target's shape; each factory may fail.
 
-    What is compiled comes after what is not, and flashinfer last: where no kernels came with it, it compiles for long.
+    Compiled ones come after the others, and flashinfer last: without prebuilt kernels it compiles for a long time.
     """
     rows, context = max(1, ROWS // scale), CONTEXT // scale
     makers = {"torch's": _torch_attention, "torch's compiled flex": _flex_attention}
@@ -81,9 +81,9 @@ def attention_inputs(
     held: torch.dtype | None = None,
     longest: int = 0,
 ) -> tuple[Callable[[Share | None], torch.Tensor], float]:
-    """Return what attends for rows of one token over `context` keys each, by a cut, and the bytes that it must move.
+    """Return a function from cut to decode attention, for rows of one token over `context` keys each, and its bytes.
 
-    The first row may have `longest` keys, which it shares with others.
+    The bytes are those that it must move. If `longest` is given, the first row has so many keys, shared with others.
     """
     cache, spans = random_cache(geometry, rows * context, device), None
     if held is not None:
@@ -134,7 +134,7 @@ def _decode_attention(
 def rope_attention_inputs(
     geometry: Geometry, device: torch.device, *, rows: int, context: int
 ) -> tuple[Callable[[Cut], torch.Tensor], float]:
-    """Return what goes by a cut from a layer's product to its attention over `context` keys, and the bytes it moves."""
+    """Return a function from cut to fused RoPE, cache write and attention over `context` keys, and its bytes."""
     cache = random_cache(geometry, rows * context, device)
     per_row = -(-context // BLOCK_TOKENS)
     tables = torch.randperm(rows * per_row, device=device).view(rows, per_row)
@@ -190,13 +190,13 @@ def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int)
 
 
 def _torch_attention(geometry: Geometry, device: torch.device, rows: int, context: int) -> Callable[[], object]:
-    """Return what torch has for it, over keys and values that lie one after the other."""
+    """Return torch's attention, over contiguous keys and values."""
     q, k, v = _dense_inputs(geometry, device, rows, context)
     return lambda: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
 def _flex_attention(geometry: Geometry, device: torch.device, rows: int, context: int) -> Callable[[], object]:
-    """Return the kernel that torch's compiler makes for it."""
+    """Return torch's flex attention, compiled."""
     from torch.nn.attention.flex_attention import flex_attention
 
     q, k, v = _dense_inputs(geometry, device, rows, context)
@@ -205,7 +205,7 @@ def _flex_attention(geometry: Geometry, device: torch.device, rows: int, context
 
 
 def _flashinfer_attention(geometry: Geometry, device: torch.device, rows: int, context: int) -> Callable[[], object]:
-    """Return what flashinfer has, over a cache that is paged as ours; what it plans on the host is not timed."""
+    """Return flashinfer's attention over a cache with the same paging; its planning on the host is not timed."""
     import flashinfer
 
     cache = random_cache(geometry, rows * context, device)
@@ -236,6 +236,6 @@ def _dense_inputs(
 
 
 def random_cache(geometry: Geometry, tokens: int, device: torch.device) -> torch.Tensor:
-    """Draw keys and values of one layer in blocks."""
+    """Return random keys and values of one layer, [2, blocks, block tokens, KV heads, head dim]."""
     blocks = -(-tokens // BLOCK_TOKENS)
     return random_numbers(2, blocks, BLOCK_TOKENS, geometry.kv_heads, geometry.head_dim, device=device)

@@ -1,4 +1,4 @@
-"""One kernel on inputs of one shape, and what was measured of it against the ceilings."""
+"""A benchmark of one kernel on inputs of one shape, and its measured figures against the ceilings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Bench:
     """One kernel on inputs of one shape.
 
     Attributes:
-        num_bytes: that it must read and write.
-        num_flop: that it must compute in matrix products.
+        num_bytes: bytes that it must read and write.
+        num_flop: operations that it must compute in matrix products.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What was measured of one kernel; `of_ceiling` is the floor's time over the measured one."""
+    """Measurements of one kernel; `of_ceiling` is the floor's time divided by the measured time."""
 
     name: str
     us: float
@@ -41,7 +41,7 @@ class Figure:
 def measure(
     found: Iterable[Bench], ceilings: Ceilings, timer: Timer, attempt: Attempt = nullcontext
 ) -> Iterator[Figure]:
-    """Time each and yield it as it is done."""
+    """Time each benchmark and yield its figure at once."""
     for bench in found:
         with attempt(bench.name):
             seconds = timer.seconds(bench.run)
@@ -55,6 +55,6 @@ def measure(
 
 
 def random_numbers(*shape: int, device: torch.device) -> torch.Tensor:
-    """Draw numbers near 1, in bfloat16 where there is a GPU."""
+    """Return standard normal numbers, in bfloat16 on a GPU, else float32."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.randn(shape, dtype=dtype, device=device)

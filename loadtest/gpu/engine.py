@@ -1,4 +1,4 @@
-"""Whole steps of the engine on random weights, against the floor of the device: weights and cache read once a step."""
+"""Benchmarks of whole engine steps on random weights against the device's floor: reading weights and cache once."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from loadtest.workloads import TokenRange, token_prompt
 RANK = 16
 ANSWER_TOKENS = 65
 WARM_UP_CONTEXT = 1024
-"""Of decodes: what is compiled and allocated does not depend on it, and long prompts take as long as all the rest."""
+"""Bound on a decode's context in warm-up: compilation and allocation do not depend on it, and long prompts are slow."""
 ADAPTER_BYTES = 8 << 30
-"""What adapters may take of the device: 64 of rank 16 for 8 billion weights are 5.4 GB."""
+"""Device memory for adapters: 64 of rank 16 for 8 billion weights take 5.4 GB."""
 Build = Callable[[EngineConfig, Sequence[AdapterRef], Any], Engine]
 
 
@@ -47,11 +47,10 @@ class Work:
     """One row of the table.
 
     Attributes:
-        target: what `of_floor` should be at least; None where there is none. With adapters the floor is what the same
-            row took without.
-        num_adapters: the requests are spread over so many; 0 for none.
-        quantization, kv_cache_dtype: of the engine that runs it.
-        is_traced: whether its steps are recorded too, kernel by kernel, when all rows have been measured.
+        target: minimum of `of_floor`; None for no target. With adapters, the floor is the time of the same row without.
+        num_adapters: number of adapters that the requests are spread over; 0 for none.
+        quantization, kv_cache_dtype: options of the engine that runs it.
+        is_traced: whether its steps are also traced, kernel by kernel, after all rows have been measured.
     """
 
     model: str
@@ -66,7 +65,7 @@ class Work:
 
     @property
     def title(self) -> str:
-        """What the row is called."""
+        """The row's title."""
         kind = "prefill" if self.answer_tokens == 1 else "decode"
         adapters = f", {self.num_adapters} adapters" if self.num_adapters else ""
         weights = f", {self.quantization} weights" if self.quantization else ""
@@ -75,16 +74,16 @@ class Work:
 
     @property
     def options(self) -> dict[str, str | None]:
-        """What of the engine's configuration is the row's own."""
+        """The engine options that the row sets."""
         return {"quantization": self.quantization, "kv_cache_dtype": self.kv_cache_dtype}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What was measured of one row; times of one step in milliseconds (of the whole prompt for a prefill).
+    """Measurements of one row; times of one step in milliseconds (of the whole prompt for a prefill).
 
     Attributes:
-        num_compiled: kernels that were compiled, or loaded, while it was measured: should be none.
+        num_compiled: kernels compiled or loaded during the measurement; should be 0.
     """
 
     title: str
@@ -98,17 +97,17 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Whether the target is met."""
+        """Whether the target is met; empty without a target."""
         return "" if self.target is None else "met" if self.of_floor >= self.target else "MISSED"
 
     @property
     def host_ms(self) -> float:
-        """What the host did of a mean step: all but to wait for the device."""
+        """Host time of a mean step: all but waiting for the device."""
         return self.step_ms - self.ms_by_part["wait"]
 
 
 Tracer = Callable[[Sequence[tuple[Result, Callable[[], object]]]], None]
-"""Takes rows that were measured, and what runs each of them again."""
+"""Called with each traced row's result and a function that runs it again."""
 
 BF16_DECODE = Work(model="llama-3.1-8b", batch=64, context=1024, target=0.80, is_traced=True)
 FP8_DECODE = Work(model="llama-3.1-8b", batch=64, context=1024, quantization="fp8", kv_cache_dtype="fp8")
@@ -154,7 +153,7 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
 def random_weights(
     path: str, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Weight]]:
-    """Draw a decoder's parameters where they will lie: an `engine.loading.checkpoint.WeightSource`."""
+    """Yield a decoder's parameters, random, on their device: an `engine.loading.checkpoint.WeightSource`."""
     of_stored = spec.stored_shapes() if isinstance(spec.stored, StoredMxfp4) else {}
     for parameter in parameters(spec):
         if parameter.parts[0][0] in of_stored:
@@ -172,7 +171,7 @@ def _random_mxfp4(parameter: Parameter, dtype: torch.dtype, device: torch.device
 
 
 def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
-    """Return what one decode step must read: weights, and the cache of answers that are half done."""
+    """Return the bytes that one decode step must read: weights, and the KV cache at half of the answers' length."""
     context = work.context + work.answer_tokens / 2
     cache = work.batch * cache_bytes(spec, context, element_bytes if work.kv_cache_dtype is None else 1)
     num_weights = num_step_weights(spec, work.batch)
@@ -184,7 +183,7 @@ def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
 
 
 def groups() -> dict[str, list[Work]]:
-    """Return the rows that one engine runs, by what it is called: the model and what its options are."""
+    """Return the rows that one engine can run, by a name made of the model and its options."""
     found: dict[str, list[Work]] = {}
     for model, works in WORKS_BY_MODEL.items():
         for options, alike in groupby(works, key=lambda work: work.options):
@@ -203,9 +202,9 @@ def measure(
     trace: Tracer | None = None,
     **changes: Any,
 ) -> Iterator[Result]:
-    """Run rows with the same options on one engine, and yield each as it is done; `changes` are of its settings.
+    """Run rows with the same options on one engine, and yield each result at once; `changes` override its settings.
 
-    Those that `trace` asks for run again, after all of them: whatever comes of that, the rows are known.
+    Rows with `is_traced` are passed to `trace` only after all results, so that a failing trace loses none.
     """
     model = works[0].model
     with TemporaryDirectory() as folder:
@@ -245,7 +244,7 @@ def measure(
 
 
 def write_adapters(folder: Path, spec: DecoderSpec, count: int) -> list[AdapterRef]:
-    """Write adapters for all linear modules: one file of tensors under many names, each with a scaling of its own."""
+    """Write adapters for all linear modules: hard links to one tensor file, each with its own scaling."""
     if not count:
         return []
     modules = sorted({name.rpartition(".")[2] for name in spec.adapted_shapes()})
@@ -269,10 +268,10 @@ def write_adapters(folder: Path, spec: DecoderSpec, count: int) -> list[AdapterR
 def _generate(
     alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[AdapterRef], seed: str, context: int | None = None
 ) -> Generated:
-    """Run a row once, with a context of its own or another; no two seeds have prompts that begin alike."""
+    """Run a row once, with its own context length or another; different seeds have different prompts."""
     adapters = [refs[row % work.num_adapters].digest if work.num_adapters else None for row in range(work.batch)]
     ids = TokenRange(start=min(300, spec.vocab_size // 2), end=spec.vocab_size)
-    # Other rows' prompts would begin alike, and be found in the cache.
+    # Seed by title as well: otherwise prompts of other rows would hit in the prefix cache.
     prompts = [
         token_prompt(context or work.context, seed=f"{seed}/{work.title}/{row}", ids=ids) for row in range(work.batch)
     ]
@@ -305,7 +304,7 @@ def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[Adapt
 
 
 def _against(plain: Result | None, found: Result) -> Result:
-    """Hold a row with adapters against the same without; there is no telling where that has failed."""
+    """Compare a row with adapters to the same row without; drop the target if that one failed."""
     if plain is None:
         return replace(found, target=None)
     return replace(found, floor_ms=plain.step_ms, of_floor=plain.step_ms / found.step_ms)
@@ -313,7 +312,7 @@ def _against(plain: Result | None, found: Result) -> Result:
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Collect the names of kernels that Triton compiles or loads meanwhile."""
+    """Collect the names of kernels that Triton compiles or loads during the block."""
     import triton
 
     found: list[str] = []

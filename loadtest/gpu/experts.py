@@ -1,4 +1,4 @@
-"""A mixture of experts by itself, in the shapes of one layer: what it moves and computes a second."""
+"""Benchmarks of MoE experts in the shapes of one layer: bytes moved and operations computed per second."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from loadtest.gpu.parts import Attempt
 ROWS = (1, 8, 64, 8192)
 RANK, ADAPTERS = 16, 8
 FEW_ROWS = 64
-"""Up to so many what counts is how many bits weights have."""
+"""Up to this many rows, the number of bits per weight dominates."""
 
 
 def benches(
     mixture: Mixture, device: torch.device, *, scale: int = 1, attempt: Attempt = nullcontext
 ) -> Iterator[Bench]:
-    """Yield the choice and the products of some rows; `scale` divides those for a trial without a GPU."""
+    """Yield routing and products for several numbers of rows; `scale` divides them for a trial without a GPU."""
     experts, hidden, inner = mixture.experts, mixture.hidden, mixture.inner
     gate_up, down = (
         random_numbers(experts * width, depth, device=device).to(SHORT)
@@ -52,7 +52,7 @@ def _of_rows(mixture: Mixture, gate_up: torch.Tensor, down: torch.Tensor, rows: 
     x, logits = (random_numbers(rows, width, device=device).to(SHORT) for width in (mixture.hidden, experts))
     counts, where = counters(experts, device), f", {rows} rows"
     of_pairs, _ = choose_by_definition(logits, chosen, is_normed=True)
-    # Of other experts nothing is read.
+    # Only the chosen experts are read.
     num_weights = len(of_pairs.unique()) * (gate_up.numel() + down.numel()) / experts
     num_flop = 2.0 * rows * chosen * (gate_up.numel() + down.numel()) / experts
     kinds: dict[str, tuple[ExpertMatrix, ExpertMatrix, float]] = {"": (gate_up, down, x.element_size())}
@@ -80,7 +80,7 @@ def _of_rows(mixture: Mixture, gate_up: torch.Tensor, down: torch.Tensor, rows: 
 
 
 def _of_adapters(mixture: Mixture, device: torch.device, *, rows: int, adapters: int) -> Bench:
-    """Return what adapters of all experts change in gate and up, the rows being spread over them."""
+    """Return LoRA for gate and up of all experts, with the rows spread over the adapters."""
     experts, hidden, width = mixture.experts, mixture.hidden, 2 * mixture.inner
     matrices = [
         (
@@ -89,7 +89,7 @@ def _of_adapters(mixture: Mixture, device: torch.device, *, rows: int, adapters:
         )
         for _ in range(adapters)
     ]
-    # Gate and up at once; an expert has two entries more.
+    # Gate and up are one entry; the other two entries of an expert are unused here.
     tables = torch.zeros(adapters, experts, 3, 4, dtype=torch.int64)
     for table, (a, b) in zip(tables, matrices, strict=True):
         places = [(a[expert].data_ptr(), b[expert].data_ptr(), RANK, width) for expert in range(experts)]
@@ -115,7 +115,7 @@ def _of_adapters(mixture: Mixture, device: torch.device, *, rows: int, adapters:
 
 
 def _random_mxfp4(numbers: torch.Tensor) -> Mxfp4Matrix:
-    """Draw weights of as many inputs and outputs."""
+    """Return random MXFP4 weights of the same shape."""
     out, depth = numbers.shape
     blocks = torch.randint(0, 256, (out, depth // 2), dtype=torch.uint8, device=numbers.device)
     exponents = torch.full((out, depth // 32), MXFP4_EXPONENT, dtype=torch.uint8, device=numbers.device)
@@ -130,7 +130,7 @@ def _grouped(
     num_bytes: float,
     num_flop: float,
 ) -> Bench:
-    """Return torch's own products of rows that lie in the order of their experts already, and are not added up."""
+    """Return torch's grouped products of rows already sorted by expert; results are not summed over experts."""
     order = of_pairs.flatten().argsort(stable=True)
     experts = len(down) // x.shape[1]
     ends = of_pairs.flatten().bincount(minlength=experts).cumsum(0).to(torch.int32)

@@ -1,4 +1,4 @@
-"""Arithmetic on stretches of time: how much of one is covered by others, which may overlap."""
+"""Interval arithmetic: how much of one interval is covered by others, which may overlap."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """From `start` up to `end`; nothing where they are equal."""
+    """The half-open interval [start, end); empty if they are equal."""
 
     start: float
     end: float
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the same times in order, none of which touch."""
+    """Return the union as sorted intervals that neither overlap nor touch."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if start >= end:
@@ -27,6 +27,6 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def covered(intervals: Iterable[Interval], within: Interval) -> float:
-    """Return how much of `within` lies in any of the intervals; the rest of it are the gaps between them."""
+    """Return the length of `within` that is covered by any of the intervals."""
     clipped = (Interval(max(start, within.start), min(end, within.end)) for start, end in intervals)
     return sum(end - start for start, end in union(clipped))

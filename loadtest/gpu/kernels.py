@@ -1,4 +1,4 @@
-"""Every kernel but attention by itself, in the shapes of one layer: what it moves and computes a second."""
+"""Benchmarks of every kernel but attention in the shapes of one layer: bytes and operations per second."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from loadtest.gpu.parts import Attempt
 
 RANK, RANKS = 16, (8, 16, 64, 128)
 SHORT = torch.bfloat16 if torch.cuda.is_available() else torch.float16
-"""What 4-bit weights are multiplied in; the interpreter cannot bfloat16."""
+"""Activation dtype for 4-bit weights; Triton's interpreter does not support bfloat16."""
 VOCAB = 128_256
 
 
@@ -90,7 +90,7 @@ def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> It
 
 
 def _embedding(geometry: Geometry, device: torch.device, *, tokens: int, vocab: int) -> Iterator[Bench]:
-    """What stands at the head of a step: tokens that the one before has drawn, and their rows of the embedding."""
+    """Yield the first kernels of a step: the embedding lookup, and inserting tokens sampled by the previous step."""
     table, ids = (
         random_numbers(vocab, geometry.hidden, device=device),
         torch.randint(0, vocab, (tokens,), device=device),
@@ -150,7 +150,7 @@ def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held
 
 
 def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterator[Bench]:
-    """Each shape of a layer's products by our kernel and by the library, then with weights of 4 bits."""
+    """Yield each matrix product of a layer by this application's kernels and by the library, then with int4 weights."""
     hidden, inner = geometry.hidden, geometry.inner
     for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
         x, weight = random_numbers(rows, depth, device=device), random_numbers(width, depth, device=device)
@@ -181,9 +181,9 @@ def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterato
 
 
 def _fp8_products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterator[Bench]:
-    """Each shape of a layer's products by 8-bit floats, every way that is open to so many rows, as the engine has it.
+    """Yield each fp8 matrix product of a layer in every way that the engine may use for this number of rows.
 
-    With the rounding of the inputs where there is one: the floor knows only what the product must read and write.
+    Quantization of the inputs, if any, is included in the time but not in the floor, which counts only the product.
     """
     if not has_fp8_products():
         return
@@ -201,9 +201,9 @@ def _fp8_products(geometry: Geometry, device: torch.device, *, rows: int) -> Ite
 
 
 def _library_products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterator[Bench]:
-    """What prompts wait for: the library's products of the widest shape, with weights of 16 bits and of 8.
+    """Yield the products that dominate prefill: the library's, of the widest shape, with 16-bit and fp8 weights.
 
-    Those of 8 bits are added up in float32, as the engine has them, or in fewer bits, which is faster.
+    The fp8 products accumulate in float32, as in the engine, or in fewer bits, which is faster.
     """
     width, depth = 2 * geometry.inner, geometry.hidden
     x, weight = random_numbers(rows, depth, device=device), random_numbers(width, depth, device=device)
@@ -225,7 +225,7 @@ def _library_products(geometry: Geometry, device: torch.device, *, rows: int) ->
             name=f"the library's fp8 product{name}{where}",
             run=partial(torch._scaled_mm, x8, w8.t(), **scales, out_dtype=torch.bfloat16, use_fast_accum=is_fast),
             num_bytes=x8.nbytes + w8.nbytes + others,
-            # Against the ceiling of bfloat16, so that twice of it can be reached.
+            # Compared with the bfloat16 ceiling, so up to 200% is possible.
             num_flop=num_flop,
         )
 
@@ -258,7 +258,7 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
 
 
 def _lora_of_whole_model(geometry: Geometry, device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
-    """What an adapter of the embedding, and one with an output matrix of its own, add to a step of `rows` rows."""
+    """Yield the cost of an adapter of the embedding, and of one with its own output matrix, for `rows` rows."""
     a, b = (whole_rows(random_numbers(count, RANK, device=device)) for count in (vocab, geometry.hidden))
     own, x = (random_numbers(count, geometry.hidden, device=device) for count in (vocab, rows))
     table = torch.zeros(3, 4, dtype=torch.int64)
@@ -286,7 +286,7 @@ def _lora_of_whole_model(geometry: Geometry, device: torch.device, *, rows: int,
 
 
 def _token_choices(device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
-    # The likeliest tokens of a model's distribution fall off about so; of one that is nearly even top-p keeps most.
+    # A model's likeliest tokens fall off about like this; of a nearly uniform distribution, top-p keeps most tokens.
     ranks = torch.arange(1, vocab + 1, dtype=torch.float32)
     peaked = torch.stack([(-1.5 * ranks.log())[torch.randperm(vocab)] for _ in range(rows)]).to(device)
     even = torch.randn(rows, vocab, device=device)

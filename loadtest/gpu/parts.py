@@ -1,4 +1,4 @@
-"""Parts of a benchmark, each in a process of its own: what hangs, crashes or poisons the device costs only itself."""
+"""Run the parts of a benchmark in separate processes: a part that hangs, crashes or corrupts the device fails alone."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 LEAST_S = 15
-"""With less time left no part is begun."""
+"""No part is started with less time left."""
 FAILURES, MAX_REASON = "failures", 500
 Attempt = Callable[[str], AbstractContextManager[object]]
-"""What `Notes.attempt` is; `contextlib.nullcontext` where a failure is to be seen."""
+"""The type of `Notes.attempt`; `contextlib.nullcontext` lets failures propagate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What is run, and for how long at most.
+    """A part and its time limit.
 
     Attributes:
-        run: takes a `Notes`; called in a process of its own.
-        is_usual: whether it is run where nobody says which.
+        run: called with a `Notes`, in its own process.
+        is_usual: whether it runs by default.
     """
 
     name: str
@@ -38,18 +38,18 @@ class Part:
 
 
 class Notes:
-    """What a part finds, written to a file with every entry: a part that is stopped has told what it knew."""
+    """Results of a part, written to a file with every entry, so that a stopped part keeps what it found."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found: dict[str, Any] = {}
 
     def beside(self, name: str) -> Path:
-        """Return where to keep what is too large to note; it stays."""
+        """Return a path for data too large for the notes; it is kept after the run."""
         return self._path.with_name(f"{self._path.stem}.{name}")
 
     def tell(self, key: str, value: object) -> None:
-        """Note a value of JSON."""
+        """Set a JSON value."""
         self._found[key] = value
         self._write()
 
@@ -60,7 +60,7 @@ class Notes:
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Note what fails within, so that the rest of the part is still done."""
+        """Record an exception raised in the block and continue with the rest of the part."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - on a device that nobody has met anything may
@@ -69,7 +69,7 @@ class Notes:
 
     @property
     def has_failures(self) -> bool:
-        """Whether anything attempted has failed."""
+        """Whether any `attempt` has failed."""
         return FAILURES in self._found
 
     def _write(self) -> None:
@@ -85,10 +85,10 @@ def run_parts(
     command: Sequence[str],
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """Run parts one after the other within a budget of time; `out` is written anew after each.
+    """Run parts one after another within a time budget, rewriting `out` after each; return the results.
 
     Args:
-        command: with a part's name and the path of its notes behind it, runs that part.
+        command: runs a part when its name and the path of its notes are appended.
     """
     started_s = clock()
     found: dict[str, Any] = {"parts": {}}
@@ -112,14 +112,14 @@ def run_parts(
 
 
 def _run(command: Sequence[str], limit_s: float) -> str | None:
-    """Run a process and all that it starts; return what went wrong."""
+    """Run a process, then kill all that it started; return an error message, or None."""
     process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
     try:
         status = process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
         return f"stopped after {limit_s:.0f} s"
     finally:
-        # What a part has started, compilers say, must not slow down the next one.
+        # Processes that a part started, such as compilers, must not slow down the next part.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -127,5 +127,5 @@ def _run(command: Sequence[str], limit_s: float) -> str | None:
 
 
 def this_command(module: str) -> list[str]:
-    """Return what runs a part of a module by this interpreter."""
+    """Return the command that runs a part of a module with this interpreter."""
     return [sys.executable, "-m", module, "--part"]

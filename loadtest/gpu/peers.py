@@ -1,4 +1,4 @@
-"""What others do on the same device with the same shapes: transformers as it is, batched, and compiled."""
+"""Benchmarks of transformers on the same device with the same shapes: plain, continuous batching, and compiled."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from loadtest.gpu.parts import Attempt
 
 NUM_TOKENS, NUM_RUNS = 64, 3
 BATCH = 64
-"""Of continuous batching; the others decode one sequence."""
+"""Batch size of continuous batching; the others decode one sequence."""
 COMPILED = {"cache_implementation": "static"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFigure:
-    """Milliseconds of a decode step of one batch, the prompt's time taken off."""
+    """Milliseconds of a decode step of one batch, excluding prefill."""
 
     name: str
     step_ms: float
@@ -31,9 +31,9 @@ class PeerFigure:
 def decode_ms(
     model: str, context: int, tell: Callable[[PeerFigure], None], attempt: Attempt = nullcontext, **options: Any
 ) -> None:
-    """Time greedy decoding by transformers, one way after the other; `options` are of its `generate`.
+    """Time greedy decoding by transformers in each mode; `options` are passed to its `generate`.
 
-    The compiled way comes last: its compiler may take longer than there is time.
+    The compiled mode comes last: compilation may exceed the time limit.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -70,12 +70,12 @@ def _seconds(decoder: Any, prompt: torch.Tensor, num_tokens: int, options: dict[
 
 
 def _batched_ms(decoder: Any, prompts: list[list[int]]) -> float:
-    """Take the steps in which all of them decode: of whoever begins last, until the first is done."""
+    """Return the mean time of the steps in which all sequences decode: from the last start to the first end."""
     from transformers import GenerationConfig
 
-    # No token ends an answer.
+    # Token -1 does not exist, so no token ends an answer.
     wanted = GenerationConfig(max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    # The second time everything has been loaded.
+    # The first run is a warm-up.
     for _ in range(2):
         answers = decoder.generate_batch(inputs=prompts, generation_config=wanted, record_timestamps=True).values()
     times_s = [answer.timestamps for answer in answers]

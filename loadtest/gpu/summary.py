@@ -1,4 +1,4 @@
-"""What the parts found, as tables: what each row took, where its time went, and what is met and missed."""
+"""Summary tables of the parts' results: the time of each row, its breakdown, and the targets met and missed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PEER_COLUMNS = ("peer", "step ms")
 
 
 def summary(found: Mapping[str, Any]) -> str:
-    """Return the tables of everything that `loadtest.gpu.parts.run_parts` brought."""
+    """Return the tables for the results of `loadtest.gpu.parts.run_parts`."""
     parts = found["parts"]
     tables = [
         markdown_table(
@@ -54,23 +54,23 @@ def summary(found: Mapping[str, Any]) -> str:
 
 
 def kernel_line(figure: Mapping[str, Any]) -> str:
-    """Return one kernel's figures in a line."""
+    """Return one kernel's figures as a line."""
     return " | ".join(_kernel_cells(figure))
 
 
 def engine_line(result: Mapping[str, Any]) -> str:
-    """Return one row of the engine's in a line, with where the host's time went."""
+    """Return one engine row as a line, with a breakdown of the host's time."""
     split = ", ".join(f"{part} {number(ms)}" for part, ms in result["ms_by_part"].items())
     return f"{' | '.join(_engine_cells(result))} | host ms: {split}"
 
 
 def trace_line(trace: Mapping[str, Any]) -> str:
-    """Return what the device did in the steps of one row in a line."""
+    """Return the trace figures of one row as a line."""
     return " | ".join(_trace_cells(trace))
 
 
 def families_table(trace: Mapping[str, Any]) -> str:
-    """Return where the device's time went in the steps of one row; what overlaps counts in each."""
+    """Return a table of device time by kernel family for the steps of one row; overlapping kernels each count fully."""
     rows = [
         [family["name"], number(family["ms"]), f"{family['share']:.1%}", number(family["launches"])]
         for family in trace["families"]
@@ -81,7 +81,7 @@ def families_table(trace: Mapping[str, Any]) -> str:
 
 
 def sweep_line(found: Mapping[str, Any]) -> str:
-    """Return one sweep's outcome in a line."""
+    """Return one sweep's result as a line."""
     return " | ".join(_sweep_cells(found))
 
 

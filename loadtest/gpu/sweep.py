@@ -1,7 +1,7 @@
-"""Other ways to cut the kernels that decoding waits for, tried one after the other: is a better one known?
+"""Sweep over tile configurations ("cuts") of the kernels that dominate decoding.
 
-What is chosen by default stands in `kernels.paged_attention.launch` and `kernels.streamed_linear.launch`; where a sweep
-finds another cut a good deal faster on a device, that is where it goes.
+The defaults are in `kernels.paged_attention.launch`, `kernels.rope_attention.launch` and
+`kernels.streamed_linear.launch`; if a sweep finds a much faster cut on a device, change them there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loadtest.gpu.parts import Attempt
 from loadtest.gpu.timing import Ceilings, Timer
 
 TOLERANCE = 0.03
-"""Of the largest number, between two cuts."""
+"""Maximum difference between the results of two cuts, relative to the largest value."""
 MAX_COUNTERS = 1 << 16
 SHARES = (
     (16, 64, 2, 4, 5),
@@ -36,9 +36,9 @@ SHARES = (
     (16, 32, 8, 1, 1),
     (8, 32, 8, 1, 1),
 )
-"""Queries, keys, programs of a multiprocessor, warps and stages of rows of one token."""
+"""For rows of one token: queries and keys per tile, programs per multiprocessor, warps, stages."""
 ROPE = ((2, 16, 2, 8), (2, 32, 1, 16), (2, 32, 2, 4), (2, 16, 4, 8), (1, 32, 2, 8), (4, 32, 2, 8), (4, 16, 2, 16))
-"""Heads of a program, splits, keys of a thread and warps of a row that is rotated on the way."""
+"""For attention fused with the rotary embedding: heads per program, splits, keys per thread, warps."""
 DENSE = (
     *((64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 8, 4)),
     *((128, 128, 8, 3), (32, 128, 4, 4), (32, 256, 4, 3), (16, 256, 4, 4), (128, 64, 8, 8), (256, 64, 8, 5)),
@@ -48,12 +48,12 @@ FP8 = (
     *((64, 128, 4, 6), (64, 256, 4, 4), (64, 256, 4, 8), (128, 128, 4, 4), (128, 128, 8, 4), (128, 128, 8, 8)),
     *((128, 256, 8, 4), (256, 128, 8, 3), (256, 128, 8, 5)),
 )
-"""Outputs, inputs, warps and stages."""
+"""Outputs and inputs per tile, warps, stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """One kernel on one input: as it is cut by default, and in other ways."""
+    """One kernel on one input: with its default cut, and with others."""
 
     name: str
     num_bytes: float
@@ -62,16 +62,16 @@ class Sweep:
 
     @property
     def runs(self) -> list[Callable[[], torch.Tensor]]:
-        """All ways."""
+        """The runs of all cuts."""
         return [self.usual, *(run for _, run in self.others)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a sweep found: microseconds, as it is and at best, and with what; shares of the ceiling.
+    """Result of a sweep: microseconds of the default and the best cut, the best cut, and shares of the ceiling.
 
     Attributes:
-        us_by_cut: of each way that gave the usual numbers, None for one that did not, or could not be run.
+        us_by_cut: time of each other cut; None if its result was wrong or it could not run.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Found:
 def sweeps(
     geometry: Geometry, device: torch.device, *, scale: int = 1, attempt: Attempt = nullcontext
 ) -> Iterator[Sweep]:
-    """Yield what is tried; `scale` divides batch and context for a trial without a GPU."""
+    """Yield all sweeps; `scale` divides batch and context for a trial without a GPU."""
     families = [
         _attention(geometry, device, max(1, rows // scale), context // scale)
         for rows, context in ((1, 8192), (64, 4096), (64, 1024))
@@ -100,7 +100,7 @@ def sweeps(
 
 
 def measure(sweep: Sweep, ceilings: Ceilings, timer: Timer) -> Found:
-    """Time every way that is right."""
+    """Time every cut whose result is right."""
     expected = sweep.usual().float()
     usual_s = timer.seconds(sweep.usual)
     seconds_by_cut: dict[str, float | None] = {}
@@ -170,7 +170,7 @@ def _products(geometry: Geometry, device: torch.device, rows: int) -> Iterator[S
 
 
 def _fp8_products(geometry: Geometry, device: torch.device, rows: int) -> Iterator[Sweep]:
-    """As it is, is by tiles that are not wide; those stand among the others."""
+    """Yield sweeps of fp8 products; the default uses tiles that are not wide, and a wide cut is among the others."""
     if has_fp8_products():
         hidden, inner = geometry.hidden, geometry.inner
         for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):

@@ -1,4 +1,4 @@
-"""Blocks of the KV cache on their way to the host's memory and back: bytes a second, of what the bus moves at best."""
+"""Benchmark of moving KV cache blocks to host memory and back, against a plain copy over the bus."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierFigure:
-    """One way: bytes a second, and of a plain copy of as much page-locked memory in the same direction."""
+    """Bytes per second in one direction, and of a plain copy of as much page-locked memory in the same direction."""
 
     name: str
     bytes_per_s: float
@@ -33,10 +33,10 @@ class TierFigure:
 
 
 def measure(geometry: Geometry, device: torch.device, num_blocks: int) -> Iterator[TierFigure]:
-    """Store blocks and fetch them again, as many as a long prompt has.
+    """Time storing and then fetching `num_blocks` blocks.
 
     Raises:
-        RuntimeError: what came back is not what was there.
+        RuntimeError: a block was lost, or its content came back changed.
     """
     cache = KvCache(
         layout=CacheLayout.single(NUM_LAYERS),
@@ -83,7 +83,7 @@ def measure(geometry: Geometry, device: torch.device, num_blocks: int) -> Iterat
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the shortest of some runs, after one that pays for what comes only once."""
+    """Return the shortest time of `REPEATS` runs, after one warm-up."""
     found = []
     for _ in range(REPEATS + 1):
         started_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How long work on a GPU takes, and the two ceilings that it is held against: bytes copied and matrix products."""
+"""GPU timing, and the two ceilings that work is compared with: copy bandwidth and matrix product throughput."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 
 FLUSH_BYTES = 1 << 30
-"""Read before each run: more than any cache holds, and long enough for the host to enqueue the run behind it. Were it
-written, it would have to leave the cache for memory while the run is timed."""
+"""Bytes read before each run: more than any cache holds, and long enough for the host to enqueue the run behind it.
+Read, not written: written data would be flushed from the cache to memory during the timed run."""
 COPY_BYTES = 4 << 30
 MATRIX_SIZE = 8192
 NUM_RUNS, NUM_WARM_UPS = 20, 3
@@ -19,36 +19,36 @@ NUM_RUNS, NUM_WARM_UPS = 20, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """What the device was measured to do: bytes read plus written a second, and bfloat16 operations a second."""
+    """Measured limits of the device: bytes read plus written per second, and bfloat16 operations per second."""
 
     bytes_per_s: float
     flop_per_s: float
 
     def floor_s(self, num_bytes: float, num_flop: float) -> float:
-        """Return the time below which work that moves and computes this much cannot be."""
+        """Return the minimum time of work that moves and computes this much."""
         return max(num_bytes / self.bytes_per_s, num_flop / self.flop_per_s)
 
 
 class Timer(Protocol):
-    """What times work."""
+    """Times work."""
 
     def seconds(self, run: Callable[[], object]) -> float:
-        """Return how long a run takes."""
+        """Return the seconds that a run takes."""
         ...
 
 
 class GpuTimer:
-    """Times work by the device's own clock.
+    """Times work with the device's events.
 
     Args:
-        flush: whether caches are emptied before each run.
+        flush: whether to flush the caches before each run.
     """
 
     def __init__(self, *, flush: bool = True) -> None:
         self._scratch = torch.zeros(FLUSH_BYTES // 4 if flush else 1, device="cuda")
 
     def seconds(self, run: Callable[[], object]) -> float:
-        """Return the median time of a run."""
+        """Return the median time of a run, in seconds."""
         for _ in range(NUM_WARM_UPS):
             run()
         pairs = []
@@ -64,7 +64,7 @@ class GpuTimer:
 
 
 def measure_ceilings() -> Ceilings:
-    """Copy a large tensor, and multiply two large matrices of random numbers (zeros would go faster)."""
+    """Measure the ceilings: copy a large tensor, and multiply two large random matrices (zeros would be faster)."""
     timer = GpuTimer(flush=False)
     copy_s = timer.seconds(_copy())
     a, b = (torch.randn(MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -73,7 +73,7 @@ def measure_ceilings() -> Ceilings:
 
 
 def _copy() -> Callable[[], object]:
-    """Return a copy whose tensors go with it: they are large."""
+    """Return a function that copies a tensor; the tensors are large and are freed with it."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return lambda: target.copy_(source)

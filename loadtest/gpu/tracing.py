@@ -1,9 +1,8 @@
-"""What the device does in a decode step, kernel by kernel, and how long it does nothing.
+"""Trace decode steps on the device, kernel by kernel, and measure how long it idles.
 
-torch's profiler records whole answers; the trace is kept, and read for the steps in which all rows decode, as the
-engine's loop has them: each replays one recording while the step after it is prepared. A step goes from one replay's
-launch on the host to the next one's. To be recorded makes kernels a little slower to begin, so that what is idle here
-is the most that it can be.
+torch's profiler records whole answers. The trace is kept, and analyzed for the steps in which all rows decode: each
+replays one CUDA graph while the host prepares the next step. A step lasts from one graph launch on the host to the
+next. Profiling delays kernel starts a little, so the measured idle time is an upper bound.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from loadtest.gpu.intervals import Interval, covered
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCH = "GraphLaunch"
-"""In the name of the call by which the host replays a step, CUDA's and HIP's."""
+"""Part of the name of the host call that launches a graph, in CUDA and HIP."""
 SKIPPED_STEPS, NUM_STEPS = 8, 32
-"""Of those that are replays: the first ones still wait for what prompts have left to do."""
+"""Graph replays skipped and then analyzed: the first ones still wait for remaining prefill work."""
 NUM_FAMILIES = 12
 PRODUCTS, OTHERS = "the library's products", "all others"
 _PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma", re.IGNORECASE)
 
 
 class Event(NamedTuple):
-    """One kernel, copy or replay; microseconds on the trace's clock."""
+    """One kernel, copy or memset; microseconds on the trace's clock."""
 
     name: str
     category: str
@@ -42,10 +41,10 @@ class Event(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What the device did, and when the host replayed a step, in order.
+    """Device events, and the times at which the host launched graph replays, sorted.
 
     Attributes:
-        base_ns: where the trace's clock begins, on the clock of `time.time_ns`.
+        base_ns: origin of the trace's clock, on the clock of `time.time_ns`.
     """
 
     events: list[Event]
@@ -55,7 +54,7 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Kernels of one kind, of a mean step; those that overlap count each."""
+    """Kernels of one kind in a mean step; overlapping kernels each count fully."""
 
     name: str
     ms: float
@@ -65,13 +64,13 @@ class Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What the device did in the steps of one row.
+    """Device activity in the steps of one row.
 
     Attributes:
-        step_ms: of a mean step while it was recorded.
-        busy_ms: of it, in which a kernel or a copy ran; the device's time.
-        idle_share: of it, in which none did.
-        families: where the device's time goes, most first.
+        step_ms: mean step time while profiled.
+        busy_ms: the part of it in which a kernel or a copy ran: device time.
+        idle_share: the share of it in which none ran.
+        families: device time by kernel family, largest first.
     """
 
     num_steps: int
@@ -82,13 +81,13 @@ class Steps:
 
 
 def record(path: Path, runs: Sequence[Callable[[], object]]) -> list[Interval]:
-    """Run one after the other under the profiler, and keep the trace; return when each ran, in ns of `time.time_ns`.
+    """Run all under the profiler and write the trace; return when each ran, in ns of `time.time_ns`.
 
-    In one recording, whatever has to be recorded: a second one of the same process may find nothing on a GPU.
+    Everything is recorded at once: a second recording in the same process may capture nothing on a GPU.
     """
     has_gpu = torch.cuda.is_available()
     spans = []
-    # Not what the host does in each operator, which would slow it down.
+    # No host operators on a GPU: recording them would slow down the host.
     with profile(activities=[ProfilerActivity.CUDA if has_gpu else ProfilerActivity.CPU]) as profiler:
         for run in runs:
             started_ns = time.time_ns()
@@ -101,7 +100,7 @@ def record(path: Path, runs: Sequence[Callable[[], object]]) -> list[Interval]:
 
 
 def read(path: Path) -> Trace:
-    """Read what `record` kept."""
+    """Read a trace written by `record`."""
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
         whole = json.load(file, strict=False)
     events, launches_us = [], []
@@ -117,10 +116,10 @@ def read(path: Path) -> Trace:
 
 
 def steps(trace: Trace, span_ns: Interval) -> Steps:
-    """Return what the device did in the steps of a run.
+    """Return the device activity in the steps of a run.
 
     Raises:
-        ValueError: there are too few of them, or nothing of the device is in the trace.
+        ValueError: there are too few steps, or the trace has no device events in them.
     """
     start_us, end_us = ((ns - trace.base_ns) / 1000 for ns in span_ns)
     launches_us = [at for at in trace.launches_us if start_us <= at < end_us]
@@ -141,7 +140,7 @@ def steps(trace: Trace, span_ns: Interval) -> Steps:
 
 
 def family(name: str, category: str) -> str:
-    """Return what kind of work a kernel or copy is, by its name."""
+    """Return the family of a kernel or copy, from its name."""
     if category != "kernel":
         return name.partition(" (")[0]
     if _PRODUCT.search(name):

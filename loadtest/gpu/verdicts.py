@@ -1,4 +1,4 @@
-"""What is wanted of the GPU path, row by row: met, missed, or not measured, whichever parts were run."""
+"""Targets of the GPU path: each is met, missed, or not measured, depending on the parts that were run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MET, MISSED, UNMEASURED = "met", "MISSED", "not measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One row, in words."""
+    """One row of the table of targets, formatted."""
 
     what: str
     target: str
@@ -26,7 +26,7 @@ class Verdict:
 
 
 def verdicts(parts: Mapping[str, Any]) -> list[Verdict]:
-    """Return all rows, from what `loadtest.gpu.parts.run_parts` has of each part."""
+    """Return all rows, from the parts' results in `loadtest.gpu.parts.run_parts`."""
     results = _by(parts, "results", "title")
     traces = _by(parts, "traces", "title")
     attention = _by(parts, "figures", "name").get(ATTENTION, {}).get("of_ceiling")
@@ -45,7 +45,7 @@ def _of_floors(results: Mapping[str, Any]) -> Iterator[Verdict]:
         for work in works:
             if work.target is not None:
                 result = results.get(work.title, {})
-                # A row with adapters is held against the same without; it has no target where that has failed.
+                # A row with adapters is compared to the same row without, and has no target if that one failed.
                 found = None if result.get("target") is None else result["of_floor"]
                 base = "the row without" if work.num_adapters else "the floor"
                 yield _row(f"{work.title}: of {base}", "at least", work.target, found, _percent)
@@ -57,7 +57,7 @@ def _fp8_times(results: Mapping[str, Any]) -> float | None:
 
 
 def _host_row(trace: Mapping[str, Any] | None) -> Verdict:
-    """The bound is measured too: the device's time."""
+    """Return the row for host time, whose bound is measured too: the device time."""
     what = f"{CROWDED_DECODE.title}: ms of the host"
     if trace is None:
         return Verdict(what=what, target="under the device's", found="", verdict=UNMEASURED)

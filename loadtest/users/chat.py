@@ -1,7 +1,7 @@
-"""A user who chats: asks, reads the stream to its end, asks again.
+"""Locust user that chats: ask, read the stream to its end, ask again.
 
-Every request is one entry `chat` of Locust's statistics (end to end; its length is the number of output tokens) and
-entries `TTFT`, `ITL` (one for each gap), `TPOT`; with `--records` it is one line of a file besides.
+Every request adds an entry `chat` to Locust's statistics (end to end; its length is the number of output tokens) and
+entries `TTFT`, `ITL` (one for each gap) and `TPOT`; with `--records` also one line to a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAUSE_AFTER_ERROR_S = 0.5
 
 
 class Observer:
-    """Where the exchanges of one process go: Locust's statistics, the goodput, and the file of records."""
+    """Sends the exchanges of one process to Locust's statistics, the goodput count and the records file."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
@@ -34,7 +34,7 @@ class Observer:
         environment.events.quitting.add_listener(self.close)
 
     def observe(self, exchange: Exchange) -> None:
-        """Take one exchange."""
+        """Record one exchange."""
         self._num_asked += 1
         self._num_in_slo += self._slo.is_met_by(exchange)
         if self._records is not None:
@@ -48,7 +48,7 @@ class Observer:
             self._fire("ITL", exchange.model, gap_ms)
 
     def close(self, **_event: object) -> None:
-        """Close the file and say the goodput."""
+        """Close the file and print the goodput."""
         if self._records is not None:
             self._records.close()
         if self._num_asked:
@@ -66,14 +66,14 @@ class Observer:
 
 
 class ChatUser(User):
-    """One person with one open question at a time, and no pause between answers."""
+    """A user with one open request at a time and no pause between answers."""
 
     wait_time = constant(0)
     observer: Observer
     _numbers = count()
 
     def on_start(self) -> None:
-        """Find out what is served, unless the command line says what to ask."""
+        """Connect, and ask the server for its models unless the command line names them."""
         options = self.environment.parsed_options
         self._client = StreamClient(self.host)
         if options.models:
@@ -89,7 +89,7 @@ class ChatUser(User):
 
     @task
     def ask(self) -> None:
-        """Ask once and read to the end; after a failure wait, so that a server that refuses is not asked in a loop."""
+        """Ask once and read to the end; back off after a failure, so that a refusing server is not asked in a loop."""
         exchange = self._client.ask(next(self._asks))
         self.observer.observe(exchange)
         if not exchange.is_ok:

@@ -1,4 +1,4 @@
-"""The options that our users add to Locust's command line, and what they mean as values."""
+"""The options that the users of this package add to Locust's command line, and their parsed values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loadtest.workloads import ChatMix
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Add our options to a parser."""
+    """Add these options to a parser."""
     group = parser.add_argument_group("Antiphon chat load")
     group.add_argument(
         "--models", default=None, help="names to ask, most popular first, by commas; default: all served"
@@ -25,7 +25,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def mix_of(options: Namespace, models: tuple[str, ...]) -> ChatMix:
-    """Return what the users ask."""
+    """Return the request mix of the users."""
     return ChatMix(
         models=models,
         zipf_exponent=options.zipf_exponent,
@@ -37,5 +37,5 @@ def mix_of(options: Namespace, models: tuple[str, ...]) -> ChatMix:
 
 
 def slo_of(options: Namespace) -> Slo:
-    """Return the objectives."""
+    """Return the latency objectives."""
     return Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
