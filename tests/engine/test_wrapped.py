@@ -84,7 +84,10 @@ def test_an_output_matrix_that_somebody_knows_of_is_there(
     ("text", "words"),
     [
         (None, "text_config must be an object"),
-        ({**TEXT, "model_type": "ministral3"}, "text_config.model_type is 'ministral3'; supported are gemma3_text, llama"),
+        (
+            {**TEXT, "model_type": "ministral3"},
+            "text_config.model_type is 'ministral3'; supported are gemma3_text, llama",
+        ),
         ({**TEXT, "model_type": []}, "text_config.model_type"),
         ({**TEXT, "vocab_size": "50"}, "text_config: vocab_size"),
         ({**TEXT, "use_bidirectional_attention": True}, "bidirectional"),
