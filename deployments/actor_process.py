@@ -44,7 +44,7 @@ def end_when_forgotten(
     while misses < MAX_MISSES:
         sleep(PERIOD_S)
         misses = 0 if is_known() else misses + 1
-    _logger.error("The cluster knows nothing of this replica any more: its process ends.")
+    _logger.error("This replica is no longer known to the cluster; its process exits.")
     end(1)
 
 

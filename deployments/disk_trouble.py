@@ -19,6 +19,6 @@ def unavailable_on(*troubles: type[Exception]) -> Iterator[None]:
     try:
         yield
     except troubles as error:
-        _logger.warning("the disk cannot take it: %s", error)
-        message = "The server's disk cannot take it now; it may be full."
+        _logger.warning("cannot write to the disk: %s", error)
+        message = "The server cannot write to its disk now; it may be full."
         raise UnavailableError(message, retry_after_s=RETRY_S) from error

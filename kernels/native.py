@@ -55,5 +55,5 @@ def load() -> NativeKernels | None:
     try:
         return NativeKernels(build(cache_folder()))
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
-        _logger.warning("the CPU kernels cannot be compiled, and torch's operators do their work: %s", error)
+        _logger.warning("cannot compile the CPU kernels; torch operators are used instead: %s", error)
         return None

@@ -47,7 +47,7 @@ def compile_ahead(
     try:
         count = fill_cache(launches, triton.runtime.driver.active.get_current_target(), num_processes, tell)
     except (BrokenProcessPool, OSError):
-        _logger.exception("kernels could not be compiled ahead; each will be as it is launched")
+        _logger.exception("kernels could not be compiled ahead of time; each is compiled at its first launch")
         return
     _logger.info("compiled %d of %d kernels in %.1f s", count, len(launches), time.monotonic() - started_s)
 

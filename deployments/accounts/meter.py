@@ -92,7 +92,7 @@ class Meter:
                     tenant, limits, self._gateway, input_tokens, self._running[tenant], self._next_turn()
                 )
         except UNREACHED as error:
-            _logger.warning("a request of %s begins unchecked: %s", tenant, error)
+            _logger.warning("a request of %s starts without a limit check: %s", tenant, error)
             self.num_unchecked += 1
             return Admission()
         except BaseException:
@@ -295,5 +295,5 @@ async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
             await work()
         except Exception:
             # Top of the task: keep it running; pending data is sent on the next iteration.
-            _logger.exception("what was used could not be told")
+            _logger.exception("usage could not be reported")
             await asyncio.sleep(SETTLE_S)

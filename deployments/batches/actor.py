@@ -57,7 +57,9 @@ class Batches(BatchServer):
                 store = await self._disk.surely(BatchStore, self._config)
             except FolderTakenError:
                 if not is_told:
-                    _logger.warning("%s is another server's: files and batches wait for it", self._config.folder)
+                    _logger.warning(
+                        "%s is in use by another server: files and batches wait for it", self._config.folder
+                    )
                 is_told = True
                 await asyncio.sleep(LOCK_POLL_S)
         await self.resume(store)

@@ -354,7 +354,7 @@ class Gateway:
             assert self._config.safety is not None
             if self._config.safety.fails_closed:
                 raise
-            _logger.warning("%d texts pass unjudged: %s", len(texts), error)
+            _logger.warning("%d texts pass without moderation: %s", len(texts), error)
             return [Verdict(score_by_hazard={}, flagged=(), error=error.message) for _ in texts]
 
     async def _classifier(self) -> Judge | None:

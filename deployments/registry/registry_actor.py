@@ -152,7 +152,7 @@ class Registry:
                     await self._tell()
             except Exception:
                 # Top of the task: keep it running, since a folder that cannot be read now may become readable.
-                _logger.exception("looking at the drop-in folders failed")
+                _logger.exception("scanning the drop-in folders failed")
             await asyncio.sleep(period_s)
 
 
@@ -174,5 +174,5 @@ def open_store(config: RegistryConfig) -> tuple[AdapterStore, FileStore]:
             files = FileStore(config.folder)
             files.clear()
             return store, files
-    _logger.warning("%s is another server's: adapters loaded here are forgotten as this one ends", path)
+    _logger.warning("%s is in use by another server: adapters loaded here are lost when this one stops", path)
     return AdapterStore(":memory:", max_versions=config.max_versions), FileStore(tempfile.mkdtemp(prefix="adapters-"))

@@ -108,7 +108,7 @@ def _build(
     taken_bytes = model.record(cache, sizes, runtime)
     if taken_bytes > RESERVED_BYTES:
         _logger.warning(
-            "recorded steps take %.2f GiB where %.2f were left for them: gpu_memory_fraction is passed by the rest",
+            "recorded steps take %.2f GiB, but %.2f were reserved: gpu_memory_fraction is exceeded by the rest",
             taken_bytes / 2**30,
             RESERVED_BYTES / 2**30,
         )

@@ -85,7 +85,7 @@ def laid_out(weight: Weight, count: int, quantization: str | None) -> ExpertMatr
     if isinstance(weight, Mxfp4Weight):
         if can_pack(weight.exponents):
             return pack_mxfp4(weight.blocks, weight.exponents, weight.dtype)
-        _logger.warning("experts in MXFP4 have scales above 2, or none; they become numbers")
+        _logger.warning("MXFP4 experts have scales above 2, or none; they are dequantized")
     if quantization is None and isinstance(weight, torch.Tensor):
         return weight.flatten(0, -2)
     return _joined([matrix_of(part, quantization) for part in split(weight, count)])

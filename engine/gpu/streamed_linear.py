@@ -217,9 +217,9 @@ def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
             linear.normed_rows = normed_rows
         for way in alike[0].open_ways(numbers[0])[1:]:
             chosen = [rows for rows, taken in zip(numbers, ways, strict=True) if taken is way]
-            _logger.info("products by %s: %s for %s rows", tuple(shape), way.value, chosen or "no")
+            _logger.info("products of %s: %s for %s rows", tuple(shape), way.value, chosen or "no")
         if normed_rows:
-            _logger.info("products by %s: %s are normed on their way", tuple(shape), normed_rows)
+            _logger.info("products of %s: the norm is fused for %s rows", tuple(shape), normed_rows)
         progress.reach(number, len(kinds))
 
 
@@ -311,5 +311,7 @@ def _is_right(linear: StreamedLinear, x: torch.Tensor, way: Way) -> bool:
 def _is_near(found: torch.Tensor, expected: torch.Tensor, linear: StreamedLinear, what: str) -> bool:
     if bool((found.float() - expected.float()).abs().max() <= TOLERANCE * expected.float().abs().max()):
         return True
-    _logger.error("products by %s of %d rows are wrong by %s; it is not taken", tuple(linear.shape), len(found), what)
+    _logger.error(
+        "products of %s with %d rows are wrong by %s, which is not used", tuple(linear.shape), len(found), what
+    )
     return False
