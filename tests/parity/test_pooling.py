@@ -93,7 +93,7 @@ def test_a_decoder_that_was_saved_by_itself_makes_the_vectors_of_transformers(
     for kind in POOLINGS:
         (vector,) = vectors_of(engine, [vector_request("v", prompt, kind)]).values()
         assert_same(vector, expected(whole.model, prompt, kind))
-    with pytest.raises(RequestError, match="makes vectors, and no text") as refused:
+    with pytest.raises(RequestError, match="cannot generate text") as refused:
         engine.add(greedy("a", prompt))
     assert refused.value.field == "model"
 
