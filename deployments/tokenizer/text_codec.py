@@ -53,19 +53,12 @@ class TextCodec:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
-        # Not the size of the vocabulary: some have gaps between ids.
-        self._num_ids = 1 + max(backend.get_vocab(with_added_tokens=True).values())
         self._control_tokens = ControlTokens(backend)
         self.pieces = TokenPieces(backend, self._name)
         self._spellings: SpellingIndex | None = None
         self._spellings_lock = threading.Lock()
         self._sources = loaded.templates
         self._template = ChatTemplate(self._sources, loaded.special_tokens, max_chars=max_chars)
-
-    @property
-    def num_ids(self) -> int:
-        """One more than the highest token id, including added tokens."""
-        return self._num_ids
 
     @property
     def has_chat_template(self) -> bool:
@@ -143,7 +136,9 @@ class TextCodec:
         with self._spellings_lock:
             # Built on first use: it reads the whole vocabulary.
             if self._spellings is None:
-                self._spellings = SpellingIndex(map(self.pieces.spelling, range(self.num_ids)))
+                # Up to the highest id, which the number of tokens is not: some vocabularies have gaps.
+                last_id = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+                self._spellings = SpellingIndex(map(self.pieces.spelling, range(last_id + 1)))
         return self._spellings.containing(text.encode())
 
     def _encode(self, text: str, *, has_special_tokens: bool) -> list[int]:
