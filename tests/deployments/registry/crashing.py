@@ -18,7 +18,7 @@ from adapters.file_store import FileStore
 from adapters.registry import reference
 from deployments.registry.adapter_registry import RegistryServer
 from tests.adapters.handmade import make_tensors, write
-from tests.deployments.registry.test_adapter_registry import Place, wanted
+from tests.deployments.registry.place import Place, wanted
 
 KILLED = 9
 _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")

@@ -12,68 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import fsspec
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from adapters.catalogue import Catalogue
 from adapters.errors import AdapterError
 from adapters.file_store import FileStore
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
-from adapters.identity import AdapterRef
-from adapters.registry import Signature, permitted_folder, reference, signatures
-from adapters.sources import AdapterSources
+from adapters.registry import permitted_folder, reference
 from adapters.store import AdapterStore
-from deployments.config import AdapterBase
 from deployments.errors import UnavailableError
 from deployments.registry import adapter_registry
 from deployments.registry.adapter_changes import Registration
-from deployments.registry.adapter_registry import MAX_REGISTERING, NUM_FETCHERS, RegistryServer
+from deployments.registry.adapter_registry import MAX_REGISTERING
 from engine.errors import OverloadError, RequestError
-from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
-
-MAX_SOURCE_BYTES = 1 << 20
-
-
-class Place:
-    """A drop-in folder, a store, and registries that come and go over it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.dropin, self.store_path = folder / "dropin", str(folder / "store" / "adapters.sqlite")
-        self.copies = folder / "store" / "adapters"
-        self.dropin.mkdir()
-        self.store: AdapterStore | None = None
-        self.prefixes: tuple[str, ...] = ()
-        self.allowed: tuple[str, ...] = ()
-        self.max_versions = 64
-        self.seen: dict[str, dict[str, Signature]] = {}
-
-    def open(self) -> RegistryServer:
-        if self.store is not None:
-            self.store.close()
-        self.store = AdapterStore(self.store_path, max_versions=self.max_versions)
-        bases = [
-            AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, watched=str(self.dropin), allowed=self.allowed),
-            AdapterBase(name="other", module_shapes={}, max_rank=16),
-        ]
-        sources = AdapterSources(self.prefixes, max_bytes=MAX_SOURCE_BYTES, timeout_s=30.0)
-        files = FileStore(str(self.copies))
-        return RegistryServer(
-            self.store, bases, files=files, sources=sources, cross_encoders=["judge"], seen_by_base=self.seen
-        )
-
-    def put(self, name: str, seed: int = 0) -> None:
-        write(self.dropin / name, tensors=make_tensors(seed=seed))
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-def wanted(name: str, folder: str | None = None, *, replaces: bool = False) -> Registration:
-    return Registration(name=name, place=folder or name, base="m", replaces=replaces)
+from tests.adapters.handmade import make_tensors, write
+from tests.deployments.registry.place import Place, a_declared, contents, damage, wanted
 
 
 async def test_what_is_registered_is_copied_and_outlives_its_source_and_the_registry(place: Place) -> None:
@@ -150,30 +103,6 @@ async def test_no_folder_outside_the_permitted_ones_is_read(place: Place, tmp_pa
     with pytest.raises(RequestError) as refused:
         await place.open().register(Registration(name="x", place=folder, base="m"))
     assert refused.value.field == "lora_path"
-
-
-def damage(folder: Path, kind: str) -> None:
-    tensors = make_tensors(seed=0)
-    match kind:
-        case "truncated":
-            file = folder / TENSOR_FILE
-            file.write_bytes(file.read_bytes()[:-8])
-        case "pickle":
-            (folder / TENSOR_FILE).rename(folder / "adapter_model.bin")
-        case "config":
-            (folder / CONFIG_FILE).write_text("{")
-        case "nan":
-            tensors[min(tensors)][0, 0] = float("nan")
-            save_file(tensors, folder / TENSOR_FILE)
-        case "rank":
-            write(folder, config=make_config(r=64), tensors=make_tensors(rank=64))
-        case "base":
-            save_file({f"{name}x": tensor for name, tensor in tensors.items()}, folder / TENSOR_FILE)
-        case "shape":
-            save_file({name: torch.zeros(3, 3) for name in tensors}, folder / TENSOR_FILE)
-        case "link":
-            (folder / TENSOR_FILE).unlink()
-            (folder / TENSOR_FILE).symlink_to("/etc/passwd")
 
 
 @pytest.mark.parametrize("kind", ["truncated", "pickle", "config", "nan", "rank", "base", "shape", "link"])
@@ -376,247 +305,6 @@ async def test_nothing_is_unloaded_where_that_would_leave_the_traffic_to_lost_fi
     await registry.unregister("a", 1)
     await registry.unregister("a", 3)
     assert contents(registry) == []
-
-
-async def test_the_configuration_is_taken_over_and_what_it_names_no_more_is_forgotten(place: Place) -> None:
-    place.put("a", seed=1)
-    place.put("b", seed=2)
-    refs = [reference(name, str(place.dropin / name)) for name in ("a", "b")]
-    registry = place.open()
-    await registry.declare({"m": refs}, "1")
-    await registry.register(wanted("copied", "a"))
-    revision = registry.catalogue.revision
-    registry = place.open()
-    await registry.declare({"m": refs}, "2")
-    assert registry.catalogue.revision == revision
-    await registry.declare({"m": refs[:1]}, "3")
-    assert set(registry.catalogue.entries) == {"a", "copied"}
-
-
-async def a_declared(place: Place, seed: int = 1) -> tuple[RegistryServer, list[AdapterRef]]:
-    """A registry of the first build, whose configuration names `a` where it was dropped in."""
-    place.put("a", seed=seed)
-    place.seen = {"m": signatures(str(place.dropin))}
-    refs = [reference("a", str(place.dropin / "a"))]
-    registry = place.open()
-    await registry.declare({"m": refs}, "1")
-    return registry, refs
-
-
-def contents(registry: RegistryServer, name: str = "a") -> list[tuple[int, str, int]]:
-    """Number, beginning of the digest and share of each version."""
-    entry = registry.catalogue.entries.get(name)
-    versions = () if entry is None else entry.versions
-    return [(v.number, v.ref.digest, dict(entry.split).get(v.number, 0)) for v in versions] if entry else []
-
-
-async def test_a_registry_that_begins_anew_takes_nothing_back(place: Place) -> None:
-    """What its configuration says is as old as the server: an adapter that was unloaded came back, and where a later
-    version had taken over, the oldest content took all of its traffic."""
-    registry, refs = await a_declared(place)
-    place.put("b", seed=2)
-    await registry.register(wanted("a", "b", replaces=True))
-    await registry.unregister("a", 1)
-    left = contents(registry)
-    for build in ("1", "2"):
-        # Another build's configuration still has the content that was unloaded, while its name has others.
-        registry = place.open()
-        await registry.declare({"m": refs}, build)
-        await registry.look()
-        assert contents(registry) == left
-    await registry.unregister("a")
-    registry = place.open()
-    await registry.declare({"m": refs}, "2")
-    assert contents(registry) == []
-    await registry.declare({"m": refs}, "3")
-    assert [share for _, _, share in contents(registry)] == [100]
-
-
-async def test_files_that_change_while_the_registry_is_away_are_a_new_version(place: Place) -> None:
-    """They were taken for what the configuration had told of, until they changed again."""
-    registry, refs = await a_declared(place)
-    place.put("a", seed=2)
-    registry = place.open()
-    await registry.declare({"m": refs}, "1")
-    assert await registry.look()
-    assert [number for number, _, _ in contents(registry)] == [1, 2]
-    assert not await registry.look()
-    # Nor does what was unloaded since come back.
-    await registry.unregister("a")
-    registry = place.open()
-    await registry.declare({"m": refs}, "1")
-    assert not await registry.look()
-
-
-async def test_what_changed_while_a_server_started_is_seen_and_what_did_not_is_not_read_again(place: Place) -> None:
-    place.put("a", seed=1)
-    place.put("b", seed=2)
-    place.seen = {"m": signatures(str(place.dropin))}
-    refs = [reference(name, str(place.dropin / name)) for name in ("a", "b")]
-    place.put("a", seed=3)
-    registry = place.open()
-    await registry.declare({"m": refs}, "1")
-    (place.dropin / "b" / TENSOR_FILE).chmod(0)  # another ctime, and unreadable but to root
-    os.utime(place.dropin / "b" / TENSOR_FILE)
-    assert await registry.look()
-    assert (len(contents(registry, "a")), len(contents(registry, "b"))) == (2, 1)
-
-
-async def test_times_of_files_are_no_content(place: Place) -> None:
-    """Whoever copied the same files again undid the way that traffic had been routed."""
-    registry = place.open()
-    for seed in (1, 2):
-        place.put("a", seed=seed)
-        assert await registry.look()
-    await registry.route("a", {1: 100})
-    for _ in range(2):
-        os.utime(place.dropin / "a" / CONFIG_FILE)
-        assert not await registry.look()
-        assert [share for _, _, share in contents(registry)] == [100, 0]
-        registry = place.open()
-    # What was unloaded and is put there again is meant to be served.
-    await registry.unregister("a")
-    place.put("a", seed=2)
-    assert await registry.look()
-    assert [(number, share) for number, _, share in contents(registry)] == [(3, 100)]
-
-
-async def test_a_name_moves_to_the_base_model_that_the_configuration_has_it_for(place: Place) -> None:
-    """It stayed with a base that had another name by then, and nobody was served; or the registry could not start."""
-    registry, refs = await a_declared(place)
-    place.put("b", seed=2)
-    await registry.register(wanted("b"))
-    registry = place.open()
-    await registry.declare({"other": [*refs, replace(refs[0], name="b")]}, "2")
-    assert {name: entry.base for name, entry in registry.catalogue.entries.items()} == {"a": "other", "b": "other"}
-    assert contents(registry, "b")[0][1] == refs[0].digest
-    assert [ref.name for _, ref in registry.take_displaced()] == ["b"]
-
-
-async def test_a_configuration_that_has_no_room_for_a_version_keeps_no_registry_from_starting(place: Place) -> None:
-    place.max_versions = 2
-    registry, refs = await a_declared(place)
-    place.put("b", seed=2)
-    await registry.register(wanted("a", "b", replaces=True))
-    await registry.route("a", {1: 50, 2: 50})
-    place.put("a", seed=1)
-    place.put("c", seed=3)
-    registry = place.open()
-    await registry.declare({"m": [*refs, replace(reference("c", str(place.dropin / "c")), name="a")]}, "2")
-    assert [share for _, _, share in contents(registry)] == [50, 50]
-
-
-async def test_folders_that_were_moved_take_nothing_with_them(place: Place) -> None:
-    """The names in a store's folder that was moved or restored elsewhere were forgotten; those of adapters that the
-    configuration names led to where they had been."""
-    registry, refs = await a_declared(place)
-    place.put("b", seed=2)
-    await registry.register(wanted("b"))
-    before = contents(registry, "b")
-    assert place.store is not None
-    place.store.close()
-    os.rename(place.copies.parent, place.dropin.parent / "moved")
-    os.rename(place.dropin / "a", place.dropin / "a2")
-    place.store, place.copies = None, place.dropin.parent / "moved" / "adapters"
-    place.store_path = str(place.copies.parent / "adapters.sqlite")
-    registry = place.open()
-    await registry.declare({"m": [replace(refs[0], path=str(place.dropin / "a2"))]}, "2")
-    assert contents(registry, "b") == before
-    for name, path in (("a", str(place.dropin / "a2")), ("b", os.path.realpath(place.copies / before[0][1]))):
-        (version,) = registry.catalogue.entries[name].versions
-        assert version.ref.path == path
-
-
-async def test_what_a_process_left_that_ended_while_it_unloaded_is_freed_by_the_next(place: Place) -> None:
-    """Its files stayed for ever."""
-    registry = place.open()
-    for seed, name in enumerate("ab"):
-        place.put(name, seed=seed)
-        await registry.register(wanted(name))
-    ((_, gone),) = await registry.unregister("a")
-    registry = place.open()
-    displaced = registry.take_displaced()
-    assert {(base, ref.digest) for base, ref in displaced} == {("m", gone.digest), ("other", gone.digest)}
-    await registry.discard([ref for _, ref in displaced])
-    assert [path.name for path in place.copies.iterdir()] == [contents(registry, "b")[0][1]]
-
-
-def put_in_memory(name: str, folder: Path) -> None:
-    """Put the files of a folder into fsspec's store in memory."""
-    for file in folder.iterdir():
-        fsspec.filesystem("memory").pipe(f"/registry/{name}/{file.name}", file.read_bytes())
-
-
-async def test_an_adapter_from_elsewhere_is_one_as_any_other(place: Place) -> None:
-    place.prefixes = ("memory://registry/",)
-    place.put("a", seed=1)
-    put_in_memory("far", place.dropin / "a")
-    registry = place.open()
-    url = "memory://registry/far"
-    # Both are fetched, and the content is kept once.
-    await asyncio.gather(registry.register(wanted("far", url)), registry.register(wanted("again", url)))
-    place.put("a", seed=2)
-    put_in_memory("far", place.dropin / "a")
-    entry = (await registry.register(wanted("far", url, replaces=True))).entries["far"]
-    assert [version.number for version in entry.versions] == [1, 2]
-    assert {path.name for path in place.copies.iterdir()} == {version.ref.digest for version in entry.versions}
-    assert reference("far", entry.versions[1].ref.path).digest == entry.versions[1].ref.digest
-
-
-@pytest.mark.parametrize("kind", ["truncated", "config", "nan", "rank", "base", "shape", "pickle"])
-async def test_an_adapter_from_elsewhere_is_trusted_no_more_than_another(place: Place, kind: str) -> None:
-    place.prefixes = ("memory://registry/",)
-    place.put("a")
-    damage(place.dropin / "a", kind)
-    put_in_memory(kind, place.dropin / "a")
-    registry = place.open()
-    with pytest.raises(RequestError) as refused:
-        await registry.register(wanted("a", f"memory://registry/{kind}"))
-    assert refused.value.field == "lora_path"
-    assert registry.catalogue.entries == {}
-    assert list(place.copies.iterdir()) == []
-
-
-async def test_a_source_that_fails_is_told_as_that(place: Place) -> None:
-    place.prefixes = ("http://127.0.0.1:9/",)
-    registry = place.open()
-    with pytest.raises(UnavailableError, match="cannot be read now"):
-        await registry.register(wanted("a", "http://127.0.0.1:9/a"))
-    for url in ("http://127.0.0.1:10/a", "org/name"):
-        with pytest.raises(RequestError) as refused:
-            await registry.register(wanted("a", url))
-        assert refused.value.field == "lora_path"
-    assert list(place.copies.iterdir()) == []
-
-
-async def test_a_slow_source_holds_up_nobody_and_its_name_is_decided_when_it_is_there(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.prefixes = ("memory://registry/",)
-    place.put("slow", seed=1)
-    put_in_memory("slow", place.dropin / "slow")
-    place.put("a", seed=3)
-    registry = place.open()
-    may_end = threading.Event()
-    fetch = AdapterSources.fetch
-
-    def fetch_late(self: AdapterSources, name: str, url: str, target: str) -> None:
-        assert may_end.wait(60)
-        fetch(self, name, url, target)
-
-    monkeypatch.setattr(AdapterSources, "fetch", fetch_late)
-    names = ["slow", "a", *(f"s{index}" for index in range(NUM_FETCHERS))]
-    slow = [asyncio.create_task(registry.register(wanted(name, "memory://registry/slow"))) for name in names]
-    await asyncio.sleep(0)
-    await registry.register(wanted("a"))
-    await registry.route("a", {1: 100})
-    assert set(registry.catalogue.entries) == {"a"}
-    may_end.set()
-    with pytest.raises(RequestError, match="loaded already"):
-        await slow.pop(1)
-    await asyncio.gather(*slow)
-    assert set(registry.catalogue.entries) == set(names)
-    assert len(list(place.copies.iterdir())) == 2
 
 
 async def test_a_folder_that_hangs_holds_up_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
