@@ -62,6 +62,24 @@ class ExpertWeights(NamedTuple):
     biases: ExpertBiases | None = None
 
 
+class RoutedExperts(Protocol):
+    """A layer's experts, without a router."""
+
+    def __call__(
+        self, h: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, decodes: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the weighted sum of each token's experts, [tokens, hidden].
+
+        Args:
+            h: [tokens, hidden].
+            experts: integers [tokens, chosen], different ones for each token.
+            weights: floats [tokens, chosen].
+            decodes: the leading single-token rows of a step, as in `engine.attention.AttentionBatch.rows`; rows of no
+                tokens pad a recorded step, and what is returned for them is undefined. None if all rows are tokens.
+        """
+        ...
+
+
 class Backend(Protocol):
     """The operations that every decoder needs, on one device that holds all tensors.
 
@@ -148,6 +166,14 @@ class Backend(Protocol):
             return multiply_by_experts(h, experts, shares, ups, downs, activation, biases and biases[1:], change)
 
         return multiply
+
+    def routed_experts(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> RoutedExperts:
+        """Lay out the experts of a layer that routes tokens by itself. Takes ownership.
+
+        Args:
+            gate_up, down: as in `ExpertWeights`, never quantized yet.
+        """
+        return lambda h, experts, weights, decodes: multiply_by_experts(h, experts, weights, gate_up, down, activation)
 
     def add_gated(self, y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, delta: torch.Tensor) -> None:
         """Add `delta`, gated by `x`, to `y` in place, as `kernels.gated_sum.reference` defines."""

@@ -11,7 +11,7 @@ import torch
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products, pretending
 from kernels.embedding.launch import put_drawn, take_rows
-from kernels.experts.launch import Change, ExpertMatrix, Routing, multiply_by_experts
+from kernels.experts.launch import Change, ExpertMatrix, Routing, multiply_by_experts, sort_by_expert
 from kernels.experts.reference import Part
 from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, activate_and_multiply
 from kernels.gated_activation.reference import Activation
@@ -151,6 +151,9 @@ def mixtures() -> None:
         mix(mixture, torch.bfloat16, change=_change_experts)
     packed = partial(_mxfp4, dtype=torch.bfloat16)
     mix(GPT_OSS_MIXTURES[0], torch.bfloat16, "clamped", matrix=packed, has_biases=True, change=_change_experts)
+    for mixture in MIXTURES:
+        choice = _empty(64, mixture.chosen, dtype=torch.int32), _empty(64, mixture.chosen, dtype=torch.float32)
+        sort_by_expert(*choice, _empty(mixture.experts + 1, dtype=torch.int32), tile=16, decodes=_whole(64, 4))
     fill_row_tables(_whole(64), _whole(64, 3), _whole(1), entry=5, max_tiles=64)
     mix(MIXTURES[0], torch.bfloat16, "gelu")
     for group in (GROUP, *SHORT_GROUPS):

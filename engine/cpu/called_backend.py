@@ -5,22 +5,24 @@ Torch operators do what these kernels do not support, and small operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Product, TorchBackend
+from engine.backend import Product, RoutedExperts, TorchBackend
 from engine.cpu.called_states import state_functions
-from engine.cpu.panels import INT8_KERNEL, Panels, lay_out
+from engine.cpu.panels import INT8_KERNEL, Panels, grouped_arguments, lay_out
 from engine.decoder.layer_forms import LayerForm
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from engine.lora import HeadNorms
 from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
+from kernels.experts.reference import max_groups
+from kernels.gated_activation.reference import Activation
 from kernels.packed_linear_int4.reference import GROUPS
 from kernels.program import Pool
 
@@ -41,14 +43,9 @@ class CalledBackend(TorchBackend):
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Lay out the weight in panels. They hold inputs in pairs, so a weight with an odd number is left to torch."""
-        depth = weight.shape[1]
-        if depth % 2:
+        if weight.shape[1] % 2:
             return super().linear(name, weight, bias)
-        quantization = self._quantization
-        if quantization == "int4" and depth % min(GROUPS):
-            quantization = None
-        panels = lay_out([weight], 1, quantization, self._arena.empty, self._pool)
-        return partial(self._product, panels, bias)
+        return partial(self._product, self._lay_out([weight], 1, weight.shape[1]), bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Lay out the output matrix in panels; a tied embedding reads its rows from the same panels."""
@@ -96,18 +93,61 @@ class CalledBackend(TorchBackend):
         self._call("paged_attention", len(batch.rows), read, (*sizes, *told), (form.scale, form.softcap))
         return out
 
+    def routed_experts(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> RoutedExperts:
+        """Lay out in panels, one expert after another; experts with an odd number of inputs are left to torch."""
+        (count, _, hidden), inner = gate_up.shape, down.shape[2]
+        if hidden % 2 or inner % 2:
+            return super().routed_experts(gate_up, down, activation)
+        ups, downs = self._lay_out(gate_up, count, hidden), self._lay_out(down, count, inner)
+
+        def multiply(
+            h: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, decodes: torch.Tensor | None
+        ) -> torch.Tensor:
+            (num_rows, chosen), num_pairs = experts.shape, experts.numel()
+            places, rows = experts.new_empty(num_rows, chosen, dtype=torch.int32), experts.new_empty(num_pairs)
+            groups = places.new_empty(max_groups(num_pairs, count), 3)
+            pairs = experts.int().contiguous(), rows, places, groups, places.new_empty(count)
+            self._call("sort_by_expert", num_rows, pairs, (count, chosen))
+            paired = [part.index_select(0, rows) for part in self._inputs(ups, h.contiguous())]
+            joint = self._grouped(ups, paired, groups, count)
+            gated = joint.new_empty(num_pairs, inner)
+            self._call(f"{activation}_and_multiply", num_pairs, (joint, gated), (inner,))
+            parts, y = self._grouped(downs, self._inputs(downs, gated), groups, count), torch.empty_like(h)
+            self._call("add_experts", num_rows, (parts, places, weights.float().contiguous(), y), (hidden, chosen))
+            return y
+
+        return multiply
+
     def state_functions(self) -> Mapping[str, Callable[..., Any]]:
         """Return the functions of `engine.cpu.called_states`."""
         return state_functions(self._pool)
 
+    def _lay_out(self, matrices: Iterable[Weight], count: int, depth: int) -> Panels:
+        quantization = self._quantization
+        if quantization == "int4" and depth % min(GROUPS):
+            quantization = None
+        return lay_out(matrices, count, quantization, self._arena.empty, self._pool)
+
     def _product(self, panels: Panels, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
         x, y = x.contiguous(), x.new_empty(len(x), panels.out)
-        inputs: tuple[torch.Tensor, ...] = (x,)
-        if panels.kernel == INT8_KERNEL:
-            padded = panels.sizes[0]
-            inputs = (x.new_empty(len(x), padded, dtype=torch.int8), x.new_empty(len(x), dtype=torch.float32))
-            self._call("quantize_rows", len(x), (x, *inputs), (panels.depth, padded))
-        self._call(panels.kernel, len(x), (*inputs, *panels.tensors, bias, y), panels.sizes)
+        self._call(panels.kernel, len(x), (*self._inputs(panels, x), *panels.tensors, bias, y), panels.sizes)
+        return y
+
+    def _inputs(self, panels: Panels, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the kernel's inputs for `x`: quantized rows and their scales for an int8 kernel, else `x` itself."""
+        if panels.kernel != INT8_KERNEL:
+            return (x,)
+        padded = panels.sizes[0]
+        q, scales = x.new_empty(len(x), padded, dtype=torch.int8), x.new_empty(len(x), dtype=torch.float32)
+        self._call("quantize_rows", len(x), (x, q, scales), (panels.depth, padded))
+        return q, scales
+
+    def _grouped(
+        self, panels: Panels, inputs: Sequence[torch.Tensor], groups: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """Return the product of each of `count` experts with the rows of its pairs."""
+        y = inputs[0].new_empty(len(inputs[0]), panels.out, dtype=self._dtype)
+        self._call(f"grouped_{panels.kernel}", len(y), *grouped_arguments(panels, inputs, None, y, groups, count))
         return y
 
     def _call(

@@ -15,7 +15,7 @@ import torch
 from engine.attention import AttentionBatch
 from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
 from engine.cpu.native_lora import NativeLora
-from engine.cpu.panels import INT8_KERNEL, Panels, can_attend, lay_out
+from engine.cpu.panels import INT8_KERNEL, Panels, can_attend, grouped_arguments, lay_out
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
@@ -28,9 +28,6 @@ from kernels.experts.reference import Part, max_groups
 from kernels.gated_activation.reference import Activation
 from kernels.packed_linear.reference import as_panels
 from kernels.program import Pool, Program
-
-GROUPED_TENSORS, GROUPED_SIZES = 6, 6
-"""Arguments of a grouped product (one matrix per expert) that precede the groups (`kernels/experts/cpu.cpp`)."""
 
 
 class Routing(NamedTuple):
@@ -259,16 +256,8 @@ class NativeBackend(Backend):
     ) -> torch.Tensor:
         """Record the product of each expert with the rows of its pairs."""
         y = self._like(routing.rows, name, (panels.out,))
-        own = (*inputs, *panels.tensors, biases, y)
-        are_matrices = [False] * len(inputs) + [True] * (len(panels.tensors) + 1) + [False]
-        # Strides in bytes between rows (column 0) and between experts (column 1).
-        strides = torch.zeros(GROUPED_TENSORS, 2, dtype=torch.int64)
-        for index, (tensor, is_matrix) in enumerate(zip(own, are_matrices, strict=True)):
-            if tensor is not None:
-                strides[index, int(is_matrix)] = tensor.stride(0) * tensor.element_size()
-        beside = [None] * (GROUPED_TENSORS - len(own))
-        sizes = (*panels.sizes, *[0] * (GROUPED_SIZES - len(panels.sizes)), routing.num_experts)
-        self._add(f"grouped_{panels.kernel}", routing.rows, (*own, *beside, routing.groups, strides), sizes)
+        arguments = grouped_arguments(panels, inputs, biases, y, routing.groups, routing.num_experts)
+        self._add(f"grouped_{panels.kernel}", routing.rows, *arguments)
         return y
 
     def _change(self, x: torch.Tensor, y: torch.Tensor, routing: Routing, layer: int, part: Part) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,6 +20,8 @@ from kernels.program import Pool
 Empty = Callable[[int, torch.dtype], torch.Tensor]
 """An allocator like `kernels.arena.Arena.empty`."""
 INT8_KERNEL, INT4_KERNEL, MXFP4_KERNEL = "packed_linear_int8", "packed_linear_int4", "packed_linear_mxfp4"
+GROUPED_TENSORS, GROUPED_SIZES = 6, 6
+"""Arguments of a grouped product (one matrix per expert) that precede the groups (`kernels/experts/cpu.cpp`)."""
 
 
 def can_attend(spec: ModelSpec, block_tokens: int) -> bool:
@@ -69,6 +71,36 @@ def lay_out(matrices: Iterable[Weight], count: int, quantization: str | None, em
             assert sum(1 for _ in threads.map(put_another, range(1, count), each)) == count - 1
     out, depth = first.shape
     return Panels(kernel=kernel, tensors=tensors, sizes=sizes, depth=depth, out=out)
+
+
+def grouped_arguments(
+    panels: Panels,
+    inputs: Sequence[torch.Tensor],
+    biases: torch.Tensor | None,
+    y: torch.Tensor,
+    groups: torch.Tensor,
+    num_experts: int,
+) -> tuple[tuple[torch.Tensor | None, ...], tuple[int, ...]]:
+    """Return the tensor and size arguments of the kernel `grouped_{panels.kernel}`: each expert's product of its rows.
+
+    Args:
+        inputs: the tensor arguments of `panels.kernel` before its weights, with one row per (row, expert) pair.
+        biases: [experts, out]; None for none.
+        y: the result, [pairs, out].
+        groups: as `kernels.experts.reference.sort_by_expert` returns them.
+    """
+    own = (*inputs, *panels.tensors, biases, y)
+    are_matrices = [False] * len(inputs) + [True] * (len(panels.tensors) + 1) + [False]
+    strides = [
+        # In bytes, between rows and between experts.
+        (0, stride) if is_matrix else (stride, 0)
+        for tensor, is_matrix in zip(own, are_matrices, strict=True)
+        for stride in (0 if tensor is None else tensor.stride(0) * tensor.element_size(),)
+    ]
+    beside = [None] * (GROUPED_TENSORS - len(own))
+    told = torch.tensor([*strides, *[(0, 0)] * len(beside)], dtype=torch.int64)
+    sizes = (*panels.sizes, *[0] * (GROUPED_SIZES - len(panels.sizes)), num_experts)
+    return (*own, *beside, groups, told), sizes
 
 
 def _in_panels(

@@ -17,15 +17,17 @@ from torch.nn import functional
 
 from adapters.peft_format import parse_module_name
 from engine.attention import AttentionBatch
-from engine.backend import Backend
+from engine.backend import Backend, RoutedExperts
 from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
+from engine.fallback.experts import activation_of
 from engine.fallback.rebinding import rebound
 from engine.fallback.states import NOTHING_KEPT, RowStates, cache_name
 from engine.kv_cache import KvCache
 from engine.lora import LoraProducts
 from engine.step import Snapshot
+from kernels.gated_activation.reference import Activation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -86,6 +88,8 @@ class FallbackDecoder:
             is_plain = type(module) is torch.nn.Linear and module.weight.dtype == self._dtype
             if is_plain and module is not head and not name.endswith(MULTIPLIED):
                 self._lay_out(name, module)
+            elif (activation := activation_of(module)) is not None and module.down_proj.dtype == self._dtype:
+                self._lay_out_experts(module, activation)
         if type(head) is torch.nn.Linear:
             self._lay_out_vocabulary(model.get_input_embeddings(), head)
         for tensor in chain(model.parameters(), model.buffers()):
@@ -159,6 +163,22 @@ class FallbackDecoder:
         module.forward = partial(_by_rows, product)  # type: ignore[method-assign]
         _give_away(module)
 
+    def _lay_out_experts(self, module: torch.nn.Module, activation: Activation) -> None:
+        gate_up, down = (_own(module.get_parameter(name)) for name in ("gate_up_proj", "down_proj"))
+        module.forward = partial(self._by_experts, self._backend.routed_experts(gate_up, down, activation))
+        for name in ("gate_up_proj", "down_proj"):
+            _give_away(module, name)
+
+    def _by_experts(
+        self, product: RoutedExperts, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Call a layer's experts by transformers' interface: [tokens, hidden], and what the router chose."""
+        decodes = None
+        if self._step is not None:
+            attention = self._step.attention[0]
+            decodes = attention.rows[: attention.num_decodes]
+        return product(x, experts, weights, decodes)
+
     def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear) -> None:
         """Lay out the output matrix, which is never quantized, and the embedding, once if they are tied."""
         weight = embedding.get_parameter("weight")
@@ -219,9 +239,9 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.data.clone() if tensor.device.type == "cpu" else tensor.data
 
 
-def _give_away(module: torch.nn.Linear | torch.nn.Embedding) -> None:
+def _give_away(module: torch.nn.Module, name: str = "weight") -> None:
     """Free a weight that the backend has laid out; an empty one stays, because some modules ask for its dtype."""
-    module.weight = torch.nn.Parameter(module.weight.data.new_empty(0), requires_grad=False)
+    setattr(module, name, torch.nn.Parameter(module.get_parameter(name).data.new_empty(0), requires_grad=False))
 
 
 def _by_rows(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:

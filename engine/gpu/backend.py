@@ -11,7 +11,7 @@ from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.gpu.adapters import Reach, TritonLora
-from engine.gpu.experts import Experts, laid_out
+from engine.gpu.experts import Experts, RoutedExperts, laid_out
 from engine.gpu.rounding import InputRounding
 from engine.gpu.streamed_linear import StreamedLinear
 from engine.kv_cache import LayerCache
@@ -75,6 +75,12 @@ class TritonBackend(Backend):
         self.linears.append(to_logits)
         ups, downs = (laid_out(weight, spec.count, self._quantization_of(weight)) for weight in (gate_up, down))
         return Experts(to_logits, ups, downs, spec, activation, lambda: self._decodes, biases)
+
+    def routed_experts(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> RoutedExperts:
+        """Keep the weights, quantized if configured."""
+        count = len(gate_up)
+        ups, downs = (laid_out(weight, count, self._quantization_of(weight)) for weight in (gate_up, down))
+        return RoutedExperts(ups, downs, count, activation)
 
     def _quantization_of(self, weight: Weight) -> str | None:
         return None if self._is_mixed and isinstance(weight, torch.Tensor) else self._quantization

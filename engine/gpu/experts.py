@@ -19,7 +19,7 @@ from engine.gpu.streamed_linear import StreamedLinear, matrix_of
 from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, split
 from engine.lora import LoraProducts
-from kernels.experts.launch import ExpertMatrix, counters, multiply_by_experts
+from kernels.experts.launch import ExpertMatrix, counters, multiply_by_chosen, multiply_by_experts
 from kernels.gated_activation.reference import Activation
 from kernels.mxfp4.reference import can_pack, pack_mxfp4
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix
@@ -73,6 +73,31 @@ class Experts:
             biases=self._biases,
             decodes=self._decodes(),
             change=change,
+        )
+
+
+class RoutedExperts:
+    """Experts as `engine.backend.Backend.routed_experts` defines them; arguments as in `Experts`."""
+
+    def __init__(self, gate_up: ExpertMatrix, down: ExpertMatrix, count: int, activation: Activation) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self._activation = activation
+        self._counts = counters(count, (down if isinstance(down, torch.Tensor) else down.held).device)
+
+    def __call__(
+        self, h: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, decodes: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the weighted sum [rows, hidden]."""
+        return multiply_by_chosen(
+            h.contiguous(),
+            experts.int().contiguous(),
+            weights.float().contiguous(),
+            self._gate_up,
+            self._down,
+            self._counts,
+            activation=self._activation,
+            decodes=decodes,
         )
 
 

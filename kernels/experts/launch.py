@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import triton
@@ -11,7 +12,7 @@ import triton
 from kernels.architecture import current, shared_bytes
 from kernels.experts.kernel import expert_product_kernel, expert_sum_kernel
 from kernels.experts.reference import Part
-from kernels.experts.routing_kernel import choose_experts_kernel
+from kernels.experts.routing_kernel import choose_experts_kernel, sort_by_expert_kernel
 from kernels.experts.row_kernel import expert_down_kernel, expert_gate_up_kernel
 from kernels.gated_activation.launch import activate_and_multiply
 from kernels.gated_activation.reference import Activation
@@ -89,15 +90,11 @@ def choose_experts(
         decodes: the leading single-token rows, as in `kernels.paged_attention.launch`. Rows of no tokens, which are
             padding, are left out of the tiles.
     """
-    (rows, experts), device = logits.shape, logits.device
-
-    def whole(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=device)
-
-    found = Routing(whole(rows, chosen), torch.empty(rows, chosen, dtype=torch.float32, device=device))
+    rows, experts = logits.shape
+    names = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
+    found = Routing(names, torch.empty_like(names, dtype=torch.float32))
     if tile is not None:
-        tiles = whole(max_tiles(rows * chosen, experts, tile), 3)
-        found = Routing(found.experts, found.weights, whole(experts, rows), tiles, whole(1))
+        found = _with_room(found, experts, tile)
     choose_experts_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
         logits,
         counts if decodes is None else decodes,
@@ -114,6 +111,44 @@ def choose_experts(
         HAS_TILES=tile is not None,
         BLOCK_R=ROWS_AT_ONCE,
         BLOCK_E=triton.next_power_of_2(experts),
+        BLOCK_C=triton.next_power_of_2(chosen),
+        num_warps=4,
+        **overlap(),
+    )
+    return found
+
+
+def sort_by_expert(
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    tile: int | None = None,
+    decodes: torch.Tensor | None = None,
+) -> Routing:
+    """Return the routing of a choice: `experts`, int32, and `weights`, float32, both [rows, chosen] and contiguous.
+
+    `counts`, `tile` and `decodes` are those of `choose_experts`.
+    """
+    found = Routing(experts, weights)
+    if tile is None:
+        return found
+    (rows, chosen), num_experts = experts.shape, len(counts) - 1
+    found = _with_room(found, num_experts, tile)
+    sort_by_expert_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+        experts,
+        counts if decodes is None else decodes,
+        counts,
+        found.slots,
+        found.tiles,
+        found.num_tiles,
+        0 if decodes is None else len(decodes),
+        rows,
+        tile,
+        EXPERTS=num_experts,
+        CHOSEN=chosen,
+        BLOCK_R=ROWS_AT_ONCE,
+        BLOCK_E=triton.next_power_of_2(num_experts),
         BLOCK_C=triton.next_power_of_2(chosen),
         num_warps=4,
         **overlap(),
@@ -149,27 +184,24 @@ def multiply_by_experts(
         change: applied to the first product before the activation, and to the second before the sum; None for no
             change.
     """
-    rows, experts = logits.shape
-    up_bias, down_bias = biases or (None, None)
-    if not rows:
-        return torch.empty_like(x)
-    if change is None and rows <= MAX_ROWS and _can_go_by_rows(gate_up, down):
-        routing = choose_experts(logits, chosen, counts, is_normed=is_normed)
-        return _multiply_rows(x, routing, gate_up, down, activation, biases)
-    kinds = {type(gate_up), type(down)}
-    cut = usual_cut(rows, chosen, experts, x.element_size(), is_int4=Int4Matrix in kinds, is_mxfp4=Mxfp4Matrix in kinds)
-    routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m, decodes=decodes)
-    if change is None:
-        inner = expert_product(x, gate_up, routing, cut, bias=up_bias, activation=activation)
-    else:
-        # The fused activation leaves no place to change the product before it.
-        joint = expert_product(x, gate_up, routing, cut, bias=up_bias)
-        change("gate_up", routing, cut.block_m, x, joint)
-        inner = activate_and_multiply(joint, activation)
-    parts = expert_product(inner, down, routing, cut, bias=down_bias)
-    if change is not None:
-        change("down", routing, cut.block_m, inner, parts)
-    return add_up(parts, routing.weights)
+    route = partial(choose_experts, logits, chosen, counts, is_normed=is_normed, decodes=decodes)
+    return _multiply(x, route, len(counts) - 1, chosen, gate_up, down, activation, biases, change)
+
+
+def multiply_by_chosen(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    counts: torch.Tensor,
+    *,
+    activation: Activation,
+    decodes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Do what `multiply_by_experts` does, with the choice of `sort_by_expert` instead of logits."""
+    route = partial(sort_by_expert, experts, weights, counts, decodes=decodes)
+    return _multiply(x, route, len(counts) - 1, experts.shape[1], gate_up, down, activation)
 
 
 def expert_product(
@@ -273,6 +305,46 @@ def usual_cut(
 def max_tiles(pairs: int, experts: int, tile: int) -> int:
     """Return the maximum number of tiles for any routing of `pairs` pairs."""
     return (pairs + min(pairs, experts) * (tile - 1)) // tile
+
+
+def _multiply(
+    x: torch.Tensor,
+    route: Callable[..., Routing],
+    experts: int,
+    chosen: int,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    activation: Activation,
+    biases: Biases | None = None,
+    change: Change | None = None,
+) -> torch.Tensor:
+    """Multiply by the experts that `route` tells, called with the rows of a `tile` if tiles are wanted."""
+    rows, (up_bias, down_bias) = len(x), biases or (None, None)
+    if not rows:
+        return torch.empty_like(x)
+    if change is None and rows <= MAX_ROWS and _can_go_by_rows(gate_up, down):
+        return _multiply_rows(x, route(), gate_up, down, activation, biases)
+    kinds = {type(gate_up), type(down)}
+    cut = usual_cut(rows, chosen, experts, x.element_size(), is_int4=Int4Matrix in kinds, is_mxfp4=Mxfp4Matrix in kinds)
+    routing = route(tile=cut.block_m)
+    if change is None:
+        inner = expert_product(x, gate_up, routing, cut, bias=up_bias, activation=activation)
+    else:
+        # The fused activation leaves no place to change the product before it.
+        joint = expert_product(x, gate_up, routing, cut, bias=up_bias)
+        change("gate_up", routing, cut.block_m, x, joint)
+        inner = activate_and_multiply(joint, activation)
+    parts = expert_product(inner, down, routing, cut, bias=down_bias)
+    if change is not None:
+        change("down", routing, cut.block_m, inner, parts)
+    return add_up(parts, routing.weights)
+
+
+def _with_room(routing: Routing, experts: int, tile: int) -> Routing:
+    """Return the routing with room for the slots of each of `experts`, and for tiles."""
+    (rows, chosen), whole = routing.experts.shape, partial(routing.experts.new_empty, dtype=torch.int32)
+    tiles = whole((max_tiles(rows * chosen, experts, tile), 3))
+    return replace(routing, slots=whole((experts, rows)), tiles=tiles, num_tiles=whole(1))
 
 
 def _multiply_rows(

@@ -1,4 +1,4 @@
-"""GPU router: chooses experts and cuts the rows of each expert into tiles, in one pass for any load per expert.
+"""GPU router: chooses experts, or takes a choice, and cuts the rows of each expert into tiles in the same pass.
 
 Each expert has slots for all rows, filled in the order in which programs arrive. That order is not deterministic, but
 results are: a row of a product does not depend on its neighbors.
@@ -99,14 +99,93 @@ def choose_experts_kernel(
     tl.store(experts + pair, chosen, mask=is_pair)
     tl.store(weights + pair, share, mask=is_pair)
     if HAS_TILES:
-        is_decode = row < num_decodes
-        is_pair = is_pair & ((tl.load(decodes + row * 4 + 2, mask=is_decode, other=0) > 0) | (row >= num_decodes))
-        slot = chosen * rows + tl.atomic_add(counts + chosen, 1, mask=is_pair, sem="relaxed")
-        tl.store(slots + slot, pair, mask=is_pair)
-        # The barrier makes all threads count before the program is counted; acq_rel orders that after the counts.
-        tl.debug_barrier()
-        if tl.atomic_add(counts + EXPERTS, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-            _cut(counts, tiles, num_tiles, rows, height, EXPERTS, BLOCK_E)
+        _file(
+            chosen,
+            pair,
+            row,
+            is_pair,
+            decodes,
+            counts,
+            slots,
+            tiles,
+            num_tiles,
+            num_decodes,
+            rows,
+            height,
+            EXPERTS,
+            BLOCK_E,
+        )
+
+
+@triton.jit(do_not_specialize=["num_decodes", "rows", "height"])
+def sort_by_expert_kernel(
+    experts,
+    decodes,
+    counts,
+    slots,
+    tiles,
+    num_tiles,
+    num_decodes,
+    rows,
+    height,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Do what `choose_experts_kernel` does with HAS_TILES, for `experts` [rows, CHOSEN] int32 that are chosen."""
+    take_turn(OVERLAPS)
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+    place = tl.arange(0, BLOCK_C)[None, :]
+    pair = row * CHOSEN + place
+    is_pair = (row < rows) & (place < CHOSEN)
+    chosen = tl.load(experts + pair, mask=is_pair, other=0)
+    _file(
+        chosen,
+        pair,
+        row,
+        is_pair,
+        decodes,
+        counts,
+        slots,
+        tiles,
+        num_tiles,
+        num_decodes,
+        rows,
+        height,
+        EXPERTS,
+        BLOCK_E,
+    )
+
+
+@triton.jit
+def _file(
+    chosen,
+    pair,
+    row,
+    is_pair,
+    decodes,
+    counts,
+    slots,
+    tiles,
+    num_tiles,
+    num_decodes,
+    rows,
+    height,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Put pairs of rows and `chosen` experts into the experts' slots; the last program cuts these into tiles."""
+    is_decode = row < num_decodes
+    is_pair = is_pair & ((tl.load(decodes + row * 4 + 2, mask=is_decode, other=0) > 0) | (row >= num_decodes))
+    slot = chosen * rows + tl.atomic_add(counts + chosen, 1, mask=is_pair, sem="relaxed")
+    tl.store(slots + slot, pair, mask=is_pair)
+    # The barrier makes all threads count before the program is counted; acq_rel orders that after the counts.
+    tl.debug_barrier()
+    if tl.atomic_add(counts + EXPERTS, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        _cut(counts, tiles, num_tiles, rows, height, EXPERTS, BLOCK_E)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
 from engine.kv_cache import KvCache
 from kernels import native
+from kernels.gated_activation.reference import Activation
 from kernels.program import Pool
 
 KV_HEADS, HEADS, HEAD_DIM, BLOCK_TOKENS, NUM_BLOCKS = 2, 4, 16, 16, 8
@@ -49,6 +50,33 @@ def test_products_are_those_of_torch(
     for rows in (7, 1):
         found = product(x[:rows]).double()
         assert (found - expected[:rows]).norm() < error * expected[:rows].norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("quantization", "inner", "error"),
+    [
+        (None, 48, 0.01),
+        (None, 47, 0.01),  # of an odd number of inputs torch's
+        ("int8", 48, 0.03),
+        ("int4", 64, 0.3),
+    ],
+)
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_experts_that_a_model_chooses_are_those_of_torch(
+    pool: Pool, dtype: torch.dtype, quantization: str | None, inner: int, error: float, activation: Activation
+) -> None:
+    """More rows than a group has of one expert, an expert without rows, and a choice of another type and layout."""
+    torch.manual_seed(5)
+    gate_up, down, x = (torch.randn(shape).to(dtype) / 8 for shape in ((5, 2 * inner, 64), (5, 64, inner), (600, 64)))
+    experts = torch.rand(600, 4).argsort(dim=1)[:, :3]
+    weights = torch.rand(3, 600).to(dtype).T
+    found = CalledBackend(pool, dtype, quantization).routed_experts(gate_up.clone(), down.clone(), activation)
+    meant = TorchBackend().routed_experts(gate_up.double(), down.double(), activation)
+    for rows in (600, 7, 1):
+        expected = meant(x[:rows].double(), experts[:rows], weights[:rows].float(), None)
+        off = found(x[:rows], experts[:rows], weights[:rows], None).double() - expected
+        assert off.norm() < error * expected.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,7 +16,7 @@ from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, dense
 from kernels.mxfp4.reference import MAX_EXPONENT, Mxfp4Matrix, from_mxfp4
 from kernels.streamed_linear.layout import GROUP
-from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, from_fp8, from_int4
+from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, from_fp8, from_int4, to_fp8, to_int4
 from tests.engine.gpu.host_runtime import runtime_here
 from tests.kernels.gpu.conftest import DEVICE, assert_near
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
@@ -66,6 +66,22 @@ def test_a_mixture_adds_what_the_definition_says(make: type, quantization: str |
     weights = ExpertWeights(router, gate_up, down)
     found = ours.experts(weights, SPEC, "silu")(h)
     assert_near(found, Backend.experts(ours, weights, SPEC, "silu")(h).double())
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
+def test_experts_that_a_model_chooses_add_what_the_definition_says(quantization: str | None, rows: int) -> None:
+    gate_up, down = numbers(SPEC.count * 2 * GROUP, GROUP), numbers(SPEC.count * GROUP, GROUP)
+    h = torch.randn(rows, GROUP, device=DEVICE).half()
+    choice = torch.tensor([[2, 0], [0, 1], [1, 2], [2, 1], [0, 2]], device=DEVICE)[:rows]
+    weights = torch.rand(rows, 2, device=DEVICE).half()
+    ours = backend(quantization)
+    found = ours.routed_experts(gate_up, down, "gelu")(h, choice, weights, None)
+    if quantization is not None:
+        to_few, of_few = (to_fp8, from_fp8) if quantization == "fp8" else (to_int4, from_int4)
+        gate_up, down = (of_few(to_few(part.flatten(0, 1))).view_as(part) for part in (gate_up, down))
+    expected = Backend.routed_experts(ours, gate_up.double(), down.double(), "gelu")(h.double(), choice, weights, None)
+    assert_near(found, expected)
 
 
 @pytest.mark.parametrize("make", [numbers, stored_fp8, stored_int4])

@@ -63,6 +63,12 @@ class Mixture:
         gate_up, down = self.gate_up.double(), self.down.double()
         biases = self.biases and (self.biases[0].double(), self.biases[1].double())
         assert_near(found, multiply_by_experts(x.double(), experts, weights, gate_up, down, activation, biases))
+        if biases is None:
+            choice = launch.choose_experts(logits, chosen, self.counts, is_normed=is_normed)
+            own = *self.matrices, self.counts
+            again = launch.multiply_by_chosen(x, choice.experts, choice.weights, *own, activation=activation)
+            assert torch.equal(again, found)
+            assert not self.counts.any()
 
 
 @settings(deadline=None, max_examples=12)
@@ -204,9 +210,12 @@ def test_rows_that_fill_a_batch_up_are_in_no_tile(num_decodes: int) -> None:
     expected = mixture.multiply(x, logits, 2)[others]
     found = mixture.multiply(x, logits, 2, decodes=decodes)
     assert torch.equal(found[others], expected)
+    num_met = len(choose_experts(logits[others], 2, is_normed=True)[0].unique())
     routing = launch.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=16, decodes=decodes)
-    assert routing.num_tiles is not None
-    assert int(routing.num_tiles) == len(choose_experts(logits[others], 2, is_normed=True)[0].unique())
+    again = launch.sort_by_expert(routing.experts, routing.weights, mixture.counts, tile=16, decodes=decodes)
+    for each in (routing, again):
+        assert each.num_tiles is not None
+        assert int(each.num_tiles) == num_met
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
@@ -218,7 +227,11 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 
 def test_no_rows() -> None:
     mixture = Mixture(4, 16, 16, torch.float16)
-    assert mixture.multiply(mixture.down.new_empty(0, 16), mixture.down.new_empty(0, 4), 2).shape == (0, 16)
+    x, logits = mixture.down.new_empty(0, 16), mixture.down.new_empty(0, 4)
+    assert mixture.multiply(x, logits, 2).shape == (0, 16)
+    choice = logits.new_empty(0, 2, dtype=torch.int32), logits.new_empty(0, 2, dtype=torch.float32)
+    found = launch.multiply_by_chosen(x, *choice, *mixture.matrices, mixture.counts, activation="silu")
+    assert found.shape == (0, 16)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="programs are held up where they are interpreted")
