@@ -26,7 +26,7 @@ from kernels.rescale.reference import rescale
 from kernels.rope_kv_write.reference import rope_kv_write
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-"""Multiplies [tokens, in] by weights that it owns and returns [tokens, out]."""
+"""Multiplies [tokens, in], contiguous, by weights that it owns and returns [tokens, out]."""
 
 
 class MixtureProduct(Protocol):
@@ -71,7 +71,7 @@ class RoutedExperts(Protocol):
         """Return the weighted sum of each token's experts, [tokens, hidden].
 
         Args:
-            h: [tokens, hidden].
+            h: [tokens, hidden], contiguous.
             experts: integers [tokens, chosen], different ones for each token.
             weights: floats [tokens, chosen].
             decodes: the leading single-token rows of a step, as in `engine.attention.AttentionBatch.rows`; rows of no

@@ -313,10 +313,6 @@ def _quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware, dtype
 def _check_quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware, dtype: str) -> None:
     if wanted is None:
         return
-    if isinstance(spec, FallbackSpec) and hardware.device != "cpu":
-        raise ConfigError(
-            f"quantization: {wanted!r} is not supported for {spec.architecture}, which runs through transformers."
-        )
     if wanted not in DEVICES_BY_QUANTIZATION:
         raise ConfigError(f"quantization: {wanted!r} is not one of {', '.join(DEVICES_BY_QUANTIZATION)}.")
     device, devices = hardware.device, DEVICES_BY_QUANTIZATION[wanted]
@@ -325,7 +321,7 @@ def _check_quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware,
     if wanted == "int4":
         if dtype == "float32" and device == "cuda":
             raise ConfigError("quantization: 'int4' requires 16-bit activations; dtype is 'float32'.")
-        complaint = _odd_size(INT4_MULTIPLE_BY_DEVICE[device], {depth for depth, _ in spec.linear_sizes()})
+        complaint = _odd_size(INT4_MULTIPLE_BY_DEVICE[device], {depth for depth, _ in _quantized_sizes(spec)})
     else:
         complaint = _why_not_fp8(spec, hardware, dtype) if wanted == "fp8" else None
     if complaint is not None:
@@ -337,7 +333,12 @@ def _why_not_fp8(spec: ModelSpec, hardware: Hardware, dtype: str) -> str | None:
         return "needs a GPU of CUDA's compute capability 9.0 or above; this is none."
     if dtype != "bfloat16":
         return f"makes bfloat16 of its products; dtype is {dtype!r}."
-    return _odd_size(FP8_MULTIPLE, {size for shape in spec.linear_sizes() for size in shape})
+    return _odd_size(FP8_MULTIPLE, {size for shape in _quantized_sizes(spec) for size in shape})
+
+
+def _quantized_sizes(spec: ModelSpec) -> set[tuple[int, int]]:
+    """Return (in, out) of what has to be quantized: of models that run in transformers, whatever fits."""
+    return set() if isinstance(spec, FallbackSpec) else spec.linear_sizes()
 
 
 def _odd_size(multiple: int, sizes: set[int]) -> str | None:

@@ -108,7 +108,7 @@ class CalledBackend(TorchBackend):
             groups = places.new_empty(max_groups(num_pairs, count), 3)
             pairs = experts.int().contiguous(), rows, places, groups, places.new_empty(count)
             self._call("sort_by_expert", num_rows, pairs, (count, chosen))
-            paired = [part.index_select(0, rows) for part in self._inputs(ups, h.contiguous())]
+            paired = [part.index_select(0, rows) for part in self._inputs(ups, h)]
             joint = self._grouped(ups, paired, groups, count)
             gated = joint.new_empty(num_pairs, inner)
             self._call(f"{activation}_and_multiply", num_pairs, (joint, gated), (inner,))
@@ -129,7 +129,7 @@ class CalledBackend(TorchBackend):
         return lay_out(matrices, count, quantization, self._arena.empty, self._pool)
 
     def _product(self, panels: Panels, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        x, y = x.contiguous(), x.new_empty(len(x), panels.out)
+        y = x.new_empty(len(x), panels.out)
         self._call(panels.kernel, len(x), (*self._inputs(panels, x), *panels.tensors, bias, y), panels.sizes)
         return y
 

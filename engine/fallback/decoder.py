@@ -23,10 +23,10 @@ from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
 from engine.fallback.experts import activation_of
 from engine.fallback.rebinding import rebound
-from engine.fallback.states import NOTHING_KEPT, RowStates, cache_name
+from engine.fallback.states import NOTHING_KEPT, RowStates, SingleRows, cache_name
 from engine.kv_cache import KvCache
 from engine.lora import LoraProducts
-from engine.step import Snapshot
+from engine.step import Snapshot, StateMoves
 from kernels.gated_activation.reference import Activation
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ class _Step:
     cache: KvCache
     lora: LoraProducts | None
     still: torch.Tensor  # [tokens, 2, head_dim]: cosines and sines of angle 0
-    rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if no layer keeps states
-    kept: Mapping[int, Sequence[Snapshot]]  # snapshots to take, by row
+    singles: SingleRows | None  # rows whose states the device finds; None if the host does
+    rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if the host finds no states
+    kept: Mapping[int, Sequence[Snapshot]]  # snapshots to take on the way, by row
 
 
 class FallbackDecoder:
@@ -55,10 +56,14 @@ class FallbackDecoder:
     Args:
         backend: computes attention and adapters, and lays out linear weights and the vocabulary.
         dtype: of keys and values, before a quantized cache quantizes them.
+        stays_on_device: in steps of one token per row, the host does not look at the batch, so they can be recorded.
     """
 
-    def __init__(self, spec: FallbackSpec, backend: Backend, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: FallbackSpec, backend: Backend, dtype: torch.dtype, *, stays_on_device: bool = False
+    ) -> None:
         self.spec = spec
+        self._stays_on_device = stays_on_device
         self._backend = backend
         self._dtype = dtype
         self._model: PreTrainedModel | None = None
@@ -68,10 +73,12 @@ class FallbackDecoder:
         self._still = rope_table(NO_ROPE, spec.head_dim, 1, dtype)
         self._number_by_layer = {layer: number for number, layer in enumerate(spec.attending)}
 
-    def take_over(self, model: PreTrainedModel, states: RowStates) -> None:
+    def take_over(self, model: PreTrainedModel, states: RowStates, device: torch.device) -> None:
         """Take over a model and lay out its linear modules anew; the caller sets its attention to `attend`.
 
         Args:
+            model: in host memory. Its modules move to the device one by one, so that of quantized weights no more
+                than one is there at a time as it was loaded.
             states: recurrent states of its layers for each row.
         """
         self._model, self._states = model, states
@@ -79,7 +86,7 @@ class FallbackDecoder:
             module = model.get_submodule(name)
             ours = partial(self._by_states, states, rebound(module, self._backend.state_functions()), module.layer_idx)
             module.forward = partial(ours, cache_name(module), module.forward)
-        self._still = self._still.to(model.device)
+        self._still = self._still.to(device)
         decoder, head = model.get_decoder(), model.get_output_embeddings()
         # For some models get_decoder() returns the output matrix.
         (model.base_model if decoder is head else decoder).register_forward_hook(self._keep_hidden)
@@ -87,13 +94,13 @@ class FallbackDecoder:
             # A router may be float32 in a 16-bit model, and then so is its input.
             is_plain = type(module) is torch.nn.Linear and module.weight.dtype == self._dtype
             if is_plain and module is not head and not name.endswith(MULTIPLIED):
-                self._lay_out(name, module)
+                self._lay_out(name, module, device)
             elif (activation := activation_of(module)) is not None and module.down_proj.dtype == self._dtype:
-                self._lay_out_experts(module, activation)
+                self._lay_out_experts(module, activation, device)
         if type(head) is torch.nn.Linear:
-            self._lay_out_vocabulary(model.get_input_embeddings(), head)
+            self._lay_out_vocabulary(model.get_input_embeddings(), head, device)
         for tensor in chain(model.parameters(), model.buffers()):
-            tensor.data = _own(tensor)
+            tensor.data = _own(tensor, device)
 
     def make_room(self, num_snapshots: int) -> None:
         """Allocate `num_snapshots` snapshots of states; steps take none before."""
@@ -103,18 +110,39 @@ class FallbackDecoder:
     @torch.inference_mode()
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
         """Compute a step and write its keys and values to the cache."""
-        assert self._model is not None, "there is no model yet"
-        assert self._states is not None, "there is no model yet"
         moves = batch.state_moves
         if moves is not None:
-            self._states.begin(moves)
+            self.begin(moves)
+        output = self.compute(batch, cache)
+        if moves is not None and self._are_single(batch):
+            self.end(moves)
+        return output
+
+    def begin(self, moves: StateMoves) -> None:
+        """Restore states, before a step."""
+        assert self._states is not None, "there is no model yet"
+        self._states.begin(moves)
+
+    def end(self, moves: StateMoves) -> None:
+        """Take snapshots, after a step of one token per row."""
+        assert self._states is not None, "there is no model yet"
+        self._states.keep(moves.kept)
+
+    @torch.inference_mode()
+    def compute(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
+        """Compute a step whose states are in place; snapshots are left out if it has one token per row."""
+        assert self._model is not None, "there is no model yet"
+        assert self._states is not None, "there is no model yet"
+        has_states, rows = bool(self.spec.states), batch.attention[0].rows
+        are_single = has_states and self._are_single(batch)
         self._step = _Step(
             batch.attention,
             cache,
             self._backend.lora(batch.adapters, batch.sample_adapters),
             self._still.repeat(len(batch.token_ids), 1, 1),
-            batch.attention[0].rows.tolist() if self.spec.states else (),
-            NOTHING_KEPT if moves is None else moves.kept,
+            self._states.singles(rows) if are_single else None,
+            rows.tolist() if has_states and not are_single else (),
+            NOTHING_KEPT if batch.state_moves is None else batch.state_moves.kept,
         )
         try:
             output = self._model(
@@ -153,8 +181,9 @@ class FallbackDecoder:
         out = self._backend.attend(qkv.to(self._dtype), step.still, None, 0.0, cache, step.attention[cache.table], form)
         return out[..., : value.shape[-1]].unsqueeze(0).to(query.dtype), None
 
-    def _lay_out(self, name: str, module: torch.nn.Linear) -> None:
-        product = self._backend.linear(name, _own(module.weight), None if module.bias is None else _own(module.bias))
+    def _lay_out(self, name: str, module: torch.nn.Linear, device: torch.device) -> None:
+        bias = None if module.bias is None else _own(module.bias, device)
+        product = self._backend.linear(name, _own(module.weight, device), bias)
         at = parse_module_name(name)
         if at is not None and name in self.spec.modules:
             layer, projection = at
@@ -163,8 +192,8 @@ class FallbackDecoder:
         module.forward = partial(_by_rows, product)  # type: ignore[method-assign]
         _give_away(module)
 
-    def _lay_out_experts(self, module: torch.nn.Module, activation: Activation) -> None:
-        gate_up, down = (_own(module.get_parameter(name)) for name in ("gate_up_proj", "down_proj"))
+    def _lay_out_experts(self, module: torch.nn.Module, activation: Activation, device: torch.device) -> None:
+        gate_up, down = (_own(module.get_parameter(name), device) for name in ("gate_up_proj", "down_proj"))
         module.forward = partial(self._by_experts, self._backend.routed_experts(gate_up, down, activation))
         for name in ("gate_up_proj", "down_proj"):
             _give_away(module, name)
@@ -177,15 +206,15 @@ class FallbackDecoder:
         if self._step is not None:
             attention = self._step.attention[0]
             decodes = attention.rows[: attention.num_decodes]
-        return product(x, experts, weights, decodes)
+        return product(x.contiguous(), experts, weights, decodes)
 
-    def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear) -> None:
+    def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear, device: torch.device) -> None:
         """Lay out the output matrix, which is never quantized, and the embedding, once if they are tied."""
         weight = embedding.get_parameter("weight")
         # If the files hold two matrices, transformers leaves them untied, whatever config.json says.
-        matrix = None if head.weight is weight else _own(head.weight)
-        embed, to_logits = self._backend.vocabulary(_own(weight), matrix)
-        bias = None if head.bias is None else _own(head.bias)
+        matrix = None if head.weight is weight else _own(head.weight, device)
+        embed, to_logits = self._backend.vocabulary(_own(weight, device), matrix)
+        bias = None if head.bias is None else _own(head.bias, device)
         product = to_logits if bias is None else lambda h: to_logits(h).add_(bias)
         head.forward = partial(_by_rows, product)  # type: ignore[method-assign]
         _give_away(head)
@@ -219,9 +248,16 @@ class FallbackDecoder:
         if self._step is None:
             return theirs(*arguments, **told)
         (x,) = arguments or (told["hidden_states"],)
-        return states.call(
-            lambda part, held: forward(part, **{cache: held}), layer, x, self._step.rows, self._step.kept
-        )
+
+        def module(part: torch.Tensor, held: object) -> torch.Tensor:
+            return forward(part, **{cache: held})
+
+        if self._step.singles is not None:
+            return states.call_singles(module, layer, x, self._step.singles)
+        return states.call(module, layer, x, self._step.rows, self._step.kept)
+
+    def _are_single(self, batch: DecoderBatch) -> bool:
+        return self._stays_on_device and batch.attention[0].num_decodes == len(batch.token_ids)
 
     def _keep_hidden(self, _module: torch.nn.Module, _arguments: object, output: Any) -> None:
         self._last_hidden = output[0][0]
@@ -234,9 +270,9 @@ def _widened(heads: torch.Tensor, count: int, dim: int) -> torch.Tensor:
     return functional.pad(heads, (0, dim - heads.shape[-1])) if heads.shape[-1] < dim else heads
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's data in its own memory: on a CPU, transformers leaves it mapped from the file."""
-    return tensor.data.clone() if tensor.device.type == "cpu" else tensor.data
+def _own(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor's data in its own memory on the device: transformers leaves it mapped from the file."""
+    return tensor.data.to(device, copy=True)
 
 
 def _give_away(module: torch.nn.Module, name: str = "weight") -> None:
@@ -245,8 +281,8 @@ def _give_away(module: torch.nn.Module, name: str = "weight") -> None:
 
 
 def _by_rows(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Apply a product that takes [rows, in] to [any, ..., in]."""
-    y = product(x.flatten(0, -2))
+    """Apply a product that takes contiguous [rows, in] to [any, ..., in]."""
+    y = product(x.flatten(0, -2).contiguous())
     return y.view(*x.shape[:-1], y.shape[-1])
 
 

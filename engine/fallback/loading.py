@@ -35,20 +35,27 @@ _numbers = count()
 
 
 def load_fallback(
-    path: str, spec: FallbackSpec, backend: Backend, dtype: torch.dtype, device: torch.device, num_rows: int
+    path: str,
+    spec: FallbackSpec,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_rows: int,
+    *,
+    stays_on_device: bool = False,
 ) -> FallbackDecoder:
-    """Load a checkpoint for at most `num_rows` concurrent requests.
+    """Load a checkpoint for at most `num_rows` concurrent requests; `stays_on_device` as in `FallbackDecoder`.
 
     Raises:
         CheckpointError: files or tensors are missing, broken or left over, or the engine's attention alters logits.
     """
-    decoder = FallbackDecoder(spec, backend, dtype)
+    decoder = FallbackDecoder(spec, backend, dtype, stays_on_device=stays_on_device)
     # A unique name, since it selects this decoder and its cache. It outlives the model, hence the weak reference.
     name = f"antiphon_{next(_numbers)}"
     attend = WeakMethod(decoder.attend)
     AttentionInterface.register(name, lambda *parts, **told: attend()(*parts, **told))  # type: ignore[misc]
-    model = _load(path, spec.architecture, dtype).to(device)
-    decoder.take_over(model, RowStates(spec.states, num_rows, dtype, device))
+    model = _load(path, spec.architecture, dtype)
+    decoder.take_over(model, RowStates(spec.states, num_rows, dtype, device), device)
     expected = _logits(model, device)
     model.set_attn_implementation(name)
     error = _error(decoder, expected, device, dtype)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,18 @@ from kernels.arena import lazy_zeros
 CACHE_NAMES = ("cache_params", "past_key_values")
 """Names of the `forward` argument that takes a cache."""
 NOTHING_KEPT: Mapping[int, Sequence[Snapshot]] = {}
+
+
+class SingleRows(NamedTuple):
+    """The rows of a step with one token each, as the device knows them.
+
+    Attributes:
+        places: index of each row's states, int64 [rows].
+        are_new: whether the token is a sequence's first, bool [rows].
+    """
+
+    places: torch.Tensor
+    are_new: torch.Tensor
 
 
 class _Cache:
@@ -130,7 +142,9 @@ class RowStates:
     ) -> None:
         self._dtype, self._device = dtype, device
         self._form_by_key = form_by_key
-        self._states = self._zeros(num_rows)
+        # The last one is that of all rows that pad a recorded step.
+        self._states = self._zeros(num_rows + 1)
+        self._spare = num_rows
         self._kept: dict[int, dict[StateKey, torch.Tensor]] = {}
 
     def make_room(self, num_places: int) -> None:
@@ -143,6 +157,31 @@ class RowStates:
             for key, state in states.items():
                 for row, place in moves.begun:
                     state[row] = self._kept[layer][key][place]
+
+    def keep(self, kept: Mapping[int, Sequence[Snapshot]]) -> None:
+        """Take snapshots of rows as they are."""
+        for layer, states in self._states.items():
+            for row, snapshots in kept.items():
+                self._keep(layer, states, row, snapshots)
+
+    def singles(self, rows: torch.Tensor) -> SingleRows:
+        """Return rows of one token or none for `call_singles`; `rows` as in `engine.attention.AttentionBatch`."""
+        _, starts, counts, places = rows.unbind(1)
+        return SingleRows(places.masked_fill(counts == 0, self._spare), starts == 0)
+
+    def call_singles(
+        self, module: Callable[..., torch.Tensor], layer: int, x: torch.Tensor, rows: SingleRows
+    ) -> torch.Tensor:
+        """Call a layer's module on rows of one token, [1, rows, hidden], and update the states; can be recorded."""
+        held = self._states[layer]
+        states = {key: state.index_select(0, rows.places) for key, state in held.items()}
+        for state in states.values():
+            state.masked_fill_(rows.are_new.view(-1, *[1] * (state.dim() - 1)), 0)
+        handed = _Handed(states)
+        y = module(x.transpose(0, 1), handed)
+        for key in handed.asked_for:
+            held[key].index_copy_(0, rows.places, states[key])
+        return y.transpose(0, 1)
 
     def call(
         self,

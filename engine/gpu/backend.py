@@ -17,6 +17,7 @@ from engine.gpu.streamed_linear import StreamedLinear
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, HeadNorms, LoraProducts
+from engine.resolve import FP8_MULTIPLE, INT4_MULTIPLE_BY_DEVICE
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.embedding.launch import take_rows
 from kernels.gated_activation.reference import Activation
@@ -83,7 +84,9 @@ class TritonBackend(Backend):
         return RoutedExperts(ups, downs, count, activation)
 
     def _quantization_of(self, weight: Weight) -> str | None:
-        return None if self._is_mixed and isinstance(weight, torch.Tensor) else self._quantization
+        if isinstance(weight, torch.Tensor) and (self._is_mixed or not _fits(weight, self._quantization)):
+            return None
+        return self._quantization
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Keep both unquantized. All steps write logits to one buffer, or each recording would have its own."""
@@ -213,3 +216,10 @@ class TritonBackend(Backend):
             return product(h)
         product.add_to(x, h)
         return None
+
+
+def _fits(weight: torch.Tensor, quantization: str | None) -> bool:
+    """Return whether a weight [..., out, in] can be quantized; `engine.resolve` checks only modules that it knows."""
+    if quantization == "int4":
+        return weight.shape[-1] % INT4_MULTIPLE_BY_DEVICE["cuda"] == 0
+    return quantization is None or not any(size % FP8_MULTIPLE for size in weight.shape[-2:])

@@ -101,8 +101,11 @@ def _build(
     # Pages take more memory, so adapters use them only if blocks can be lent.
     can_lend = resolved.lent_run_blocks <= resolved.max_lent_blocks
     page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes if can_lend else 0
-    # Modules of transformers may synchronize with the device, which a recording cannot.
-    sizes = [] if isinstance(decoder, FallbackDecoder) else recorded_sizes(resolved.max_num_seqs)
+    sizes = recorded_sizes(resolved.max_num_seqs)
+    # Modules of transformers may wait for the device, which a recording cannot.
+    if isinstance(decoder, FallbackDecoder) and not runtime.can_record(rehearsal.decode()):
+        _logger.info("decode steps of %s are launched, not recorded: they wait for the device", spec.architecture)
+        sizes = []
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
     model = GpuModel(decoder, backend, inputs)
     taken_bytes = model.record(cache, sizes, runtime)
@@ -145,7 +148,7 @@ def _load(
     if isinstance(spec, FallbackSpec):
         from engine.fallback.loading import load_fallback
 
-        return load_fallback(config.model_path, spec, backend, dtype, device, config.num_rows)
+        return load_fallback(config.model_path, spec, backend, dtype, device, config.num_rows, stays_on_device=True)
     assert isinstance(spec, DecoderSpec)
     found = weights(config.model_path, spec, dtype, device)
     return Decoder(spec, _telling(found, spec), backend, config.max_model_len)

@@ -90,7 +90,7 @@ class RoutedExperts:
     ) -> torch.Tensor:
         """Return the weighted sum [rows, hidden]."""
         return multiply_by_chosen(
-            h.contiguous(),
+            h,
             experts.int().contiguous(),
             weights.float().contiguous(),
             self._gate_up,

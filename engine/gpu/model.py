@@ -78,7 +78,15 @@ class GpuModel:
             output = self._decoder.forward(batch, cache)
             return output._replace(logits=output.logits[: self._inputs.num_samples])
         replay, logits = recorded
-        replay()
+        moves = batch.state_moves
+        if moves is None:
+            replay()
+        else:
+            # Their rows differ from step to step, so they are copied around the recorded part.
+            assert isinstance(self._decoder, FallbackDecoder)
+            self._decoder.begin(moves)
+            replay()
+            self._decoder.end(moves)
         return StepOutput(logits[: self._inputs.num_samples])
 
     def _kinds(self) -> list[tuple[Reach, bool]]:

@@ -8,7 +8,7 @@ Launches are specialized by powers of two of a step's sizes, and by nothing else
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -54,10 +54,7 @@ class Rehearsal:
     @torch.inference_mode()
     def run(self) -> None:
         """Run every step, with adapters and without, and choose a token."""
-        config, spec = self._config, self._decoder.spec
-        cache = KvCache.of(
-            spec, num_blocks=1, block_tokens=config.block_tokens, dtype=self._cache_dtype, device=self._device
-        )
+        config, cache = self._config, self._cache()
         for rows, num_decodes in _steps(config):
             for has_adapters in (False, True):
                 self._adapters.expect(len(rows) if has_adapters else 0)
@@ -66,8 +63,18 @@ class Rehearsal:
                 put_drawn(batch.token_ids[:num_decodes], decodes, torch.zeros_like(batch.token_ids), PENDING)
                 self._decoder.forward(batch, cache)
         self._adapters.expect(0)
-        logits = torch.zeros(LOGIT_COPIES, config.max_num_seqs, spec.vocab_size, device=self._device)
+        logits = torch.zeros(LOGIT_COPIES, config.max_num_seqs, self._decoder.spec.vocab_size, device=self._device)
         self._choose(logits[0, :1], [SamplingParams(max_tokens=1)], [0])
+
+    def decode(self) -> Callable[[], torch.Tensor]:
+        """Return a function that runs a decode step of one row, the same each time, and returns its logits."""
+        cache = self._cache()
+        batch = self._batch([(0, 1)], 1, cache.null_block)
+        return lambda: self._decoder.forward(batch, cache).logits
+
+    def _cache(self) -> KvCache:
+        spec, block_tokens = self._decoder.spec, self._config.block_tokens
+        return KvCache.of(spec, num_blocks=1, block_tokens=block_tokens, dtype=self._cache_dtype, device=self._device)
 
     def _batch(self, rows: list[tuple[int, int]], num_decodes: int, null_block: int) -> DecoderBatch:
         """Return a step with (first token, number of tokens) for each row; all block tables name the same block."""

@@ -5,11 +5,14 @@ They are behind one interface, so that everything else here runs, and is tested,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
+
+_logger = logging.getLogger(__name__)
 
 NUM_WARM_UPS = 2
 """Runs before a recording, in which libraries initialize and kernels are compiled."""
@@ -36,6 +39,10 @@ class GpuRuntime(Protocol):
 
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start copying numbers to the host; return a function that waits for them, but for nothing enqueued later."""
+        ...
+
+    def can_record(self, run: Callable[[], torch.Tensor]) -> bool:
+        """Return whether `run` only enqueues, so that `record` is possible: the host never waits for the device."""
         ...
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
@@ -101,6 +108,25 @@ class CudaRuntime:
             return host
 
         return fetched
+
+    def can_record(self, run: Callable[[], torch.Tensor]) -> bool:
+        """Have torch report what waits, then capture: only a capture tells the rest, but it fails less gracefully."""
+        # Waiting at the first call, to initialize, does not count.
+        run()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            run()
+        except RuntimeError as error:
+            _logger.debug("cannot be recorded: %s", error)
+            return False
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        try:
+            self.record(run)
+        except RuntimeError as error:
+            _logger.warning("cannot be recorded: %s", error)
+            return False
+        return True
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Capture a CUDA graph; all graphs share one memory pool, as no two run at once."""

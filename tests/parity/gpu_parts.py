@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,10 +12,16 @@ import torch
 
 from engine import build
 from engine.config import EngineConfig
+from engine.decoder.model_spec import ModelSpec
 from engine.gpu.build import gpu_parts
+from engine.loading.checkpoint import WeightSource
+from engine.parts import Parts
+from engine.resolve import Hardware
+from kernels.architecture import pretending
 from kernels.experts import launch as experts_launch
 from kernels.lora_experts import launch as lora_experts_launch
 from kernels.lora_shrink import launch as shrink_launch
+from kernels.streamed_linear import launch as streamed_launch
 from tests.engine.gpu.host_runtime import HostRuntime
 
 HAS_GPU = torch.cuda.is_available()
@@ -36,6 +45,19 @@ class Replays:
         return HAS_GPU or self._runtime.num_replays > 0
 
 
+@contextmanager
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let engines be built as on a GPU with 8-bit floats, on the GPU that is here or a stand-in."""
+    if HAS_GPU:
+        yield
+        return
+    monkeypatch.setattr(build, "_cpu_parts", _parts_of_a_gpu)
+    monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
+    monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 8)
+    with pretending("sm_90"):
+        yield
+
+
 def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineConfig:
     return EngineConfig(
         model_path=path,
@@ -47,3 +69,9 @@ def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineCo
         max_batched_tokens=16,
         max_adapter_rank=16,
     )
+
+
+def _parts_of_a_gpu(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource) -> Parts:
+    """Build what a GPU with 8-bit floats has, for a sampler and adapters on the CPU."""
+    parts = gpu_parts(config, spec, replace(hardware, device="cuda", has_fp8=True), weights, HostRuntime())
+    return replace(parts, config=replace(parts.config, device="cpu"))

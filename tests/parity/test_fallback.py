@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,13 @@ import torch
 from transformers import PreTrainedModel
 
 from adapters.registry import reference
-from engine import build
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.gpu.build import gpu_parts
+from engine.fallback import decoder
 from engine.request import Pooling
-from kernels.lora_shrink import launch as shrink_launch
-from tests.engine.gpu.host_runtime import HostRuntime
+from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.parity.conftest import GEOMETRY, Checkpoint, greedy, made, random_prompts, run_engine, saved_once
+from tests.parity.gpu_parts import HAS_GPU, Replays, a_gpu
 from tests.parity.peft_adapters import save_adapters
 from tests.parity.test_pooling import assert_same, vector_request, vectors_of
 
@@ -73,6 +71,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "Starcoder2ForCausalLM": {"sliding_window": 20},
 }
 NUM_TOKENS = 8
+GPU_OPTIONS: dict[str, Any] = {
+    "kv_cache_bytes": 1 << 22,
+    "max_num_seqs": 4,
+    "max_batched_tokens": 16,
+    "max_adapter_rank": 16,
+    "device": "cuda" if HAS_GPU else "cpu",
+}
 
 
 def make(name: str, **overrides: Any) -> PreTrainedModel:
@@ -156,24 +161,60 @@ def test_a_gate_and_what_it_gates_may_be_one_module(saved: Callable[[str], Check
 
 
 @pytest.mark.parametrize(
-    "name", ["SeedOssForCausalLM", "Cohere2ForCausalLM", "Gemma4ForCausalLM", "MiniCPM3ForCausalLM"]
+    "name",
+    ["SeedOssForCausalLM", "Cohere2ForCausalLM", "Gemma4ForCausalLM", "Glm4MoeForCausalLM", "MiniCPM3ForCausalLM"],
 )
 def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
     saved: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
-        monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
-    options: dict[str, Any] = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16}
-    options |= {"max_adapter_rank": 16, "device": "cuda" if torch.cuda.is_available() else "cpu"}
-    checkpoint = saved(name)
+    """Prompts by launches, answers by replays of recorded steps."""
+    replays, checkpoint = Replays(monkeypatch), saved(name)
     if name == "SeedOssForCausalLM":
         two = dict(list(save_adapters(make(name), tmp_path).items())[:2])
-        check_adapters(checkpoint, name, two, **options)
-        return
+        check_adapters(checkpoint, name, two, **GPU_OPTIONS)
+    else:
+        check_on_a_gpu(checkpoint)
+    assert replays.are_there
+
+
+def test_a_gpu_rounds_what_divides_into_groups_and_leaves_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linear products and experts of four bits; of a router and of inputs that are too few for a group, numbers."""
+    few = {"num_hidden_layers": 2, "n_routed_experts": 4, "head_dim": 32}
+    wide = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 192}
+    model = make("Glm4MoeForCausalLM", **few, **wide)
+    model.save_pretrained(tmp_path)
+    num_rounded = 0
+    for name, weight in model.named_parameters():
+        if "_proj" in name and weight.dim() > 1 and weight.shape[-1] % 128 == 0:
+            weight.data = from_int4(to_int4(weight.data.half().flatten(0, -2))).float().view_as(weight)
+            num_rounded += 1
+    assert num_rounded == 2 * 4 + 2 + (2 + 3)
+    options = {**GPU_OPTIONS, "dtype": "float16", "quantization": "int4"}
+    prompts = random_prompts(2, longest=8)
+    requests = [greedy(str(i), prompt, 4) for i, prompt in enumerate(prompts)]
+    with a_gpu(monkeypatch):
+        found = run_engine(build_engine(config_of(str(tmp_path), **options)), requests)
+    rounded = Checkpoint(path=str(tmp_path), model=model)
+    assert found == {str(i): rounded.generate(prompt, 4) for i, prompt in enumerate(prompts)}
+
+
+@pytest.mark.skipif(HAS_GPU, reason="only a stand-in counts what is recorded")
+def test_a_model_that_waits_for_its_device_is_not_recorded(
+    saved: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the experts of transformers itself, which asks which of them have rows."""
+    monkeypatch.setattr(decoder, "activation_of", lambda module: None)
+    replays = Replays(monkeypatch)
+    check_on_a_gpu(saved("Glm4MoeForCausalLM"))
+    assert not replays.are_there
+
+
+def check_on_a_gpu(checkpoint: Checkpoint) -> None:
     prompts = random_prompts(3, longest=40)
     requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]
-    found = run_engine(build_engine(config_of(checkpoint.path, **options)), requests)
+    found = run_engine(build_engine(config_of(checkpoint.path, **GPU_OPTIONS)), requests)
     assert found == {str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
 
 

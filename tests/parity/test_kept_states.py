@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ import pytest
 import torch
 
 from adapters.registry import reference
-from engine import build
 from engine.build import build_engine
 from engine.engine import Engine
 from engine.fallback.decoder import FallbackDecoder
-from engine.gpu.build import gpu_parts
 from engine.request import Request
 from tests.engine.conftest import near_states
-from tests.engine.gpu.host_runtime import HostRuntime
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts, run_engine, saved_once
+from tests.parity.gpu_parts import HAS_GPU, Replays
 from tests.parity.test_fallback import config_of
 from tests.parity.test_states import MODELS, NUM_TOKENS, make
 
@@ -147,14 +144,19 @@ def test_a_state_of_one_adapter_or_salt_is_not_found_by_another(
 def test_the_operators_of_a_gpu_copy_states_too(
     saved: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    """Of a prompt by launched steps, of its answer by recorded ones, around which states are copied."""
+    replays = Replays(monkeypatch)
     checkpoint, prompt = saved("Qwen3_5ForCausalLM"), random_prompts(2, longest=40)[1]
+    device = "cuda" if HAS_GPU else "cpu"
     engine = engine_of(checkpoint, kv_cache_bytes=1 << 22, max_batched_tokens=16, device=device)
     text = (*prompt, *checkpoint.generate(prompt, NUM_TOKENS), 3)
     assert cached_of(engine, checkpoint, [greedy("first", prompt, NUM_TOKENS)]) == [0]
     assert cached_of(engine, checkpoint, [greedy("second", text, NUM_TOKENS)]) == [32]
+    num_tokens = 66 - len(text)
+    longer = (*text, *checkpoint.generate(text, num_tokens), 3)
+    assert cached_of(engine, checkpoint, [greedy("third", text, num_tokens)]) == [32]
+    assert cached_of(engine, checkpoint, [greedy("fourth", longer, NUM_TOKENS)]) == [64]
+    assert replays.are_there
 
 
 def test_no_more_is_kept_than_there_is_room_for(saved: Callable[[str], Checkpoint]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ import transformers
 from transformers import PreTrainedModel
 
 from adapters.registry import reference
-from engine import build
 from engine.build import build_engine
 from engine.engine import Engine
 from engine.errors import CheckpointError, ConfigError
-from engine.gpu.build import gpu_parts
 from engine.loading.spec import read_model_spec
-from tests.engine.gpu.host_runtime import HostRuntime
 from tests.parity.conftest import GEOMETRY, Checkpoint, fill, greedy, made, random_prompts, run_engine, saved_once
+from tests.parity.gpu_parts import HAS_GPU, Replays
 from tests.parity.test_fallback import GEMMA4, config_of
 
 DELTA = {
@@ -150,14 +147,15 @@ def test_a_model_that_cannot_go_on_with_several_tokens_is_refused(saved: Callabl
         engine_of(saved("JambaForCausalLM"))
 
 
+@pytest.mark.parametrize("name", ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Lfm2ForCausalLM"])
 def test_the_kernels_of_a_gpu_attend_for_the_layers_that_do(
-    saved: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+    saved: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
+    """Recorded steps find the states of their rows by themselves."""
+    replays = Replays(monkeypatch)
     sizes = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    check(saved("Qwen3_5ForCausalLM"), random_prompts(3, longest=40), **sizes, device=device)
+    check(saved(name), random_prompts(3, longest=40), **sizes, device="cuda" if HAS_GPU else "cpu")
+    assert replays.are_there
 
 
 def test_states_take_memory_of_the_cache(saved: Callable[[str], Checkpoint]) -> None:

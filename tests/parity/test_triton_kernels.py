@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -18,33 +17,25 @@ from safetensors.torch import save_file
 
 from adapters.identity import AdapterRef
 from adapters.registry import reference
-from engine import build, resolve
+from engine import resolve
 from engine.adapter_pool import AdapterPool
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.decoder.spec import DecoderSpec
 from engine.gpu import backend, streamed_linear
 from engine.gpu import build as gpu_build
-from engine.gpu.build import gpu_parts
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.streamed_linear import StreamedLinear, Way
-from engine.loading.checkpoint import WeightSource
-from engine.parts import Parts
 from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
-from engine.resolve import Hardware
 from kernels import overlap
-from kernels.architecture import pretending
-from kernels.lora_shrink import launch as shrink_launch
 from kernels.rope_attention import launch as rope_launch
 from kernels.streamed_linear import launch as streamed_launch
 from kernels.streamed_linear.reference import from_int4, to_fp8, to_int4
 from kernels.streamed_linear.reference import streamed_linear as by_definition
 from tests.deployments.tiny_models import write_chat_model
 from tests.engine import fp8_checkpoints, int4_checkpoints
-from tests.engine.gpu.host_runtime import HostRuntime
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
-from tests.parity.gpu_parts import HAS_GPU, Replays, config_of
+from tests.parity.gpu_parts import HAS_GPU, Replays, a_gpu, config_of
 from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyond_products
 
 NUM_TOKENS = 4
@@ -180,7 +171,7 @@ def test_adapters_that_lie_in_lent_blocks_of_the_cache_give_the_tokens_of_the_cp
     loans = Counter[str]()
     for name in ("lend", "give_back"):
         monkeypatch.setattr(AdapterPool, name, _counted(getattr(AdapterPool, name), loans))
-    with _a_gpu(monkeypatch):
+    with a_gpu(monkeypatch):
         engine = build_engine(replace(config, max_device_adapter_bytes=120_000, max_lent_cache_share=0.5), adapters)
     assert [run_engine(engine, requests) for requests in turns] == expected
     assert loans["lend"] > 1
@@ -232,7 +223,7 @@ def test_adapters_of_the_whole_model_give_nearly_the_same_probabilities_in_half_
     family = checkpoint("llama3")
     adapter = reference(name, save_beyond_products(lambda: deepcopy(family.model), tmp_path)[name])
     expected = _logprobs(config_of(family.path, "cpu"), adapter)
-    with _a_gpu(monkeypatch):
+    with a_gpu(monkeypatch):
         found = _logprobs(replace(config_of(family.path), dtype="float16"), adapter)
     variation = float((found.exp() - expected.exp()).abs().sum()) / 2
     assert variation < 0.01
@@ -248,7 +239,7 @@ def test_a_cache_of_one_byte_a_number_gives_nearly_the_same_probabilities(
     """
     path = checkpoint("llama3").path
     expected = _logprobs(config_of(path, "cpu"))
-    with _a_gpu(monkeypatch):
+    with a_gpu(monkeypatch):
         found = _logprobs(replace(config_of(path), kv_cache_dtype=held))
     variation = float((found.exp() - expected.exp()).abs().sum()) / 2
     assert 0 < variation < tolerance
@@ -270,7 +261,7 @@ def test_weights_of_four_bits_give_the_probabilities_of_the_numbers_they_stand_f
     model.save_pretrained(tmp_path / "rounded")
     expected = _logprobs(config_of(str(tmp_path / "rounded"), "cpu"), adapter)
     monkeypatch.setattr(gpu_build, "measure", _stream_few_rows)
-    with _a_gpu(monkeypatch):
+    with a_gpu(monkeypatch):
         config = config_of(str(tmp_path / "base"))
         found = _logprobs(replace(config, dtype="float16", quantization="int4"), adapter)
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
@@ -289,7 +280,7 @@ def test_a_checkpoint_of_four_bits_gives_the_probabilities_of_the_numbers_it_sta
     expected = _logprobs(config_of(str(tmp_path / "meant"), "cpu"))
     torch.testing.assert_close(_logprobs(config_of(str(tmp_path / "stored"), "cpu")), expected, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(gpu_build, "measure", _stream_few_rows)
-    with _a_gpu(monkeypatch):
+    with a_gpu(monkeypatch):
         found = _logprobs(replace(config_of(str(tmp_path / "stored")), dtype="float16"))
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
 
@@ -316,7 +307,7 @@ def test_a_checkpoint_of_eight_bits_gives_the_probabilities_of_the_numbers_it_st
     _save(tmp_path, stored, meant, fp8_checkpoints.CONFIGS[kind])
     expected = _logprobs(config_of(str(tmp_path / "meant"), "cpu"))
     assert torch.equal(_logprobs(config_of(str(tmp_path / "stored"), "cpu")), expected)
-    with _a_gpu(monkeypatch):
+    with a_gpu(monkeypatch):
         found = _logprobs(replace(config_of(str(tmp_path / "stored")), dtype=dtype))
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < tolerance
 
@@ -333,7 +324,7 @@ def test_our_products_of_eight_bits_give_the_probabilities_of_the_definition(
     monkeypatch.setattr(gpu_build, "measure", _stream_all)
     # Interpreted, a program for each output takes its time.
     monkeypatch.setattr(streamed_linear, "to_fp8", to_fp8)
-    with _a_gpu(monkeypatch):
+    with a_gpu(monkeypatch):
         found = _logprobs(config)
         monkeypatch.setattr(StreamedLinear, "multiply", _multiply_by_definition)
         expected = _logprobs(config)
@@ -385,28 +376,9 @@ def _logprobs(config: EngineConfig, adapter: AdapterRef | None = None) -> torch.
     return torch.tensor([logprob for _, logprob in sorted(entry.top)])
 
 
-@contextmanager
-def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let engines be built as on a GPU with 8-bit floats, on the GPU that is here or a stand-in."""
-    if HAS_GPU:
-        yield
-        return
-    monkeypatch.setattr(build, "_cpu_parts", _parts_of_a_gpu)
-    monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
-    monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 8)
-    with pretending("sm_90"):
-        yield
-
-
 def _stream_few_rows(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
     for linear in linears:
         linear.ways = tuple(Way.TILES if rows <= 4 else Way.LIBRARY for rows in linear.rows)
-
-
-def _parts_of_a_gpu(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
-    """Build what a GPU with 8-bit floats has, for a sampler and adapters on the CPU."""
-    parts = gpu_parts(config, spec, replace(hardware, device="cuda", has_fp8=True), weights, HostRuntime())
-    return replace(parts, config=replace(parts.config, device="cpu"))
 
 
 def test_what_a_grammar_forces_is_a_chunk_beside_recorded_decodes(

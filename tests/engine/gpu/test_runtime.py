@@ -30,3 +30,20 @@ def test_a_recording_with_branches_does_everything_in_its_place() -> None:
         x.fill_(value)
         replay()
         torch.testing.assert_close(out, run())
+
+
+@pytest.mark.gpu
+def test_what_waits_cannot_be_recorded_and_leaves_all_else_recordable() -> None:
+    runtime = CudaRuntime(torch.device("cuda"))
+    x = torch.ones(4, device="cuda")
+
+    def allocates_from_the_host() -> torch.Tensor:
+        return x + torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda")
+
+    for waits in (lambda: x[x > 0], lambda: x * x.sum().item(), allocates_from_the_host):
+        assert not runtime.can_record(waits)
+    assert runtime.can_record(lambda: x + 1)
+    replay, out = runtime.record(lambda: x + 1)
+    x.fill_(5)
+    replay()
+    assert out.tolist() == [6] * 4
