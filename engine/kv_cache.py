@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.cache.layout import CacheLayout
-from engine.decoder.model_spec import ModelSpec
+from engine.cache.layout import CacheLayout, Place
+from engine.decoder.model_spec import KvShape, ModelSpec
 from kernels.arena import lazy_zeros, touch
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
@@ -22,7 +22,7 @@ class LayerCache(NamedTuple):
     """The cache of one layer.
 
     Attributes:
-        k, v: [num_blocks + 1, block_tokens, kv_heads, head_dim].
+        k, v: [num_blocks + 1, block_tokens, kv_heads, head_dim]; a token's heads are contiguous.
         spans: quantization ranges of keys and of values, float32 [num_blocks + 1, block_tokens, kv_heads]; None if the
             cache is not quantized.
         table: index of the request's block table that lists the layer's blocks.
@@ -35,10 +35,11 @@ class LayerCache(NamedTuple):
 
 
 class KvCache:
-    """Keys and values of all layers: [places, 2, num_blocks + 1, block_tokens, kv_heads, head_dim].
+    """Keys and values of all layers: [places, 2, num_blocks + 1, block_tokens, width].
 
     A place is shared by one layer of each table of the cache's layout (`engine.cache.layout`), as no block is in two
-    tables. With a single table, a place is a layer.
+    tables. With a single table, a place is a layer. The width is that of the layer whose heads are the widest together;
+    another layer leaves the rest of it unused.
 
     The extra last block is the null block: never written, always zero, it pads block tables. The backend defines the
     layout inside a block. With a one-byte `dtype` (see `kernels.row_quantization.reference`) the cache also keeps the
@@ -47,7 +48,7 @@ class KvCache:
 
     With `by_block` the layers of a block are contiguous, and a CPU takes memory only for blocks that are used:
 
-        [num_blocks + 1, places, 2, block_tokens, kv_heads, head_dim]
+        [num_blocks + 1, places, 2, block_tokens, width]
 
     In the other layout, the first tokens would take two huge pages per layer.
     """
@@ -58,14 +59,14 @@ class KvCache:
         layout: CacheLayout,
         num_blocks: int,
         block_tokens: int,
-        kv_heads: int,
-        head_dim: int,
+        kv_shapes: Sequence[KvShape],
         dtype: torch.dtype,
         device: torch.device,
         by_block: bool = False,
     ) -> None:
         self.layout = layout
-        shape = (layout.num_places, 2, num_blocks + 1, block_tokens, kv_heads, head_dim)
+        width = max(heads * dim for heads, dim in kv_shapes)
+        shape = (layout.num_places, 2, num_blocks + 1, block_tokens, width)
         self._bytes_by_block: torch.Tensor | None = None
         if by_block:
             numbers = lazy_zeros(prod(shape), dtype)
@@ -73,7 +74,10 @@ class KvCache:
             self._bytes_by_block = numbers.view(num_blocks + 1, -1).view(torch.uint8)
         else:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
-        self._spans = torch.zeros(shape[:-1], device=device) if dtype in LIMIT_BY_DTYPE else None
+        self._spans: torch.Tensor | None = None
+        if dtype in LIMIT_BY_DTYPE:
+            self._spans = torch.zeros(*shape[:-1], max(heads for heads, _ in kv_shapes), device=device)
+        self._layers = [self._layer(place, kv) for place, kv in zip(layout.places, kv_shapes, strict=True)]
         self.null_block = num_blocks
         self.block_tokens = block_tokens
         self._num_touched = 0
@@ -97,8 +101,7 @@ class KvCache:
             layout=spec.cache_layout(max_model_len) if max_model_len else CacheLayout.single(spec.num_layers),
             num_blocks=num_blocks,
             block_tokens=block_tokens,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
+            kv_shapes=spec.kv_shapes(),
             dtype=dtype,
             device=device,
             by_block=by_block,
@@ -106,9 +109,7 @@ class KvCache:
 
     def layer(self, index: int) -> LayerCache:
         """Return the cache of one layer."""
-        table, place = self.layout.places[index]
-        spans = None if self._spans is None else (self._spans[place, 0], self._spans[place, 1])
-        return LayerCache(self.data[place, 0], self.data[place, 1], spans, table)
+        return self._layers[index]
 
     def pages(self, blocks: range) -> list[torch.Tensor]:
         """Return the memory of adjacent blocks as bytes: one contiguous tensor per place for keys and for values."""
@@ -135,6 +136,13 @@ class KvCache:
             for row, block in zip(content, blocks, strict=True):
                 for held, copied in self._pairs(block, row):
                     held.copy_(copied)
+
+    def _layer(self, place: Place, kv: KvShape) -> LayerCache:
+        k, v = (part[..., : kv.heads * kv.dim].unflatten(-1, kv) for part in self.data[place.number])
+        spans = None
+        if self._spans is not None:
+            spans = self._spans[place.number, 0, ..., : kv.heads], self._spans[place.number, 1, ..., : kv.heads]
+        return LayerCache(k, v, spans, place.table)
 
     def _pairs(self, block: int, content: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the parts of a block, [places, 2, block_tokens, ...], each with its view of `content` [block_bytes]."""

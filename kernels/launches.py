@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,17 +11,13 @@ import torch
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products, pretending
 from kernels.embedding.launch import put_drawn, take_rows
-from kernels.experts.launch import Change, ExpertMatrix, Routing, multiply_by_experts, sort_by_expert
-from kernels.experts.reference import Part
+from kernels.expert_launches import MAX_RANK, mixtures
 from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, activate_and_multiply
-from kernels.gated_activation.reference import Activation
 from kernels.lora_expand.launch import lora_expand
-from kernels.lora_experts.launch import expert_expand, expert_shrink, fill_row_tables
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import lora_shrink
-from kernels.mxfp4.reference import BLOCK as MXFP4_BLOCK
-from kernels.mxfp4.reference import Mxfp4Matrix
+from kernels.meta_tensors import empty, fp8_matrix, int4_matrix, whole
 from kernels.paged_attention.launch import MAX_PROGRAMS, paged_attention
 from kernels.recording import Launch, recording
 from kernels.rope_attention.launch import can_attend, rope_attention
@@ -29,11 +25,10 @@ from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, from_int4, row_linear, streamed_linear, tile_cut
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
-from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix
+from kernels.streamed_linear.reference import FP8, Fp8Matrix
 from kernels.token_choice.launch import choose_tokens
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
-MAX_RANK = 64
 BATCHES = ((1, 1), (64, 64), (2048, 64))
 """Tokens of a step, and how many of them are single-token (decode) rows."""
 
@@ -64,30 +59,7 @@ GEOMETRIES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
-    """The dimensions of a mixture of experts that a layer's kernels depend on."""
-
-    name: str
-    hidden: int
-    inner: int
-    experts: int
-    chosen: int
-
-
-MIXTURES = (
-    Mixture(name="Qwen3-30B-A3B", hidden=2048, inner=768, experts=128, chosen=8),
-    Mixture(name="Mixtral-8x7B", hidden=4096, inner=14336, experts=8, chosen=2),
-    Mixture(name="Qwen1.5-MoE-A2.7B", hidden=2048, inner=1408, experts=60, chosen=4),
-    Mixture(name="the most experts", hidden=2048, inner=512, experts=512, chosen=16),
-)
-
-
 GPT_OSS = Geometry(name="gpt-oss", hidden=2880, inner=2880, heads=64, kv_heads=8, head_dim=64)
-GPT_OSS_MIXTURES = (
-    Mixture(name="gpt-oss-20b", hidden=2880, inner=2880, experts=32, chosen=4),
-    Mixture(name="gpt-oss-120b", hidden=2880, inner=2880, experts=128, chosen=4),
-)
 GEMMA_2 = Geometry(name="Gemma-2-2B", hidden=2304, inner=9216, heads=8, kv_heads=4, head_dim=256)
 GEMMA_3 = Geometry(name="Gemma-3-1B", hidden=1152, inner=6912, heads=4, kv_heads=1, head_dim=256, has_norms=True)
 
@@ -119,7 +91,7 @@ def all_launches(target: str) -> list[Launch]:
                 for geometry in GEOMETRIES:
                     attend(geometry, torch.bfloat16, held)
                     for width in (geometry.hidden, geometry.inner):
-                        quantize_rows(_empty(64, width, dtype=torch.bfloat16), held)
+                        quantize_rows(empty(64, width, dtype=torch.bfloat16), held)
         for geometry in GEOMETRIES[:2]:
             multiply(geometry, torch.bfloat16)
         if has_fp8_products():
@@ -131,102 +103,37 @@ def all_launches(target: str) -> list[Launch]:
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
-        logits, knobs = _empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64)
-        choose_tokens(logits, knobs, _whole(64, 2), _empty(64, dtype=torch.int32))
+        logits, knobs = empty(64, VOCAB, dtype=torch.float32), empty(64, 4, dtype=torch.float64)
+        choose_tokens(logits, knobs, whole(64, 2), empty(64, dtype=torch.int32))
     return launches
-
-
-def mixtures() -> None:
-    """Launch the kernels of mixtures of experts, for every weight format, with and without expert adapters."""
-    for mixture in MIXTURES:
-        mix(mixture, torch.bfloat16)
-    for mixture in GPT_OSS_MIXTURES:
-        mix(mixture, torch.bfloat16, "clamped", has_biases=True)
-        mix(mixture, torch.bfloat16, "clamped", matrix=partial(_mxfp4, dtype=torch.bfloat16), has_biases=True)
-    for dtype in (torch.float16, torch.float32):
-        mix(GPT_OSS_MIXTURES[0], dtype, "clamped", matrix=partial(_mxfp4, dtype=dtype), has_biases=True)
-        mix(MIXTURES[0], dtype)
-        mix(MIXTURES[0], dtype, change=_change_experts)
-    for mixture in (*MIXTURES, GPT_OSS_MIXTURES[0]):
-        mix(mixture, torch.bfloat16, change=_change_experts)
-    packed = partial(_mxfp4, dtype=torch.bfloat16)
-    mix(GPT_OSS_MIXTURES[0], torch.bfloat16, "clamped", matrix=packed, has_biases=True, change=_change_experts)
-    for mixture in MIXTURES:
-        choice = _empty(64, mixture.chosen, dtype=torch.int32), _empty(64, mixture.chosen, dtype=torch.float32)
-        sort_by_expert(*choice, _empty(mixture.experts + 1, dtype=torch.int32), tile=16, decodes=_whole(64, 4))
-    fill_row_tables(_whole(64), _whole(64, 3), _whole(1), entry=5, max_tiles=64)
-    mix(MIXTURES[0], torch.bfloat16, "gelu")
-    for group in (GROUP, *SHORT_GROUPS):
-        mix(MIXTURES[0], torch.bfloat16, matrix=partial(_int4, dtype=torch.bfloat16, group=group))
-    if has_fp8_products():
-        mix(MIXTURES[0], torch.bfloat16, matrix=_fp8)
-        mix(MIXTURES[1], torch.bfloat16, matrix=_fp8)
-
-
-def mix(
-    mixture: Mixture,
-    dtype: torch.dtype,
-    activation: Activation = "silu",
-    *,
-    matrix: Callable[[int, int], ExpertMatrix] | None = None,
-    has_biases: bool = False,
-    change: Change | None = None,
-) -> None:
-    """Launch a mixture of experts for one and two rows, full batches and prompts, on weights made by `matrix`."""
-    matrix = matrix or partial(_empty, dtype=dtype)
-    hidden, inner, experts = mixture.hidden, mixture.inner, mixture.experts
-    biases = _empty(experts, 2 * inner, dtype=dtype), _empty(experts, hidden, dtype=dtype)
-    # Covers every tile height.
-    for rows in (1 << power for power in range(15)):
-        multiply_by_experts(
-            _empty(rows, hidden, dtype=dtype),
-            _empty(rows, experts, dtype=dtype),
-            matrix(experts * 2 * inner, hidden),
-            matrix(experts * hidden, inner),
-            _empty(experts + 1, dtype=torch.int32),
-            chosen=mixture.chosen,
-            is_normed=True,
-            activation=activation,
-            biases=biases if has_biases else None,
-            decodes=_whole(rows, 4),
-            change=change,
-        )
-
-
-def _change_experts(part: Part, routing: Routing, height: int, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Launch the adapter kernels for one projection of a mixture."""
-    tables = _whole(len(routing.experts))
-    entry, products = 16 * 3, 2 if part == "gate_up" else 1
-    shrunk = expert_shrink(x, routing, tables, entry=entry, products=products, max_rank=MAX_RANK, height=height)
-    expert_expand(y, shrunk, routing, tables, entry=entry, height=height)
 
 
 def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None:
     """Launch a layer's linear products of few rows, with unquantized weights and grouped 4-bit weights."""
-    arrived = _empty(1 << 16, dtype=torch.int32)
+    arrived = empty(1 << 16, dtype=torch.int32)
     for name, width, depth, has_bias in _products(geometry):
-        held = _int4(width, depth, dtype, group)
-        bias = _empty(width, dtype=dtype) if has_bias else None
+        held = int4_matrix(width, depth, dtype, group)
+        bias = empty(width, dtype=dtype) if has_bias else None
         for rows in (1, 32, 64):
-            streamed_linear(_empty(rows, depth, dtype=dtype), held, bias, arrived)
-        dense = _empty(width, depth, dtype=dtype)
-        streamed_linear(_empty(16, depth, dtype=dtype), dense, bias, arrived)
+            streamed_linear(empty(rows, depth, dtype=dtype), held, bias, arrived)
+        dense = empty(width, depth, dtype=dtype)
+        streamed_linear(empty(16, depth, dtype=dtype), dense, bias, arrived)
         for rows in (32, 64):
             for is_wide in (False, True):
                 cut = tile_cut(rows, width, depth, dtype.itemsize, is_wide=is_wide)
-                streamed_linear(_empty(rows, depth, dtype=dtype), dense, bias, arrived, cut)
+                streamed_linear(empty(rows, depth, dtype=dtype), dense, bias, arrived, cut)
         multiply_rows(name, dense, bias, width, depth)
         from_int4(held)
 
 
 def multiply_fp8(geometry: Geometry) -> None:
     """Launch all variants of a layer's linear products of few rows with FP8 weights, and the quantization of inputs."""
-    dtype, arrived = torch.bfloat16, _empty(1 << 16, dtype=torch.int32)
+    dtype, arrived = torch.bfloat16, empty(1 << 16, dtype=torch.int32)
     for name, width, depth, has_bias in _products(geometry):
-        matrix = _fp8(width, depth)
-        bias = _empty(width, dtype=dtype) if has_bias else None
+        matrix = fp8_matrix(width, depth)
+        bias = empty(width, dtype=dtype) if has_bias else None
         for rows in (1, 32, 64, 128):
-            x = _empty(rows, depth, dtype=dtype)
+            x = empty(rows, depth, dtype=dtype)
             round_fp8(rows, depth)
             for is_wide in (False, True) if rows <= MAX_WIDE_ROWS else (False,):
                 streamed_linear(x, matrix, bias, arrived, tile_cut(rows, width, depth, 1, is_wide=is_wide))
@@ -239,24 +146,24 @@ def multiply_rows(
     """Launch a linear product of one or two rows, alone and fused with the preceding norm or the residual sum."""
     dtype = torch.bfloat16 if isinstance(weight, Fp8Matrix) else weight.dtype
     for rows in range(1, MAX_ROWS + 1):
-        x, is_gated = _empty(rows, depth, dtype=dtype), name == "gate_up"
+        x, is_gated = empty(rows, depth, dtype=dtype), name == "gate_up"
         row_linear(x, weight, bias, is_gated=is_gated)
         if name in ("qkv", "gate_up"):
-            row_linear(x, weight, bias, norm=(_empty(depth, dtype=dtype), 1e-5), is_gated=is_gated)
+            row_linear(x, weight, bias, norm=(empty(depth, dtype=dtype), 1e-5), is_gated=is_gated)
         else:
-            row_linear(x, weight, bias, out=_empty(rows, width, dtype=dtype), is_added=True)
+            row_linear(x, weight, bias, out=empty(rows, width, dtype=dtype), is_added=True)
 
 
 def round_fp8(rows: int, width: int) -> None:
     """Launch the kernels that quantize inputs of FP8 products."""
-    x = _empty(rows, width, dtype=torch.bfloat16)
+    x = empty(rows, width, dtype=torch.bfloat16)
     quantize_rows(x, FP8)
     # No model has a larger hidden size.
     if width <= MAX_ROUNDED_WIDTH:
-        norm = _empty(width, dtype=torch.bfloat16)
+        norm = empty(width, dtype=torch.bfloat16)
         add_rms_norm(x, x, norm, 1e-5, empty_rounded(x, FP8))
         add_rms_norm(x, None, norm, 1e-5, empty_rounded(x, FP8))
-        activate_and_multiply(_empty(rows, 2 * width, dtype=torch.bfloat16), "silu", empty_rounded(x, FP8))
+        activate_and_multiply(empty(rows, 2 * width, dtype=torch.bfloat16), "silu", empty_rounded(x, FP8))
 
 
 def _products(geometry: Geometry) -> Iterator[tuple[str, int, int, bool]]:
@@ -281,21 +188,21 @@ def attend(
 ) -> None:
     """Launch the kernels that write and read a layer's KV cache of dtype `held`."""
     head_dim, kv_heads = geometry.head_dim, geometry.kv_heads
-    cache = _empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, head_dim, dtype=held)
-    part = _empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, dtype=torch.float32)
+    cache = empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, head_dim, dtype=held)
+    part = empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, dtype=torch.float32)
     spans = None if held == dtype else (part, part)
-    norm = _empty(head_dim, dtype=norm_dtype or dtype)
+    norm = empty(head_dim, dtype=norm_dtype or dtype)
     for tokens, num_decodes in BATCHES:
-        qkv = _empty(tokens, (geometry.heads + 2 * kv_heads) * head_dim, dtype=dtype)
-        cos_sin, slots = _empty(tokens, 2, head_dim, dtype=dtype), _whole(tokens)
+        qkv = empty(tokens, (geometry.heads + 2 * kv_heads) * head_dim, dtype=dtype)
+        cos_sin, slots = empty(tokens, 2, head_dim, dtype=dtype), whole(tokens)
         norms = (norm, norm) if geometry.has_norms else None
-        rows, tables = _whole(num_decodes + (tokens > num_decodes), 4), _whole(64, 512)
-        arrived = _empty(MAX_PROGRAMS, dtype=torch.int32)
+        rows, tables = whole(num_decodes + (tokens > num_decodes), 4), whole(64, 512)
+        arrived = empty(MAX_PROGRAMS, dtype=torch.int32)
         write = partial(rope_kv_write, qkv=qkv, cos_sin=cos_sin, eps=1e-6, k_cache=cache, v_cache=cache, slots=slots)
         q = write(norms=norms, rotary_dim=rotary_dim, spans=spans)
         if norms is not None:
             # Per-token norms, for adapters that bring their own.
-            own = _empty(tokens, 2 * head_dim, dtype=norm.dtype).split(head_dim, dim=1)
+            own = empty(tokens, 2 * head_dim, dtype=norm.dtype).split(head_dim, dim=1)
             write(norms=own, rotary_dim=rotary_dim, spans=spans)
         paged_attention(
             q=q,
@@ -308,7 +215,7 @@ def attend(
             window=window,
             softcap=softcap,
             spans=spans,
-            sinks=_empty(geometry.heads, dtype=torch.float32) if has_sinks else None,
+            sinks=empty(geometry.heads, dtype=torch.float32) if has_sinks else None,
         )
         if can_attend(qkv, cache):
             rope_attention(
@@ -336,10 +243,10 @@ def gemma(geometry: Geometry, *, window: int, softcap: float = 0.0) -> None:
     attend(geometry, torch.bfloat16, torch.bfloat16, softcap=softcap, norm_dtype=torch.float32)
     attend(geometry, torch.bfloat16, torch.bfloat16, window=window, softcap=softcap)
     for tokens, _ in BATCHES:
-        x, weight = _empty(tokens, geometry.hidden, dtype=torch.bfloat16), _empty(geometry.hidden, dtype=torch.float32)
+        x, weight = empty(tokens, geometry.hidden, dtype=torch.bfloat16), empty(geometry.hidden, dtype=torch.float32)
         add_rms_norm(x, x, weight, 1e-6)
         add_rms_norm(x, None, weight, 1e-6)
-        activate_and_multiply(_empty(tokens, 2 * geometry.inner, dtype=torch.bfloat16), "gelu")
+        activate_and_multiply(empty(tokens, 2 * geometry.inner, dtype=torch.bfloat16), "gelu")
 
 
 def layer(geometry: Geometry, dtype: torch.dtype) -> None:
@@ -348,24 +255,24 @@ def layer(geometry: Geometry, dtype: torch.dtype) -> None:
     q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
     attend(geometry, dtype, dtype)
     for tokens, _ in BATCHES:
-        put_drawn(_whole(tokens), _whole(tokens, 4), _whole(64), -1)
-        x = take_rows(_empty(VOCAB, hidden, dtype=dtype), _whole(tokens))
-        take_rows(_empty(VOCAB, 2, head_dim, dtype=dtype), _whole(tokens))
-        add_rms_norm(x, x, _empty(hidden, dtype=dtype), 1e-5)
-        add_rms_norm(x, None, _empty(hidden, dtype=dtype), 1e-5)
-        activate_and_multiply(_empty(tokens, 2 * inner, dtype=dtype), "silu")
+        put_drawn(whole(tokens), whole(tokens, 4), whole(64), -1)
+        x = take_rows(empty(VOCAB, hidden, dtype=dtype), whole(tokens))
+        take_rows(empty(VOCAB, 2, head_dim, dtype=dtype), whole(tokens))
+        add_rms_norm(x, x, empty(hidden, dtype=dtype), 1e-5)
+        add_rms_norm(x, None, empty(hidden, dtype=dtype), 1e-5)
+        activate_and_multiply(empty(tokens, 2 * inner, dtype=dtype), "silu")
         for width, splits in ((hidden, (q_size, kv_size, kv_size)), (hidden, (inner, inner)), (inner, (hidden,))):
-            y = _empty(tokens, sum(splits), dtype=dtype)
-            _change(_empty(tokens, width, dtype=dtype), y, splits, entry=16)
+            y = empty(tokens, sum(splits), dtype=dtype)
+            _change(empty(tokens, width, dtype=dtype), y, splits, entry=16)
         whole_model(tokens, hidden, dtype)
 
 
 def whole_model(tokens: int, hidden: int, dtype: torch.dtype) -> None:
     """Launch the adapter kernels for the embedding, norms and the output matrix."""
-    x, logits = _empty(tokens, hidden, dtype=dtype), _empty(tokens, VOCAB, dtype=torch.float32)
-    where, count, most = _whole(64, 3), _whole(1), min(tokens, 64)
-    lora_gather(_whole(tokens), x, where, count, own=0, entry=1, max_tiles=most)
-    no_product = _empty(1, tokens, 1, MAX_RANK, dtype=torch.float32)
+    x, logits = empty(tokens, hidden, dtype=dtype), empty(tokens, VOCAB, dtype=torch.float32)
+    where, count, most = whole(64, 3), whole(1), min(tokens, 64)
+    lora_gather(whole(tokens), x, where, count, own=0, entry=1, max_tiles=most)
+    no_product = empty(1, tokens, 1, MAX_RANK, dtype=torch.float32)
     lora_expand(x, no_product, where, count, entry=2, splits=(hidden,), max_tiles=most)
     lora_logits(x, logits, where, count, entry=3, max_tiles=most)
     _change(x, logits, (VOCAB,), entry=4)
@@ -373,29 +280,7 @@ def whole_model(tokens: int, hidden: int, dtype: torch.dtype) -> None:
 
 def _change(x: torch.Tensor, y: torch.Tensor, splits: Sequence[int], *, entry: int) -> None:
     """Launch the LoRA products of adjacent modules."""
-    where, count, most = _whole(64, 3), _whole(1), min(len(x), 64)
+    where, count, most = whole(64, 3), whole(1), min(len(x), 64)
     options = {"entry": entry, "max_tiles": most}
     shrunk = lora_shrink(x, where, count, num_modules=len(splits), max_rank=MAX_RANK, **options)
     lora_expand(y, shrunk, where, count, splits=splits, dtype=x.dtype, **options)
-
-
-def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _int4(width: int, depth: int, dtype: torch.dtype, group: int = GROUP) -> Int4Matrix:
-    units = _empty(depth // group, width, dtype=torch.int32)
-    return Int4Matrix(_empty(width, depth // 2, dtype=torch.uint8), units, dtype)
-
-
-def _mxfp4(width: int, depth: int, dtype: torch.dtype) -> Mxfp4Matrix:
-    units = _empty(width, -(-depth // MXFP4_BLOCK), dtype=torch.int32)
-    return Mxfp4Matrix(_empty(width, depth // 8, dtype=torch.int32), units, dtype)
-
-
-def _fp8(width: int, depth: int) -> Fp8Matrix:
-    return Fp8Matrix(_empty(width, depth, dtype=FP8), _empty(width, dtype=torch.float32))
-
-
-def _whole(*shape: int) -> torch.Tensor:
-    return _empty(*shape, dtype=torch.int64)

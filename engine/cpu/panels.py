@@ -26,7 +26,7 @@ GROUPED_TENSORS, GROUPED_SIZES = 6, 6
 
 def can_attend(spec: ModelSpec, block_tokens: int) -> bool:
     """Return whether heads and blocks fill whole panels, in which the kernels keep keys and values."""
-    return spec.head_dim % LANES == 0 and block_tokens % LANES == 0
+    return not block_tokens % LANES and not any(shape.dim % LANES for shape in spec.kv_shapes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

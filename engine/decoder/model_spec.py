@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.cache.layout import CacheLayout
 from engine.decoder.layer_forms import LayerForm
@@ -14,11 +15,19 @@ SPAN_BYTES = 4
 """Size of the span (scale) of one head's quantized key or value (`kernels.row_quantization.reference`)."""
 
 
+class KvShape(NamedTuple):
+    """How many key heads a layer has, and the dimensions of each; values have as many."""
+
+    heads: int
+    dim: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(ABC):
     """Geometry of one decoder-only transformer.
 
     Attributes:
+        num_heads, num_kv_heads, head_dim: the most of any layer.
         layers: per-layer differences, one entry for each layer with keys and values.
         is_tied: the output matrix is the embedding, or there is no output matrix.
         generates: there is an output matrix; otherwise the model only produces embedding vectors.
@@ -61,8 +70,12 @@ class ModelSpec(ABC):
 
     @property
     def kv_size(self) -> int:
-        """Total width of all key (or value) heads."""
-        return self.num_kv_heads * self.head_dim
+        """Total width of all key (or value) heads of a layer, the most of any layer."""
+        return max(shape.heads * shape.dim for shape in self.kv_shapes())
+
+    def kv_shapes(self) -> tuple[KvShape, ...]:
+        """Return the key heads of each layer."""
+        return (KvShape(self.num_kv_heads, self.head_dim),) * self.num_layers
 
     def cache_layout(self, max_model_len: int) -> CacheLayout:
         """Return which layers share KV cache blocks, for sequences of up to `max_model_len` tokens."""

@@ -21,7 +21,6 @@ from engine.backend import Backend, RoutedExperts
 from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
-from engine.fallback.experts import activation_of
 from engine.fallback.rebinding import rebound
 from engine.fallback.states import NOTHING_KEPT, RowStates, SingleRows, cache_name
 from engine.kv_cache import KvCache
@@ -44,7 +43,7 @@ class _Step:
     attention: tuple[AttentionBatch, ...]
     cache: KvCache
     lora: LoraProducts | None
-    still: torch.Tensor  # [tokens, 2, head_dim]: cosines and sines of angle 0
+    still: Mapping[int, torch.Tensor]  # cosines and sines of angle 0, [tokens, 2, head_dim], by head_dim
     singles: SingleRows | None  # rows whose states the device finds; None if the host does
     rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if the host finds no states
     kept: Mapping[int, Sequence[Snapshot]]  # snapshots to take on the way, by row
@@ -70,8 +69,7 @@ class FallbackDecoder:
         self._states: RowStates | None = None
         self._step: _Step | None = None
         self._last_hidden: torch.Tensor | None = None
-        self._still = rope_table(NO_ROPE, spec.head_dim, 1, dtype)
-        self._number_by_layer = {layer: number for number, layer in enumerate(spec.attending)}
+        self._still = {shape.dim: rope_table(NO_ROPE, shape.dim, 1, dtype) for shape in spec.kv_shapes()}
 
     def take_over(self, model: PreTrainedModel, states: RowStates, device: torch.device) -> None:
         """Take over a model and lay out its linear modules anew; the caller sets its attention to `attend`.
@@ -81,12 +79,15 @@ class FallbackDecoder:
                 than one is there at a time as it was loaded.
             states: recurrent states of its layers for each row.
         """
+        # Needs transformers, which takes seconds to import.
+        from engine.fallback.experts import activation_of
+
         self._model, self._states = model, states
         for name in self.spec.state_modules:
             module = model.get_submodule(name)
             ours = partial(self._by_states, states, rebound(module, self._backend.state_functions()), module.layer_idx)
             module.forward = partial(ours, cache_name(module), module.forward)
-        self._still = self._still.to(device)
+        self._still = {dim: table.to(device) for dim, table in self._still.items()}
         decoder, head = model.get_decoder(), model.get_output_embeddings()
         # For some models get_decoder() returns the output matrix.
         (model.base_model if decoder is head else decoder).register_forward_hook(self._keep_hidden)
@@ -139,7 +140,7 @@ class FallbackDecoder:
             batch.attention,
             cache,
             self._backend.lora(batch.adapters, batch.sample_adapters),
-            self._still.repeat(len(batch.token_ids), 1, 1),
+            {dim: table.repeat(len(batch.token_ids), 1, 1) for dim, table in self._still.items()},
             self._states.singles(rows) if are_single else None,
             rows.tolist() if has_states and not are_single else (),
             NOTHING_KEPT if batch.state_moves is None else batch.state_moves.kept,
@@ -171,14 +172,14 @@ class FallbackDecoder:
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """Attend, by transformers' interface: [1, heads, tokens, head_dim] to [1, tokens, heads, value_dim]."""
-        step, spec = self._step, self.spec
+        step = self._step
         assert step is not None, "attention is asked for outside of a step"
-        counts = spec.num_heads, spec.num_kv_heads, spec.num_kv_heads
-        parts = [_widened(part[0], n, spec.head_dim) for part, n in zip((query, key, value), counts, strict=True)]
-        qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
-        layer = self._number_by_layer[module.layer_idx]  # type: ignore[index]  # the module's own, and not a tensor
-        cache, form = step.cache.layer(layer), spec.layers[layer]
-        out = self._backend.attend(qkv.to(self._dtype), step.still, None, 0.0, cache, step.attention[cache.table], form)
+        place = self.spec.places[module.layer_idx]  # type: ignore[index]  # the module's own, and not a tensor
+        cache, form, dim = step.cache.layer(place), self.spec.layers[place], key.shape[-1]
+        padded = value if value.shape[-1] == dim else functional.pad(value, (0, dim - value.shape[-1]))
+        # A layer with the keys of another one writes them again, to the same slots.
+        qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, padded)], dim=1).to(self._dtype)
+        out = self._backend.attend(qkv, step.still[dim], None, 0.0, cache, step.attention[cache.table], form)
         return out[..., : value.shape[-1]].unsqueeze(0).to(query.dtype), None
 
     def _lay_out(self, name: str, module: torch.nn.Linear, device: torch.device) -> None:
@@ -261,13 +262,6 @@ class FallbackDecoder:
 
     def _keep_hidden(self, _module: torch.nn.Module, _arguments: object, output: Any) -> None:
         self._last_hidden = output[0][0]
-
-
-def _widened(heads: torch.Tensor, count: int, dim: int) -> torch.Tensor:
-    """Return heads as [count, tokens, dim]: repeat those that more queries share, and pad short ones with zeros."""
-    if heads.shape[0] < count:
-        heads = heads.repeat_interleave(count // heads.shape[0], dim=0)
-    return functional.pad(heads, (0, dim - heads.shape[-1])) if heads.shape[-1] < dim else heads
 
 
 def _own(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

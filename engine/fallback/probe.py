@@ -35,11 +35,13 @@ class AttentionCall:
 
     Attributes:
         layer: the module's `layer_idx`.
+        source: the first layer with the same keys and values, usually `layer` itself.
         window: 0 for none.
         softcap: 0 for none.
     """
 
     layer: int
+    source: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -92,6 +94,7 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
         CheckpointError: it cannot run on the meta device, or requires something unsupported; names the first such.
     """
     _calls.clear()
+    _seen.clear()
     states = NotedStates(model.dtype)
     for name, module in model.named_modules():
         if (told := cache_name(module)) is not None:
@@ -113,6 +116,7 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
     except Exception as error:
         raise CheckpointError(f"{what} is not served: it cannot be traced on the meta device ({error})") from error
     calls = list(_calls)
+    _seen.clear()
     if not calls:
         raise CheckpointError(f"{what} is not served: it has no attention layer.")
     attending = [call.layer for call in calls]
@@ -123,9 +127,6 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
         raise CheckpointError(
             f"{what} is not served: its layer {min(idle)} has neither a KV cache nor a known recurrent state."
         )
-    most = max(call.num_kv_heads for call in calls)
-    if len({call.num_heads for call in calls}) > 1 or any(most % call.num_kv_heads for call in calls):
-        raise CheckpointError(f"{what} is not served: its layers have incompatible numbers of attention heads.")
     return Tried(calls, states)
 
 
@@ -148,6 +149,8 @@ class _NotServed(Exception):
 
 
 _calls: list[AttentionCall] = []
+_seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+"""Keys and values of `_calls`."""
 
 
 class _Ones(torch.Tensor):
@@ -208,10 +211,14 @@ def _note(
             raise _NotServed(f"its attention passes an unsupported argument, {name}")
     if value.shape[-1] > key.shape[-1]:
         raise _NotServed(f"its values have {value.shape[-1]} dimensions, more than its keys, {key.shape[-1]}")
-    scale = told.get("scaling")
+    scale, layer = told.get("scaling"), getattr(module, "layer_idx", -1)
+    is_same = (kv[0] is key and kv[1] is value for kv in _seen)
+    source = next((call.layer for call, same in zip(_calls, is_same, strict=True) if same), layer)
+    _seen.append((key, value))
     _calls.append(
         AttentionCall(
-            layer=getattr(module, "layer_idx", -1),
+            layer=layer,
+            source=source,
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             head_dim=key.shape[3],

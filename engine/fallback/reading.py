@@ -18,6 +18,7 @@ from engine.decoder.ends import eos_ids
 from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm
+from engine.decoder.model_spec import KvShape
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.stored import Stored, stored_of
 from engine.errors import CheckpointError
@@ -65,6 +66,8 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
     model = on_no_device(model_class, config)
     modules = _modules(model)
     calls, states = try_out(model, f"{folder}: {architecture}")
+    own = [call for call in calls if call.source == call.layer]
+    place_by_layer = {call.layer: place for place, call in enumerate(own)}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     ends = {id(weight): weight.numel() for weight in (embedding.weight, head.weight)}
     num_weights = sum(weight.numel() for weight in model.parameters())
@@ -72,11 +75,11 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "architecture": architecture,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "num_heads": calls[0].num_heads,
+        "num_heads": max(call.num_heads for call in calls),
         "num_kv_heads": max(call.num_kv_heads for call in calls),
         "head_dim": max(call.head_dim for call in calls),
         "layers": tuple(
-            LayerForm(rope=NO_ROPE, scale=call.scale, window=call.window, softcap=call.softcap) for call in calls
+            LayerForm(rope=NO_ROPE, scale=call.scale, window=call.window, softcap=call.softcap) for call in own
         ),
         "is_tied": head.weight is embedding.weight,
         "max_position": _max_position(config, folder),
@@ -84,7 +87,8 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "gate_up_size": next((shape[-1] for name, shape in modules.items() if name.endswith(f".{GATE_UP}")), 0),
         "num_weights": num_weights,
         "num_layer_weights": num_weights - sum(ends.values()),
-        "attending": tuple(call.layer for call in calls),
+        "kv": tuple(KvShape(call.num_kv_heads, call.head_dim) for call in own),
+        "places": {call.layer: place_by_layer[call.source] for call in calls},
         "depth": config.num_hidden_layers,
         "states": states.form_by_key,
         "state_modules": tuple(states.modules),

@@ -8,7 +8,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from adapters.module_forms import part_widths
-from engine.decoder.model_spec import ModelSpec
+from engine.decoder.model_spec import KvShape, ModelSpec
 
 GATE_UP = "gate_up_proj"
 WIDE_BYTES = 4
@@ -39,13 +39,13 @@ class StateForm:
 class FallbackSpec(ModelSpec):
     """A decoder outside of `FAMILIES` with ordinary attention; transformers runs it with the engine's attention.
 
-    Layers may have fewer key heads than `num_kv_heads` and shorter ones than `head_dim`; the same goes for values.
-
     Attributes:
+        kv: the key heads of each of `layers`; values may have fewer dimensions.
         modules: (in, out) features of what takes an adapter, by name; (out,) for biases.
         gate_up_size: outputs of a fused gate and up projection; 0 if they are separate.
         num_weights, num_layer_weights: weights of the whole model, and without embedding and output matrix.
-        attending: indices of the model's layers that attend, in order; `layers` describes these.
+        places: which of `layers` has the keys and values of a layer of the model, by the index of the latter, for
+            those that attend; several may attend to the same.
         depth: number of layers of the model.
         states: recurrent states, of layers that keep them instead of or beside keys.
         state_modules: names of the modules that keep them.
@@ -55,7 +55,8 @@ class FallbackSpec(ModelSpec):
     gate_up_size: int
     num_weights: int
     num_layer_weights: int
-    attending: tuple[int, ...]
+    kv: tuple[KvShape, ...]
+    places: Mapping[int, int]
     depth: int
     states: Mapping[StateKey, StateForm] = field(default_factory=dict)
     state_modules: tuple[str, ...] = ()
@@ -76,6 +77,10 @@ class FallbackSpec(ModelSpec):
     def state_bytes(self, element_bytes: int) -> int:
         """As `ModelSpec` says."""
         return sum(prod(form.shape) * (WIDE_BYTES if form.is_wide else element_bytes) for form in self.states.values())
+
+    def kv_shapes(self) -> tuple[KvShape, ...]:
+        """As `ModelSpec` says."""
+        return self.kv
 
     def num_model_layers(self) -> int:
         """As `ModelSpec` says."""

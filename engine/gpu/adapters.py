@@ -21,8 +21,8 @@ from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
 from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
 from engine.lora import HEAD_NORMS, AdapterSegment, HeadNorms, entry_of, num_entries, product_entry
-from kernels.experts.launch import Routing
 from kernels.experts.reference import Part
+from kernels.experts.routing import Routing
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_experts.launch import expert_expand, expert_shrink, fill_row_tables
 from kernels.lora_gather.launch import lora_gather

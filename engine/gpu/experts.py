@@ -19,7 +19,8 @@ from engine.gpu.streamed_linear import StreamedLinear, matrix_of
 from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, split
 from engine.lora import LoraProducts
-from kernels.experts.launch import ExpertMatrix, counters, multiply_by_chosen, multiply_by_experts
+from kernels.experts.launch import ExpertMatrix, multiply_by_chosen, multiply_by_experts
+from kernels.experts.routing import counters
 from kernels.gated_activation.reference import Activation
 from kernels.mxfp4.reference import can_pack, pack_mxfp4
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix

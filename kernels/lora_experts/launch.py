@@ -6,7 +6,7 @@ import torch
 import triton
 
 from kernels.architecture import PROGRAMS_WANTED
-from kernels.experts.launch import Routing
+from kernels.experts.routing import Routing
 from kernels.lora_experts.kernel import expert_expand_kernel, expert_shrink_kernel, row_tables_kernel
 from kernels.lora_shrink.launch import BLOCK_R, TILE
 from kernels.overlap import overlap

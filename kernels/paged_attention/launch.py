@@ -126,7 +126,8 @@ def paged_attention(
 
     Args:
         q: [tokens, heads, head_dim], contiguous; head_dim up to 256.
-        k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim], contiguous.
+        k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim]; a token's heads are contiguous, and all tokens
+            equally far apart.
         rows: [rows, 4] int64: first token in `q`, its position, number of tokens, row of `tables`; in token order. A
             row of no tokens is padding, whose output is undefined.
         num_decodes: number of leading rows that have at most one token; token i belongs to row i of these.
@@ -258,6 +259,8 @@ class _Launch:
             "KV_HEADS": self.k_cache.shape[2],
             "HEAD_DIM": self.q.shape[2],
             "BLOCK_TOKENS": self.k_cache.shape[1],
+            "STRIDE": self.k_cache.stride(1),
+            "SPAN_STRIDE": 0 if self.spans is None else self.spans[0].stride(1),
             "WINDOW": self.window,
             "HAS_SOFTCAP": self.softcap > 0,
             "IS_QUANTIZED": self.spans is not None,

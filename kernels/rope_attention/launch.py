@@ -68,21 +68,20 @@ def rope_attention(
     scale: float | None = None,
     cut: Cut = USUAL,
 ) -> torch.Tensor:
-    """Write keys and values of single-token rows, token i for row i, and attend. Requires `can_attend`.
+    """Write keys and values of single-token rows, token i for row i, and attend: [rows, heads, head_dim].
 
     Args:
         qkv .. slots, rows .. scale: as in `kernels.rope_kv_write.launch` and `kernels.paged_attention.launch`.
+            Requires `can_attend`.
         cut: overrides the tiling, for tuning.
-
-    Returns [rows, heads, head_dim] in the dtype of `qkv`.
     """
     num_rows, kv_heads, group, head_dim = _sizes(qkv, k_cache)
     block_g, block_d = min(cut.heads, triton.next_power_of_2(group)), triton.next_power_of_2(head_dim)
     teams = kv_heads * triton.cdiv(group, block_g)
-    out = torch.empty(num_rows, kv_heads * group, head_dim, dtype=qkv.dtype, device=qkv.device)
     num_splits = cut.splits(num_rows * teams)
-    parts = torch.empty(num_rows, teams, block_g, block_d, num_splits, dtype=torch.float32, device=qkv.device)
+    out = qkv.new_empty(num_rows, kv_heads * group, head_dim)
     sums = torch.empty(num_rows, teams, block_g, num_splits, dtype=torch.float32, device=qkv.device)
+    parts = sums.new_empty(num_rows, teams, block_g, block_d, num_splits)
     rope_attention_kernel[(num_rows, teams, num_splits)](
         qkv,
         cos_sin,
@@ -103,6 +102,7 @@ def rope_attention(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_TOKENS=k_cache.shape[1],
+        STRIDE=k_cache.stride(1),
         HAS_NORMS=norms is not None,
         NUM_SPLITS=num_splits,
         BLOCK_G=block_g,

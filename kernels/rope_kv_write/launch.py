@@ -26,7 +26,9 @@ def rope_kv_write(
     rotary_dim: int | None = None,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Write keys and values and return the queries. Arguments as in the reference, contiguous.
+    """Write keys and values and return the queries. Arguments as in the reference, contiguous but for the cache.
+
+    The cache's strides are as in `kernels.paged_attention.launch`.
 
     Per-token norms may have a row stride larger than their width, the same for both.
 
@@ -52,6 +54,8 @@ def rope_kv_write(
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
+            STRIDE=k_cache.stride(1),
+            SPAN_STRIDE=0 if spans is None else spans[0].stride(1),
             ROTARY_DIM=head_dim if rotary_dim is None else rotary_dim,
             HAS_NORMS=norms is not None,
             NORM_STRIDE=0 if norms is None or norms[0].dim() == 1 else norms[0].stride(0),

@@ -27,7 +27,8 @@ import torch
 
 from engine.gpu import backend, runtime
 from kernels import overlap
-from kernels.launches import GEOMETRIES, GPT_OSS_MIXTURES, MIXTURES, Mixture
+from kernels.expert_launches import GPT_OSS_MIXTURES, MIXTURES, Mixture
+from kernels.launches import GEOMETRIES
 from kernels.triton_cache import compile_ahead
 from loadtest.gpu import attention, bench, engine, experts, kernels, peers, summary, sweep, tiers, tracing
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command

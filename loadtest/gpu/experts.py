@@ -9,10 +9,11 @@ from functools import partial
 import torch
 
 from kernels.architecture import has_fp8_products
-from kernels.experts.launch import ExpertMatrix, choose_experts, counters, multiply_by_experts, usual_cut
+from kernels.expert_launches import Mixture
+from kernels.experts.launch import ExpertMatrix, multiply_by_experts, usual_cut
 from kernels.experts.reference import choose_experts as choose_by_definition
+from kernels.experts.routing import choose_experts, counters
 from kernels.gated_activation.launch import activate_and_multiply
-from kernels.launches import Mixture
 from kernels.lora_experts.launch import expert_expand, expert_shrink
 from kernels.lora_shrink.launch import whole_rows
 from kernels.mxfp4.reference import BYTES_PER_WEIGHT as MXFP4_BYTES

@@ -12,6 +12,7 @@ import torch
 from engine.cache.blocks import BlockId
 from engine.cache.layout import CacheLayout
 from engine.cache.prefix_index import BlockName
+from engine.decoder.model_spec import KvShape
 from engine.kv_cache import KvCache
 from engine.ports import FetchOrder, StoreOrder
 from engine.tiers.host_slots import HostSlots
@@ -42,8 +43,7 @@ def measure(geometry: Geometry, device: torch.device, num_blocks: int) -> Iterat
         layout=CacheLayout.single(NUM_LAYERS),
         num_blocks=2 * num_blocks,
         block_tokens=BLOCK_TOKENS,
-        kv_heads=geometry.kv_heads,
-        head_dim=geometry.head_dim,
+        kv_shapes=[KvShape(geometry.kv_heads, geometry.head_dim)] * NUM_LAYERS,
         dtype=torch.bfloat16,
         device=device,
     )

@@ -12,6 +12,7 @@ from engine.config import ResolvedConfig
 from engine.cpu.native_backend import NativeBackend
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.layer_forms import LayerForm
+from engine.decoder.model_spec import KvShape
 from engine.decoder.rope import RopeSpec
 from engine.kv_cache import KvCache
 from engine.request import Request, RequestId, SamplingParams
@@ -52,8 +53,7 @@ def make_cache(block_tokens: int, kv_heads: int, dtype: torch.dtype = torch.floa
         layout=CacheLayout.single(LAYERS),
         num_blocks=NUM_BLOCKS,
         block_tokens=block_tokens,
-        kv_heads=kv_heads,
-        head_dim=dim,
+        kv_shapes=[KvShape(kv_heads, dim)] * LAYERS,
         dtype=dtype,
         device=CPU,
         by_block=True,
@@ -102,7 +102,7 @@ class Attending:
         self._cache = cache
         self._form = form
         self._sinks = sinks
-        dim = cache.data.shape[-1]
+        dim = cache.layer(0).k.shape[-1]
         self._buffers = InputBuffers(config, cache.null_block)
         whole = self._buffers.whole()
         self._qkv = torch.zeros(len(whole.token_ids), (HEADS + 2 * kv_heads) * dim, dtype=dtype)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.cache.layout import CacheLayout
+from engine.decoder.model_spec import KvShape
 from engine.kv_cache import KvCache
 from tests.kernels.conftest import resident_bytes
 
@@ -17,8 +18,7 @@ def a_cache(dtype: torch.dtype = torch.float32, *, by_block: bool = False, devic
         layout=CacheLayout.single(3),
         num_blocks=NUM_BLOCKS,
         block_tokens=4,
-        kv_heads=2,
-        head_dim=8,
+        kv_shapes=[KvShape(2, 8)] * 3,
         dtype=dtype,
         device=torch.device(device),
         by_block=by_block,
@@ -54,8 +54,7 @@ def test_a_cache_takes_memory_for_the_tokens_that_came() -> None:
         layout=CacheLayout.single(32),
         num_blocks=4096,
         block_tokens=16,
-        kv_heads=1,
-        head_dim=64,
+        kv_shapes=[KvShape(1, 64)] * 32,
         dtype=torch.float32,
         device=torch.device("cpu"),
         by_block=True,

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 from engine.build import build_engine
 from engine.cache.layout import CacheLayout
 from engine.config import EngineConfig
+from engine.decoder.model_spec import KvShape
 from engine.engine import Engine
 from engine.kv_cache import TOUCHED_AT_ONCE_BYTES, KvCache
 from engine.request import Emission, FinishReason, Pooling, Request, RequestId, SamplingParams
@@ -95,8 +96,7 @@ def test_taking_memory_beforehand_ends() -> None:
         layout=CacheLayout.single(1),
         num_blocks=40,
         block_tokens=16,
-        kv_heads=1,
-        head_dim=TOUCHED_AT_ONCE_BYTES // (2 * 16 * 4 * 16),  # 16 blocks at once
+        kv_shapes=[KvShape(1, TOUCHED_AT_ONCE_BYTES // (2 * 16 * 4 * 16))],  # 16 blocks at once
         dtype=torch.float32,
         device=torch.device("cpu"),
         by_block=True,
@@ -113,8 +113,7 @@ def test_blocks_of_any_size_are_taken_one_by_one_at_least() -> None:
         layout=CacheLayout.single(1),
         num_blocks=2,
         block_tokens=16,
-        kv_heads=1,
-        head_dim=TOUCHED_AT_ONCE_BYTES // 16,
+        kv_shapes=[KvShape(1, TOUCHED_AT_ONCE_BYTES // 16)],
         dtype=torch.float32,
         device=torch.device("cpu"),
         by_block=True,

@@ -26,7 +26,8 @@ READ_EARLY = {
 SHOW = """
 import torch
 from triton.backends.compiler import GPUTarget
-from kernels import launches, overlap
+from kernels import expert_launches, launches, overlap
+from kernels.meta_tensors import mxfp4_matrix
 from kernels.mxfp4.launch import multiply_rows
 from kernels.architecture import pretending
 from kernels.recording import recording
@@ -47,8 +48,8 @@ with pretending("sm_90"), recording() as found:
     matrix = Fp8Matrix(torch.empty(64, 1024, dtype=FP8, device="meta"), torch.empty(64, device="meta"))
     launches.streamed_linear(x, matrix, None, x)
     launches.row_linear(x, matrix, None)
-    launches.mix(launches.MIXTURES[0], torch.bfloat16)
-    held = launches._mxfp4(2048, 1024, torch.bfloat16)
+    expert_launches.mix(expert_launches.MIXTURES[0], torch.bfloat16)
+    held = mxfp4_matrix(2048, 1024, torch.bfloat16)
     multiply_rows(x, torch.empty(1, 1, dtype=torch.int32, device="meta"), x[:, :1].float(), held, held, "silu", None)
 for launch in found:
     if "overlaps=True" in launch.title:

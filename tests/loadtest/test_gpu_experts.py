@@ -11,7 +11,7 @@ import torch
 
 from engine.decoder.spec import read_spec
 from engine.loading.mxfp4 import Mxfp4Weight
-from kernels.launches import Mixture
+from kernels.expert_launches import Mixture
 from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD
 from loadtest.gpu import __main__ as command
 from loadtest.gpu import engine, experts

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.fallback import decoder
+from engine.fallback import experts
 from engine.request import Pooling
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.parity.conftest import GEOMETRY, Checkpoint, greedy, made, random_prompts, run_engine, saved_once
@@ -205,7 +205,7 @@ def test_a_model_that_waits_for_its_device_is_not_recorded(
     saved: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with the experts of transformers itself, which asks which of them have rows."""
-    monkeypatch.setattr(decoder, "activation_of", lambda module: None)
+    monkeypatch.setattr(experts, "activation_of", lambda module: None)
     replays = Replays(monkeypatch)
     check_on_a_gpu(saved("Glm4MoeForCausalLM"))
     assert not replays.are_there

@@ -10,6 +10,7 @@ from engine.backend import TorchBackend
 from engine.cache.layout import CacheLayout
 from engine.cpu.called_backend import CalledBackend
 from engine.decoder.layer_forms import LayerForm
+from engine.decoder.model_spec import KvShape
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
 from engine.kv_cache import KvCache
@@ -99,7 +100,7 @@ def test_attention_is_that_of_torch(pool: Pool, window: int, softcap: float) -> 
     caches = [
         KvCache(
             layout=CacheLayout.single(1), num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS,
-            kv_heads=KV_HEADS, head_dim=HEAD_DIM,
+            kv_shapes=[KvShape(KV_HEADS, HEAD_DIM)],
             dtype=torch.float32, device=torch.device("cpu"),
         )
         for _ in range(2)

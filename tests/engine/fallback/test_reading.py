@@ -11,8 +11,9 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.costs import num_layer_weights, num_step_weights, num_weights
+from engine.decoder.model_spec import KvShape
 from engine.decoder.spec import DecoderSpec
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import CheckpointError
 from engine.fallback.spec import FallbackSpec
 from engine.loading.contents import check_contents, read_checkpoint_spec
 from engine.loading.spec import read_model_spec
@@ -98,9 +99,29 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, fields: dict[str, Any], 
         read_model_spec(path)
 
 
-def test_quantization_is_for_a_cpu(tmp_path: Path) -> None:
-    path = str(save(tmp_path))
-    spec = read_model_spec(path)
-    check(EngineConfig(model_path=path, device="cpu", quantization="int8"), spec)
-    with pytest.raises(ConfigError, match=r"quantization.*SeedOssForCausalLM"):
-        check(EngineConfig(model_path=path, device="cuda", quantization="fp8"), spec)
+@pytest.mark.parametrize(
+    ("device", "quantization"), [("cpu", "int8"), ("cpu", "int4"), ("cuda", "fp8"), ("cuda", "int4")]
+)
+def test_modules_of_any_size_may_be_quantized_since_what_does_not_fit_stays(
+    tmp_path: Path, device: str, quantization: str
+) -> None:
+    path = str(save(tmp_path, hidden_size=36, intermediate_size=42))
+    check(EngineConfig(model_path=path, device=device, quantization=quantization), read_model_spec(path))
+
+
+def test_layers_have_heads_of_their_own_and_may_share_keys(tmp_path: Path) -> None:
+    fields = {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 16,
+        "num_kv_shared_layers": 3,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 20,
+    }
+    spec = read_model_spec(str(save(tmp_path, "Gemma4ForCausalLM", **fields)))
+    assert isinstance(spec, FallbackSpec)
+    assert spec.kv == (KvShape(2, 8), KvShape(2, 8), KvShape(2, 16))
+    assert [form.window for form in spec.layers] == [20, 20, 0]
+    # A layer that has no keys of its own takes those of the last one of its kind that has some.
+    assert spec.places == {0: 0, 1: 1, 2: 2, 3: 1, 4: 1, 5: 2}
+    assert spec.kv_bytes_per_token(2) == 3 * 2 * 32 * 2

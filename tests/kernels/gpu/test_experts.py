@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from kernels.experts import launch, row_kernel
+from kernels.experts import routing as expert_routing
 from kernels.experts.reference import choose_experts, multiply_by_experts
 from kernels.gated_activation.reference import Activation
 from kernels.streamed_linear.layout import GROUP
@@ -30,7 +31,7 @@ class Mixture:
     def __init__(self, experts: int, hidden: int, inner: int, dtype: torch.dtype, *, has_biases: bool = False) -> None:
         self.gate_up = (randn(experts, 2 * inner, hidden, dtype=torch.float32) / hidden**0.5).to(dtype)
         self.down = (randn(experts, hidden, inner, dtype=torch.float32) / inner**0.5).to(dtype)
-        self.counts = launch.counters(experts, DEVICE)
+        self.counts = expert_routing.counters(experts, DEVICE)
         self.biases: tuple[torch.Tensor, torch.Tensor] | None = None
         if has_biases:
             self.biases = randn(experts, 2 * inner, dtype=dtype), randn(experts, hidden, dtype=dtype)
@@ -64,7 +65,7 @@ class Mixture:
         biases = self.biases and (self.biases[0].double(), self.biases[1].double())
         assert_near(found, multiply_by_experts(x.double(), experts, weights, gate_up, down, activation, biases))
         if biases is None:
-            choice = launch.choose_experts(logits, chosen, self.counts, is_normed=is_normed)
+            choice = expert_routing.choose_experts(logits, chosen, self.counts, is_normed=is_normed)
             own = *self.matrices, self.counts
             again = launch.multiply_by_chosen(x, choice.experts, choice.weights, *own, activation=activation)
             assert torch.equal(again, found)
@@ -114,7 +115,7 @@ def test_tiles_of_every_height(height: int) -> None:
     mixture, logits = Mixture(experts, 64, 48, torch.float16), few_logits(rows, experts, torch.float16)
     cut = launch.Cut(block_m=height, block_n=64, block_k=32, neighbours=4, num_warps=4, num_stages=2)
     x = randn(rows, 64, dtype=torch.float16)
-    routing = launch.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=height)
+    routing = expert_routing.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=height)
     gate_up, down = mixture.matrices
     inner = launch.expert_product(x, gate_up, routing, cut, activation="silu")
     found = launch.add_up(launch.expert_product(inner, down, routing, cut), routing.weights)
@@ -147,7 +148,7 @@ def test_weights_of_few_bits(rows: int, is_int4: bool, dtype: torch.dtype) -> No
 def test_the_choice_is_the_reference_s(dtype: torch.dtype, experts: int, chosen: int, is_normed: bool) -> None:
     """Also among equals, of which there are many."""
     logits = few_logits(11, experts, dtype)
-    found = launch.choose_experts(logits, chosen, launch.counters(experts, DEVICE), is_normed=is_normed)
+    found = expert_routing.choose_experts(logits, chosen, expert_routing.counters(experts, DEVICE), is_normed=is_normed)
     expected, weights = choose_experts(logits, chosen, is_normed=is_normed)
     assert torch.equal(found.experts, expected)
     torch.testing.assert_close(found.weights, weights)
@@ -166,8 +167,8 @@ def test_tiles_hold_every_pair_once_with_its_expert(
 ) -> None:
     chosen = min(chosen, experts)
     logits = few_logits(1 if is_one_for_all else rows, experts, torch.float32).expand(rows, -1).contiguous()
-    counts = launch.counters(experts, DEVICE)
-    found = launch.choose_experts(logits, chosen, counts, is_normed=True, tile=height)
+    counts = expert_routing.counters(experts, DEVICE)
+    found = expert_routing.choose_experts(logits, chosen, counts, is_normed=True, tile=height)
     assert found.slots is not None
     assert found.tiles is not None
     assert found.num_tiles is not None
@@ -211,8 +212,8 @@ def test_rows_that_fill_a_batch_up_are_in_no_tile(num_decodes: int) -> None:
     found = mixture.multiply(x, logits, 2, decodes=decodes)
     assert torch.equal(found[others], expected)
     num_met = len(choose_experts(logits[others], 2, is_normed=True)[0].unique())
-    routing = launch.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=16, decodes=decodes)
-    again = launch.sort_by_expert(routing.experts, routing.weights, mixture.counts, tile=16, decodes=decodes)
+    routing = expert_routing.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=16, decodes=decodes)
+    again = expert_routing.sort_by_expert(routing.experts, routing.weights, mixture.counts, tile=16, decodes=decodes)
     for each in (routing, again):
         assert each.num_tiles is not None
         assert int(each.num_tiles) == num_met
@@ -258,7 +259,7 @@ def test_what_the_kernel_before_writes_is_read_once_it_has_ended(monkeypatch: py
 @pytest.mark.parametrize(("experts", "chosen"), [(8, 2), (128, 8), (512, 10)])
 def test_as_many_tiles_are_there_as_any_choice_needs(rows: int, experts: int, chosen: int) -> None:
     pairs, height = rows * chosen, launch.usual_cut(rows, chosen, experts, 2).block_m
-    most = launch.max_tiles(pairs, experts, height)
+    most = expert_routing.max_tiles(pairs, experts, height)
     # Every expert that can has one pair more than whole tiles.
     some = min(pairs, experts)
     assert most == some + (pairs - some) // height

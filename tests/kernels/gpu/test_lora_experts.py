@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from kernels.experts import launch as experts_launch
+from kernels.experts import routing as expert_routing
 from kernels.lora_experts import launch
 from kernels.lora_experts.reference import Matrices, lora_experts
 from kernels.lora_shrink.launch import cut, whole_rows
@@ -47,14 +47,14 @@ class Adapter:
 
 def routed(
     rows: int, experts: int, chosen: int, height: int, *, decodes: torch.Tensor | None = None
-) -> experts_launch.Routing:
-    counts = experts_launch.counters(experts, DEVICE)
+) -> expert_routing.Routing:
+    counts = expert_routing.counters(experts, DEVICE)
     logits = randn(rows, experts, dtype=torch.float32)
-    return experts_launch.choose_experts(logits, chosen, counts, is_normed=True, tile=height, decodes=decodes)
+    return expert_routing.choose_experts(logits, chosen, counts, is_normed=True, tile=height, decodes=decodes)
 
 
 def change(
-    x: torch.Tensor, y: torch.Tensor, routing: experts_launch.Routing, tables: torch.Tensor, height: int, *, down: bool
+    x: torch.Tensor, y: torch.Tensor, routing: expert_routing.Routing, tables: torch.Tensor, height: int, *, down: bool
 ) -> None:
     entry = len(routing.slots if routing.slots is not None else ()) * 3 + (2 if down else 0)
     products = 1 if down else 2
@@ -157,11 +157,11 @@ def test_a_row_does_not_depend_on_its_company() -> None:
     """
     adapter = Adapter(random.Random(2), 3, 64, 96, torch.float32, down=False)
     other = Adapter(random.Random(3), 3, 64, 96, torch.float32, down=False)
-    counts, found = experts_launch.counters(3, DEVICE), []
+    counts, found = expert_routing.counters(3, DEVICE), []
     x, logits = randn(20, 64, dtype=torch.float32), randn(20, 3, dtype=torch.float32)
     before = 32 * (ENTRY + 3)
     for order in (torch.arange(20), torch.arange(20).flip(0)):
-        routing = experts_launch.choose_experts(logits[order], 2, counts, is_normed=True, tile=16)
+        routing = expert_routing.choose_experts(logits[order], 2, counts, is_normed=True, tile=16)
         own = [(adapter if row % 3 else other).table.data_ptr() + before for row in order.tolist()]
         y = torch.zeros(40, 96, device=DEVICE)
         change(x[order].contiguous(), y, routing, torch.tensor(own, device=DEVICE), 16, down=False)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 
 from engine.loading.mxfp4 import Mxfp4Weight
-from kernels.experts import launch
+from kernels.experts import launch, routing
 from kernels.experts.reference import choose_experts, multiply_by_experts
 from kernels.gated_activation.reference import Activation
 from kernels.mxfp4 import launch as row_launch
@@ -55,7 +55,7 @@ class Mixture:
         self.biases: tuple[torch.Tensor, torch.Tensor] | None = None
         if has_biases:
             self.biases = randn(experts, 2 * inner, dtype=dtype), randn(experts, hidden, dtype=dtype)
-        self.counts = launch.counters(experts, DEVICE)
+        self.counts = routing.counters(experts, DEVICE)
         self.dtype, self.hidden, self.experts, self.activation = dtype, hidden, experts, activation
 
     def multiply(self, x: torch.Tensor, logits: torch.Tensor, chosen: int) -> torch.Tensor:
@@ -91,13 +91,13 @@ def test_all_levels_under_all_exponents_are_exact(rows: int, dtype: torch.dtype)
         x = torch.zeros(rows, depth, dtype=dtype, device=DEVICE)
         x[:, place] = 1
         matrix, logits = packed(weight), torch.zeros(rows, 1, dtype=dtype, device=DEVICE)
-        counts = launch.counters(1, DEVICE)
+        counts = routing.counters(1, DEVICE)
         if rows <= launch.MAX_ROWS:
             found = _by_rows(x, matrix, logits, width)
         else:
-            routing = launch.choose_experts(logits, 1, counts, is_normed=True, tile=16)
+            tiled = routing.choose_experts(logits, 1, counts, is_normed=True, tile=16)
             cut = launch.usual_cut(rows, 1, 1, dtype.itemsize)
-            found = launch.expert_product(x, matrix, routing, cut)
+            found = launch.expert_product(x, matrix, tiled, cut)
         assert torch.equal(found, weight.dense()[:, place].expand(rows, -1))
 
 
