@@ -154,6 +154,12 @@ def paged_attention(
     return out
 
 
+def token_stride(blocks: torch.Tensor) -> int:
+    """Return the elements between tokens of a cache or its spans [num_blocks, block_tokens, ...]."""
+    # Not that of dimension 1, which is arbitrary if a block has one token.
+    return blocks.stride(0) // blocks.shape[1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Launch:
     """What the decode and prefill launches have in common; fields as the arguments of `paged_attention`."""
@@ -259,8 +265,8 @@ class _Launch:
             "KV_HEADS": self.k_cache.shape[2],
             "HEAD_DIM": self.q.shape[2],
             "BLOCK_TOKENS": self.k_cache.shape[1],
-            "STRIDE": self.k_cache.stride(1),
-            "SPAN_STRIDE": 0 if self.spans is None else self.spans[0].stride(1),
+            "STRIDE": token_stride(self.k_cache),
+            "SPAN_STRIDE": 0 if self.spans is None else token_stride(self.spans[0]),
             "WINDOW": self.window,
             "HAS_SOFTCAP": self.softcap > 0,
             "IS_QUANTIZED": self.spans is not None,

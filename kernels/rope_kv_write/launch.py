@@ -6,6 +6,7 @@ import torch
 import triton
 
 from kernels.overlap import overlap
+from kernels.paged_attention.launch import token_stride
 from kernels.rope_kv_write.kernel import rope_kv_write_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
@@ -54,8 +55,8 @@ def rope_kv_write(
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
-            STRIDE=k_cache.stride(1),
-            SPAN_STRIDE=0 if spans is None else spans[0].stride(1),
+            STRIDE=token_stride(k_cache),
+            SPAN_STRIDE=0 if spans is None else token_stride(spans[0]),
             ROTARY_DIM=head_dim if rotary_dim is None else rotary_dim,
             HAS_NORMS=norms is not None,
             NORM_STRIDE=0 if norms is None or norms[0].dim() == 1 else norms[0].stride(0),

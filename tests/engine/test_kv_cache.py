@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.cache.layout import CacheLayout
+from engine.cache.layout import CacheLayout, Place
 from engine.decoder.model_spec import KvShape
 from engine.kv_cache import KvCache
 from tests.kernels.conftest import resident_bytes
@@ -46,6 +46,34 @@ def test_pages_are_the_memory_of_the_blocks_in_all_layers_and_of_no_other() -> N
         page.view(torch.bfloat16)[:] = number
     assert cache.data[:, :, [*range(4), *range(8, 13)]].eq(0).all()
     assert cache.data[:, :, 4:8].flatten(0, 1).flatten(1).eq(torch.arange(1, 2 * 3 + 1)[:, None]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("by_block", [False, True])
+def test_layers_of_other_widths_lie_in_the_blocks_of_the_widest(dtype: torch.dtype, by_block: bool) -> None:
+    """Layers of one place take it in turn, and what one of them writes to a block is in no other block."""
+    shapes = [KvShape(2, 8), KvShape(1, 24), KvShape(3, 4)]
+    cache = KvCache(
+        layout=CacheLayout((0, 4), (Place(0, 0), Place(1, 0), Place(0, 1))),
+        num_blocks=3,
+        block_tokens=4,
+        kv_shapes=shapes,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        by_block=by_block,
+    )
+    assert cache.data.shape == (2, 2, 4, 4, 24)
+    for index, (heads, dim) in enumerate(shapes):
+        layer = cache.layer(index)
+        assert layer.k.shape == layer.v.shape == (4, 4, heads, dim)
+        layer.k[index], layer.v[index] = 5, 7
+        place = cache.layout.places[index].number
+        assert int((cache.data[place, 0, index] == 5).sum()) == int((cache.data[place, 1, index] == 7).sum())
+        assert int((cache.data[place, 0, index] == 5).sum()) == 4 * heads * dim
+        assert (layer.spans is None) == dtype.is_floating_point
+        for spans in layer.spans or ():
+            assert spans.shape == (4, 4, heads)
+    assert int((cache.data == 5).sum()) == 4 * sum(heads * dim for heads, dim in shapes)
 
 
 def test_a_cache_takes_memory_for_the_tokens_that_came() -> None:

@@ -34,11 +34,11 @@ LATENT = {
     "v_head_dim": 16,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
-# Layers of two kinds have heads of two lengths, and the longer ones one head of keys.
+# Layers of two kinds have heads of two lengths and widths, and the longer ones one head of keys.
 GEMMA4 = {
     "num_hidden_layers": 4,
     "head_dim": 16,
-    "global_head_dim": 32,
+    "global_head_dim": 48,
     "num_global_key_value_heads": 1,
     "attention_k_eq_v": True,
     "layer_types": ["sliding_attention", "full_attention"] * 2,

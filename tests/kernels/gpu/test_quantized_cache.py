@@ -30,12 +30,18 @@ KINDS = [
 
 
 class Cache:
-    """Keys, values and what they span; what nobody has written is NaN where it can be."""
+    """Keys, values and what they span; what nobody has written is NaN where it can be.
+
+    Tokens are further apart than their heads are wide, as in a cache that has wider layers too.
+    """
 
     def __init__(self, dtype: torch.dtype, dim: int, *, is_quantized: bool) -> None:
-        shape = (2, BLOCKS, BLOCK_TOKENS, KV_HEADS)
-        self.parts = torch.full((*shape, dim), 99.0, device=DEVICE).to(dtype)
-        self.spans = torch.full(shape, torch.nan, device=DEVICE) if is_quantized else None
+        shape, width = (2, BLOCKS, BLOCK_TOKENS), KV_HEADS * dim
+        numbers = torch.full((*shape, width + 24), 99.0, device=DEVICE).to(dtype)
+        self.parts = numbers[..., :width].unflatten(-1, (KV_HEADS, dim))
+        self.spans: torch.Tensor | None = None
+        if is_quantized:
+            self.spans = torch.full((*shape, KV_HEADS + 1), torch.nan, device=DEVICE)[..., :KV_HEADS]
 
     def options(self) -> dict[str, object]:
         spans = None if self.spans is None else (self.spans[0], self.spans[1])

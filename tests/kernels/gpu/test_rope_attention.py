@@ -56,7 +56,7 @@ def check(
         padded[row, : len(table)] = torch.tensor(table)
     rows = [[row, position, 1, row] for row, position in enumerate(positions)]
     rows += [[len(positions) + filler, 0, 0, 0] for filler in range(num_fillers)]
-    found_k, found_v = k.clone(), v.clone()
+    found_k, found_v = (_apart(cache) for cache in (k, v))
     assert launch.can_attend(product["qkv"], k)
     found = launch.rope_attention(
         **product,
@@ -88,6 +88,13 @@ def check(
         # Nothing else was written.
         found_cache.flatten(0, 1)[at] = before.flatten(0, 1)[at]
         assert torch.equal(found_cache.view(torch.int16), before.view(torch.int16))
+
+
+def _apart(cache: torch.Tensor) -> torch.Tensor:
+    """Copy a cache to one whose tokens are further apart, because it has wider layers too."""
+    width = cache.shape[2] * cache.shape[3]
+    whole = torch.full((*cache.shape[:2], width + 24), torch.nan, dtype=cache.dtype, device=cache.device)
+    return whole[..., :width].unflatten(-1, cache.shape[2:]).copy_(cache)
 
 
 def _wide(given: torch.Tensor | tuple[torch.Tensor, ...]) -> object:
