@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from engine.cache.layout import CacheLayout, Place
-from engine.decoder.model_spec import KvShape, ModelSpec
+from engine.decoder.model_spec import KvShape, ModelSpec, cache_width
 from kernels.arena import lazy_zeros, touch
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
@@ -65,8 +65,7 @@ class KvCache:
         by_block: bool = False,
     ) -> None:
         self.layout = layout
-        width = max(heads * dim for heads, dim in kv_shapes)
-        shape = (layout.num_places, 2, num_blocks + 1, block_tokens, width)
+        shape = (layout.num_places, 2, num_blocks + 1, block_tokens, cache_width(kv_shapes))
         self._bytes_by_block: torch.Tensor | None = None
         if by_block:
             numbers = lazy_zeros(prod(shape), dtype)

@@ -61,6 +61,7 @@ GEOMETRIES = (
 
 GPT_OSS = Geometry(name="gpt-oss", hidden=2880, inner=2880, heads=64, kv_heads=8, head_dim=64)
 GEMMA_2 = Geometry(name="Gemma-2-2B", hidden=2304, inner=9216, heads=8, kv_heads=4, head_dim=256)
+WIDEST_HEADS = Geometry(name="head size 512", hidden=2816, inner=2112, heads=16, kv_heads=2, head_dim=512)
 GEMMA_3 = Geometry(name="Gemma-3-1B", hidden=1152, inner=6912, heads=4, kv_heads=1, head_dim=256, has_norms=True)
 
 
@@ -81,6 +82,8 @@ def all_launches(target: str) -> list[Launch]:
             if held is not None:
                 gpt_oss_attention(held)
                 attend(GEOMETRIES[0], torch.bfloat16, held, window=4096, softcap=50.0)
+                # Of Gemma 4's layers without a window.
+                attend(WIDEST_HEADS, torch.bfloat16, held)
                 # Sliding windows as in Mistral and Phi-3.
                 for geometry in (GEOMETRIES[0], *GEOMETRIES[2:5]):
                     attend(geometry, torch.bfloat16, held, window=4096)

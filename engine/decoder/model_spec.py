@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import NamedTuple
 
 from engine.cache.layout import CacheLayout
@@ -20,6 +21,15 @@ class KvShape(NamedTuple):
 
     heads: int
     dim: int
+
+
+def cache_width(shapes: Sequence[KvShape]) -> int:
+    """Return how wide a token's keys (or values) are in the cache, the same for all layers: the widest fits.
+
+    It is a whole number of any layer's heads, because the kernels address tokens by heads.
+    """
+    multiple = lcm(*(shape.dim for shape in shapes))
+    return max(-(-shape.heads * shape.dim // multiple) * multiple for shape in shapes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +80,8 @@ class ModelSpec(ABC):
 
     @property
     def kv_size(self) -> int:
-        """Total width of all key (or value) heads of a layer, the most of any layer."""
-        return max(shape.heads * shape.dim for shape in self.kv_shapes())
+        """Width of a token's keys (or values) in the cache of a layer."""
+        return cache_width(self.kv_shapes())
 
     def kv_shapes(self) -> tuple[KvShape, ...]:
         """Return the key heads of each layer."""

@@ -110,8 +110,8 @@ def decode_attention_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SPAN_STRIDE: tl.constexpr,
+    CACHE_HEADS: tl.constexpr,
+    SPAN_HEADS: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     IS_QUANTIZED: tl.constexpr,
@@ -131,7 +131,7 @@ def decode_attention_kernel(
     with. `parts` is float32 [programs, 2, group, BLOCK_D]; `sums` [programs, 2, group, 2] has maxima and sums, of
     base-2 exponents. `arrived` [programs] int32 counts, at the first program of a row, how many of the row's programs
     have stored their part; it is zero before and after the launch. In an IS_QUANTIZED cache, elements are in units of
-    span * `unit`. Tokens are STRIDE elements of the cache apart, SPAN_STRIDE of the spans. If HAS_SINKS, a row's first
+    span * `unit`. A token has room for CACHE_HEADS in the cache and SPAN_HEADS spans. If HAS_SINKS, a row's first
     tile starts from one more score, of `sinks` float32 [HEADS], with a value of zeros.
     """
     take_turn(OVERLAPS)
@@ -186,8 +186,10 @@ def decode_attention_kernel(
             keys = start + tl.arange(0, BLOCK_N)
             is_key = keys <= position
             block = tl.load(table + keys // BLOCK_TOKENS, mask=is_key, other=0).to(tl.int32)
-            held = block * BLOCK_TOKENS + keys % BLOCK_TOKENS
-            place = held.to(tl.int64)[:, None] * STRIDE + (kv_head * HEAD_DIM + d)[None, :]
+            held = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * CACHE_HEADS + kv_head
+            place = held.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
+            if IS_QUANTIZED and SPAN_HEADS != CACHE_HEADS:
+                held = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * SPAN_HEADS + kv_head
             # Slots past the row's own tokens were never written and may be NaN.
             is_number = is_key[:, None]
             if BLOCK_D != HEAD_DIM:
@@ -196,7 +198,7 @@ def decode_attention_kernel(
             v = tl.load(v_cache + place, mask=is_number, other=0.0)
             scores = tl.dot(_number(k, IS_INT8, dtype), queries, input_precision="ieee")
             if IS_QUANTIZED:
-                scores *= (tl.load(k_spans + held * SPAN_STRIDE + kv_head, mask=is_key, other=0.0) * unit)[:, None]
+                scores *= (tl.load(k_spans + held, mask=is_key, other=0.0) * unit)[:, None]
             if not IS_SHORT:
                 scores *= scale
             if HAS_SOFTCAP:
@@ -214,7 +216,7 @@ def decode_attention_kernel(
             faded = tl.exp2(highest - higher)
             total = total * faded + tl.sum(weights, axis=0)
             if IS_QUANTIZED:
-                weights *= (tl.load(v_spans + held * SPAN_STRIDE + kv_head, mask=is_key, other=0.0) / RESERVE)[:, None]
+                weights *= (tl.load(v_spans + held, mask=is_key, other=0.0) / RESERVE)[:, None]
             values = tl.trans(_number(v, IS_INT8, dtype))
             mixed = tl.dot(values, weights.to(dtype), mixed * faded[None, :], input_precision="ieee")
             highest = higher

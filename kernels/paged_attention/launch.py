@@ -53,6 +53,8 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     """
     is_hopper, is_amd = architecture.current() == "sm_90", architecture.current().startswith("gfx")
     is_blackwell = architecture.current() == "sm_100"
+    if head_dim > 256:
+        return _wide_share(architecture.current(), element_bytes)
     if element_bytes == 4:
         return Share(least_m=16 if is_hopper else 8, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128 and element_bytes == 1:
@@ -83,6 +85,8 @@ def prefill_tile(
     if element_bytes == 4:
         return Tile(block_m=max(MIN_TILE, least), block_n=16, num_warps=4, num_stages=1)
     gpu = architecture.current()
+    if head_dim > 256:
+        return _wide_tile(gpu, least, is_quantized=is_quantized)
     if gpu.startswith("gfx"):
         return Tile(block_m=max(128 if head_dim <= 128 else 64, least), block_n=32, num_warps=4, num_stages=1)
     if gpu == "sm_90":
@@ -99,6 +103,28 @@ def prefill_tile(
         return Tile(block_m=max(128, least), block_n=32, num_warps=8, num_stages=3)
     block_n = 64 if gpu == "sm_100" and head_dim > 64 else 32
     return Tile(block_m=max(128, least), block_n=block_n, num_warps=8, num_stages=2)
+
+
+def _wide_share(gpu: str, element_bytes: int) -> Share:
+    """Return the tiling of a decode launch for heads of more than 256."""
+    is_amd, is_blackwell = gpu.startswith("gfx"), gpu == "sm_100"
+    return Share(
+        least_m=16,
+        block_n=16 if element_bytes == 4 or is_amd or is_blackwell else 32,
+        per_multiprocessor=1,
+        num_warps=4 if is_amd else 8,
+        num_stages=1 if element_bytes == 4 else 3 if is_blackwell else 2,
+    )
+
+
+def _wide_tile(gpu: str, least: int, *, is_quantized: bool) -> Tile:
+    """Return the tile for heads of more than 256."""
+    if gpu.startswith("gfx"):
+        block_m, block_n = (32, 16) if is_quantized else (64, 32)
+        return Tile(block_m=max(block_m, least), block_n=block_n, num_warps=4, num_stages=1)
+    if is_quantized:
+        return Tile(block_m=max(32, least), block_n=32, num_warps=8, num_stages=2)
+    return Tile(block_m=max(64, least), block_n=16, num_warps=8, num_stages=2)
 
 
 def counters(device: torch.device) -> torch.Tensor:
@@ -125,9 +151,9 @@ def paged_attention(
     """Attend for the rows of a step, single-token rows first.
 
     Args:
-        q: [tokens, heads, head_dim], contiguous; head_dim up to 256.
-        k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim]; a token's heads are contiguous, and all tokens
-            equally far apart.
+        q: [tokens, heads, head_dim], contiguous; head_dim up to 512.
+        k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim]; a token's heads are contiguous, and there may
+            be room for more heads between tokens.
         rows: [rows, 4] int64: first token in `q`, its position, number of tokens, row of `tables`; in token order. A
             row of no tokens is padding, whose output is undefined.
         num_decodes: number of leading rows that have at most one token; token i belongs to row i of these.
@@ -154,10 +180,10 @@ def paged_attention(
     return out
 
 
-def token_stride(blocks: torch.Tensor) -> int:
-    """Return the elements between tokens of a cache or its spans [num_blocks, block_tokens, ...]."""
-    # Not that of dimension 1, which is arbitrary if a block has one token.
-    return blocks.stride(0) // blocks.shape[1]
+def heads_between_tokens(cache: torch.Tensor) -> int:
+    """Return how many heads there is room for in each token of a cache [num_blocks, block_tokens, heads, dim]."""
+    # By the stride between blocks: that between tokens is arbitrary if a block has only one.
+    return cache.stride(0) // (cache.shape[1] * cache.shape[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +291,8 @@ class _Launch:
             "KV_HEADS": self.k_cache.shape[2],
             "HEAD_DIM": self.q.shape[2],
             "BLOCK_TOKENS": self.k_cache.shape[1],
-            "STRIDE": token_stride(self.k_cache),
-            "SPAN_STRIDE": 0 if self.spans is None else token_stride(self.spans[0]),
+            "CACHE_HEADS": heads_between_tokens(self.k_cache),
+            "SPAN_HEADS": 0 if self.spans is None else heads_between_tokens(self.spans[0].unsqueeze(-1)),
             "WINDOW": self.window,
             "HAS_SOFTCAP": self.softcap > 0,
             "IS_QUANTIZED": self.spans is not None,

@@ -34,8 +34,8 @@ def prefill_attention_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SPAN_STRIDE: tl.constexpr,
+    CACHE_HEADS: tl.constexpr,
+    SPAN_HEADS: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     IS_QUANTIZED: tl.constexpr,
@@ -49,8 +49,8 @@ def prefill_attention_kernel(
     """Program (tile of queries, kv head).
 
     Rows are [first token, position, number of tokens, row of `tables`], int64; a row of no tokens is skipped. In an
-    IS_QUANTIZED cache, elements are in units of span * `unit`; for keys, `scale` includes `unit`. STRIDE and
-    SPAN_STRIDE are the elements between tokens of the cache and of the spans. If HAS_SINKS, each of
+    IS_QUANTIZED cache, elements are in units of span * `unit`; for keys, `scale` includes `unit`. A token has
+    room for CACHE_HEADS in the cache and SPAN_HEADS spans. If HAS_SINKS, each of
     `sinks` float32 [HEADS] is one more score, with a value of zeros, that the softmax starts from.
     """
     take_turn(OVERLAPS)
@@ -102,11 +102,11 @@ def prefill_attention_kernel(
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     slots = slots_of(table, tl.minimum(begin + n, stop - 1), BLOCK_TOKENS)
     for start in range(begin, stop, BLOCK_N):
-        k = vectors_of(k_cache, slots, d, STRIDE, HEAD_DIM, BLOCK_D)
-        v = vectors_of(v_cache, slots, d, STRIDE, HEAD_DIM, BLOCK_D)
+        k = vectors_of(k_cache, slots, d, CACHE_HEADS, HEAD_DIM, BLOCK_D)
+        v = vectors_of(v_cache, slots, d, CACHE_HEADS, HEAD_DIM, BLOCK_D)
         if IS_QUANTIZED:
-            k_span = tl.load(k_spans + slots * SPAN_STRIDE)
-            v_span = tl.load(v_spans + slots * SPAN_STRIDE)
+            k_span = tl.load(k_spans + slots * SPAN_HEADS)
+            v_span = tl.load(v_spans + slots * SPAN_HEADS)
         # Slots past the row's own tokens were never written and may be NaN: the last token stands in for them.
         slots = slots_of(table, tl.minimum(start + BLOCK_N + n, stop - 1), BLOCK_TOKENS)
         scores = tl.dot(queries, tl.trans(k).to(queries.dtype), input_precision="ieee")
@@ -149,7 +149,7 @@ def slots_of(table, keys, BLOCK_TOKENS: tl.constexpr):
 
 
 @triton.jit
-def vectors_of(cache, slots, d, STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def vectors_of(cache, slots, d, CACHE_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """Load keys or values of one head, [slots, BLOCK_D]."""
-    at = cache + slots.to(tl.int64)[:, None] * STRIDE + d[None, :]
+    at = cache + slots.to(tl.int64)[:, None] * (CACHE_HEADS * HEAD_DIM) + d[None, :]
     return tl.load(at) if HEAD_DIM == BLOCK_D else tl.load(at, mask=(d < HEAD_DIM)[None, :], other=0.0)

@@ -34,11 +34,11 @@ def _kept(
     shared,
     HEAD_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    STRIDE: tl.constexpr,
+    CACHE_HEADS: tl.constexpr,
 ):
     """Load keys and values older than `position`; other values are zeros, other keys arbitrary."""
     block = tl.load(table + keys // BLOCK_TOKENS, mask=keys < position, other=0)
-    place = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * STRIDE + kv_head * HEAD_DIM + d
+    place = ((block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * CACHE_HEADS + kv_head) * HEAD_DIM + d
     has_dim = d + shared < HEAD_DIM
     k = tl.load(k_cache + place, mask=has_dim, other=0.0)
     return k, tl.load(v_cache + place, mask=(keys < position) & has_dim, other=0.0)
@@ -120,7 +120,7 @@ def rope_attention_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    STRIDE: tl.constexpr,
+    CACHE_HEADS: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -133,7 +133,7 @@ def rope_attention_kernel(
 
     `rows` is as in `decode_attention_kernel`; token i belongs to row i. `parts` is float32 [rows, teams, BLOCK_G,
     BLOCK_D, splits]; `sums` [rows, teams, BLOCK_G, splits] has the base-2 logarithms of the softmax denominators;
-    `scale` includes the change of base. STRIDE is the elements between tokens of the cache. `arrived` is int32 [rows,
+    `scale` includes the change of base. A token of the cache has room for CACHE_HEADS. `arrived` is int32 [rows,
     teams], zero before and after the launch.
     """
     let_begin(OVERLAPS)
@@ -166,9 +166,11 @@ def rope_attention_kernel(
     shared = lane * 0
     has_dim = d + shared < HEAD_DIM
     # Two tiles are in flight, so that few intermediate results have to be kept at once.
-    k, v = _kept(k_cache, v_cache, table, keys, position, kv_head, d, shared, HEAD_DIM, BLOCK_TOKENS, STRIDE)
+    k, v = _kept(k_cache, v_cache, table, keys, position, kv_head, d, shared, HEAD_DIM, BLOCK_TOKENS, CACHE_HEADS)
     after = keys + tile
-    next_k, next_v = _kept(k_cache, v_cache, table, after, position, kv_head, d, shared, HEAD_DIM, BLOCK_TOKENS, STRIDE)
+    next_k, next_v = _kept(
+        k_cache, v_cache, table, after, position, kv_head, d, shared, HEAD_DIM, BLOCK_TOKENS, CACHE_HEADS
+    )
     slot = tl.load(slots + row)
     # Only one program has the newest key.
     is_newest = has_dim & (high == num_tiles)
@@ -194,7 +196,7 @@ def rope_attention_kernel(
         new_k = _rotated(k_x, k_y, k_gain_x, k_gain_y, cos, sin, is_low, eps, HEAD_DIM, HAS_NORMS)
         # A negative slot marks a token that is not written.
         is_writer = has_dim & (lane == 0) & (first_head == 0) & (slot >= 0)
-        target = slot * STRIDE + kv_head * HEAD_DIM + d + shared
+        target = (slot * CACHE_HEADS + kv_head) * HEAD_DIM + d + shared
         tl.store(k_cache + target, new_k, mask=is_writer)
         tl.store(v_cache + target, new_v, mask=is_writer)
         # The first lane starts from the newest key.
@@ -217,7 +219,7 @@ def rope_attention_kernel(
         if number + 2 < high:
             after = keys + tile
             next_k, next_v = _kept(
-                k_cache, v_cache, table, after, position, kv_head, d, shared, HEAD_DIM, BLOCK_TOKENS, STRIDE
+                k_cache, v_cache, table, after, position, kv_head, d, shared, HEAD_DIM, BLOCK_TOKENS, CACHE_HEADS
             )
     peak, total = tl.reduce((highest, total), 2, _both, keep_dims=True)
     mixed = tl.sum(mixed * tl.exp2(highest - peak), axis=2, keep_dims=True) * (1.0 / total)

@@ -10,7 +10,7 @@ import triton
 from kernels import architecture
 from kernels.architecture import PROGRAMS_WANTED
 from kernels.overlap import overlap
-from kernels.paged_attention.launch import token_stride
+from kernels.paged_attention.launch import heads_between_tokens
 from kernels.rope_attention.kernel import rope_attention_kernel
 
 MAX_ROWS, MAX_GROUP, MAX_HEAD_DIM, MAX_NUMBER_BYTES = 2, 4, 128, 2
@@ -103,7 +103,7 @@ def rope_attention(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_TOKENS=k_cache.shape[1],
-        STRIDE=token_stride(k_cache),
+        CACHE_HEADS=heads_between_tokens(k_cache),
         HAS_NORMS=norms is not None,
         NUM_SPLITS=num_splits,
         BLOCK_G=block_g,

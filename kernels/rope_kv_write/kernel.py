@@ -45,8 +45,8 @@ def rope_kv_write_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SPAN_STRIDE: tl.constexpr,
+    CACHE_HEADS: tl.constexpr,
+    SPAN_HEADS: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     NORM_STRIDE: tl.constexpr,
@@ -57,8 +57,8 @@ def rope_kv_write_kernel(
 ):
     """Program (token, part) processes BLOCK_HEADS of the token's heads: queries, then keys, then values.
 
-    A negative slot marks a padding token: nothing of it is written to the cache. STRIDE and SPAN_STRIDE are the
-    elements between tokens of the cache and of the spans; NORM_STRIDE is the stride between
+    A negative slot marks a padding token: nothing of it is written to the cache. A token has room for
+    CACHE_HEADS in the cache and SPAN_HEADS spans. NORM_STRIDE is the stride between
     tokens' norm weights, 0 if all share the model's; only those may be loaded before the preceding kernel ends. LIMIT
     is that of `kernels.row_quantization`, 0 if the cache is not quantized.
     """
@@ -104,17 +104,18 @@ def rope_kv_write_kernel(
     kept_low = tl.where(is_value[:, None], low, rotated_low)
     kept_high = tl.where(is_value[:, None], high, rotated_high)
     kv_head = (heads - HEADS) % KV_HEADS
+    row = slot * CACHE_HEADS + kv_head
     if LIMIT > 0:
         wide_low, wide_high = kept_low.to(tl.float32), kept_high.to(tl.float32)
         low_span, high_span = span_of(wide_low), span_of(wide_high)
         # A head's span: the larger of its halves', NaN if either is.
         span = tl.maximum(low_span, high_span) + (low_span + high_span) * 0.0
-        place = slot * SPAN_STRIDE + kv_head
+        place = slot * SPAN_HEADS + kv_head
         tl.store(k_spans + place, span, mask=is_key)
         tl.store(v_spans + place, span, mask=is_value)
         kept_low = held(wide_low, span, LIMIT, k_cache.dtype.element_ty)
         kept_high = held(wide_high, span, LIMIT, k_cache.dtype.element_ty)
-    target = slot * STRIDE + (kv_head * HEAD_DIM)[:, None] + lanes[None, :]
+    target = row[:, None] * HEAD_DIM + lanes[None, :]
     to_key = is_key[:, None] & inside[None, :]
     tl.store(k_cache + target, kept_low, mask=to_key)
     tl.store(k_cache + target + shift, kept_high, mask=to_key)

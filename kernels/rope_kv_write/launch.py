@@ -6,7 +6,7 @@ import torch
 import triton
 
 from kernels.overlap import overlap
-from kernels.paged_attention.launch import token_stride
+from kernels.paged_attention.launch import heads_between_tokens
 from kernels.rope_kv_write.kernel import rope_kv_write_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
@@ -29,7 +29,7 @@ def rope_kv_write(
 ) -> torch.Tensor:
     """Write keys and values and return the queries. Arguments as in the reference, contiguous but for the cache.
 
-    The cache's strides are as in `kernels.paged_attention.launch`.
+    The cache is as in `kernels.paged_attention.launch`.
 
     Per-token norms may have a row stride larger than their width, the same for both.
 
@@ -55,8 +55,8 @@ def rope_kv_write(
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
-            STRIDE=token_stride(k_cache),
-            SPAN_STRIDE=0 if spans is None else token_stride(spans[0]),
+            CACHE_HEADS=heads_between_tokens(k_cache),
+            SPAN_HEADS=0 if spans is None else heads_between_tokens(spans[0].unsqueeze(-1)),
             ROTARY_DIM=head_dim if rotary_dim is None else rotary_dim,
             HAS_NORMS=norms is not None,
             NORM_STRIDE=0 if norms is None or norms[0].dim() == 1 else norms[0].stride(0),

@@ -44,6 +44,9 @@ OTHER_TOKEN_TESTS = (
     "tests/parity/test_expert_adapters.py::test_by_the_gpu_s_kernels_their_tokens_are_those_of_the_cpu",
     "tests/parity/test_pooling.py::test_the_gpus_kernels_give_the_same",
     "tests/parity/test_fallback.py::test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters",
+    "tests/parity/test_fallback.py::test_a_gpu_rounds_what_divides_into_groups_and_leaves_the_rest",
+    "tests/parity/test_states.py::test_the_kernels_of_a_gpu_attend_for_the_layers_that_do",
+    "tests/parity/test_kept_states.py::test_the_operators_of_a_gpu_copy_states_too",
 )
 KERNEL_TESTS = ("tests/kernels/gpu", "tests/engine/gpu", "tests/engine/tiers")
 PYTEST_OPTIONS = ("-v", "-p", "no:cacheprovider", "--maxfail=20", "--durations=5")

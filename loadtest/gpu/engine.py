@@ -20,15 +20,18 @@ from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.costs import cache_bytes, num_step_weights, prompt_flop, step_weight_bytes
-from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.model_spec import ModelSpec
+from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.engine import Engine
+from engine.fallback.spec import FallbackSpec
 from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.names import Parameter, parameters
+from engine.loading.spec import read_model_spec
 from engine.loading.weight import Weight
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from loadtest.engine_alone import EngineAlone, Generated
-from loadtest.geometries import CONFIG_BY_NAME, MXFP4_EXPONENT, WEIGHT_STD
+from loadtest.geometries import CONFIG_BY_NAME, MXFP4_EXPONENT, WEIGHT_STD, write_checkpoint
 from loadtest.gpu.parts import Attempt
 from loadtest.gpu.timing import Ceilings
 from loadtest.workloads import TokenRange, token_prompt
@@ -135,6 +138,10 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, quantization="int4"),
     ),
     "qwen3-0.6b": (SMALL_DECODE, CROWDED_DECODE),
+    "seed-oss-0.6b": (
+        Work(model="seed-oss-0.6b", batch=1, context=1024),
+        Work(model="seed-oss-0.6b", batch=256, context=512),
+    ),
     "qwen3-30b-a3b": (
         Work(model="qwen3-30b-a3b", batch=1, context=1024),
         Work(model="qwen3-30b-a3b", batch=64, context=1024),
@@ -170,7 +177,7 @@ def _random_mxfp4(parameter: Parameter, dtype: torch.dtype, device: torch.device
     return Mxfp4Weight(blocks=blocks, exponents=exponents, dtype=dtype)
 
 
-def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
+def step_bytes(spec: ModelSpec, work: Work, element_bytes: int) -> float:
     """Return the bytes that one decode step must read: weights, and the KV cache at half of the answers' length."""
     context = work.context + work.answer_tokens / 2
     cache = work.batch * cache_bytes(spec, context, element_bytes if work.kv_cache_dtype is None else 1)
@@ -211,7 +218,10 @@ def measure(
         path = Path(folder)
         whole = {"hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2} | CONFIG_BY_NAME[model]
         (path / "config.json").write_text(json.dumps(whole), encoding="utf-8")
-        spec = read_spec(folder)
+        spec = read_model_spec(folder)
+        if isinstance(spec, FallbackSpec):
+            # Transformers reads its weights itself.
+            write_checkpoint(CONFIG_BY_NAME[model], path)
         refs = write_adapters(path / "adapters", spec, max(work.num_adapters for work in works))
         config = EngineConfig(
             model_path=folder,
@@ -243,7 +253,7 @@ def measure(
             alone.close()
 
 
-def write_adapters(folder: Path, spec: DecoderSpec, count: int) -> list[AdapterRef]:
+def write_adapters(folder: Path, spec: ModelSpec, count: int) -> list[AdapterRef]:
     """Write adapters for all linear modules: hard links to one tensor file, each with its own scaling."""
     if not count:
         return []
@@ -266,7 +276,7 @@ def write_adapters(folder: Path, spec: DecoderSpec, count: int) -> list[AdapterR
 
 
 def _generate(
-    alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[AdapterRef], seed: str, context: int | None = None
+    alone: EngineAlone, work: Work, spec: ModelSpec, refs: Sequence[AdapterRef], seed: str, context: int | None = None
 ) -> Generated:
     """Run a row once, with its own context length or another; different seeds have different prompts."""
     adapters = [refs[row % work.num_adapters].digest if work.num_adapters else None for row in range(work.batch)]
@@ -278,7 +288,7 @@ def _generate(
     return alone.generate(prompts, [work.answer_tokens] * work.batch, adapters)
 
 
-def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[AdapterRef], ceilings: Ceilings) -> Result:
+def _run(alone: EngineAlone, work: Work, spec: ModelSpec, refs: Sequence[AdapterRef], ceilings: Ceilings) -> Result:
     is_prefill = work.answer_tokens == 1
     once = partial(_generate, alone, work, spec, refs)
     once("warm-up", work.context if is_prefill else min(work.context, WARM_UP_CONTEXT))

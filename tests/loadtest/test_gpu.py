@@ -338,6 +338,19 @@ def test_engine_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "stopped after 9 s" in text
 
 
+@no_gpu
+def test_a_model_that_transformers_computes_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkpoint that is written for it, and by recorded steps."""
+    runtime = HostRuntime()
+    monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=runtime))
+    monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["seed-oss-0.6b"] | TINY | {"head_dim": 16})
+    work = engine.Work(model="tiny", batch=2, context=5, answer_tokens=3)
+    options = {"device": "cpu", "dtype": "float32", "max_batched_tokens": 16, "num_threads": 1}
+    (result,) = engine.measure([work], CEILINGS, kv_cache_bytes=1 << 20, **options)
+    assert result.step_ms > result.floor_ms > 0
+    assert runtime.num_replays > 0
+
+
 class AnnotatedRuntime(HostRuntime):
     """Replays as a GPU's trace has them."""
 

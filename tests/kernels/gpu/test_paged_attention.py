@@ -87,7 +87,9 @@ def make(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (7, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(4, 2, 64), (7, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 256), (4, 1, 512)]
+)
 def test_every_head_size(dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
     spans = [(0, 1), (37, 38), (0, 20), (15, 18)]
     case = make(spans, heads=heads, kv_heads=kv_heads, dim=dim, block_tokens=16, dtype=dtype)

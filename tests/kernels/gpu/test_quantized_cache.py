@@ -37,7 +37,7 @@ class Cache:
 
     def __init__(self, dtype: torch.dtype, dim: int, *, is_quantized: bool) -> None:
         shape, width = (2, BLOCKS, BLOCK_TOKENS), KV_HEADS * dim
-        numbers = torch.full((*shape, width + 24), 99.0, device=DEVICE).to(dtype)
+        numbers = torch.full((*shape, width + dim), 99.0, device=DEVICE).to(dtype)
         self.parts = numbers[..., :width].unflatten(-1, (KV_HEADS, dim))
         self.spans: torch.Tensor | None = None
         if is_quantized:
@@ -57,7 +57,7 @@ def test_written_and_read(
     check(held, dtype, seen, dim=48)
 
 
-@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256, 512])
 @pytest.mark.parametrize(("held", "dtype"), [KINDS[0], *KINDS[2:]])
 def test_every_head_size(monkeypatch: pytest.MonkeyPatch, held: torch.dtype, dtype: torch.dtype, dim: int) -> None:
     monkeypatch.setattr(architecture, "num_multiprocessors", lambda: 4)

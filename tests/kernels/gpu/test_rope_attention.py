@@ -93,7 +93,7 @@ def check(
 def _apart(cache: torch.Tensor) -> torch.Tensor:
     """Copy a cache to one whose tokens are further apart, because it has wider layers too."""
     width = cache.shape[2] * cache.shape[3]
-    whole = torch.full((*cache.shape[:2], width + 24), torch.nan, dtype=cache.dtype, device=cache.device)
+    whole = torch.full((*cache.shape[:2], width + cache.shape[3]), torch.nan, dtype=cache.dtype, device=cache.device)
     return whole[..., :width].unflatten(-1, cache.shape[2:]).copy_(cache)
 
 
