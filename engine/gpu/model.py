@@ -92,7 +92,9 @@ class GpuModel:
     def _kinds(self) -> list[tuple[Reach, bool]]:
         """Return the combinations to record: how far a step's adapters reach, and whether they change experts."""
         may_have = (False, True) if self._backend.adapters.is_mixture else (False,)
-        return [(reach, has) for reach in Reach for has in may_have if reach > Reach.NOTHING or not has]
+        # Modules of transformers take adapters in linear products only.
+        reaches = [reach for reach in Reach if reach < Reach.WHOLE_MODEL or isinstance(self._decoder, Decoder)]
+        return [(reach, has) for reach in reaches for has in may_have if reach > Reach.NOTHING or not has]
 
     def _logits(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
         self._inputs.put_drawn(batch)
