@@ -85,15 +85,17 @@ def _num_unread(spec: ModelSpec) -> int:
 
 def _expert(spec: ModelSpec) -> list[tuple[int, int]]:
     """Return (in, out) of each product of one expert; empty if the model is not known to have experts."""
-    if not isinstance(spec, DecoderSpec) or spec.experts is None:
+    mixtures = spec.mixtures()
+    if mixtures is None:
         return []
-    hidden, inner = spec.hidden_size, spec.experts.inner_size
+    hidden, inner = spec.hidden_size, mixtures.inner
     return [(hidden, inner), (hidden, inner), (inner, hidden)]
 
 
 def _num_unmet_experts(spec: ModelSpec, num_rows: int) -> float:
     """Return the expected number of experts, over all layers, that no row chooses, if all are equally likely."""
-    if not isinstance(spec, DecoderSpec) or spec.experts is None:
+    mixtures = spec.mixtures()
+    if mixtures is None:
         return 0.0
-    is_unmet = (1 - spec.experts.chosen / spec.experts.count) ** num_rows
-    return sum(form.is_sparse for form in spec.layers) * spec.experts.count * is_unmet
+    is_unmet = (1 - mixtures.chosen / mixtures.num_experts) ** num_rows
+    return mixtures.num_layers * mixtures.num_experts * is_unmet

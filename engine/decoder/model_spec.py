@@ -23,6 +23,21 @@ class KvShape(NamedTuple):
     dim: int
 
 
+class Mixtures(NamedTuple):
+    """The mixtures of experts of a model.
+
+    Attributes:
+        num_layers: how many layers have one.
+        num_experts, chosen: experts of a layer, and those that compute a token.
+        inner: intermediate size of an expert.
+    """
+
+    num_layers: int
+    num_experts: int
+    chosen: int
+    inner: int
+
+
 def cache_width(shapes: Sequence[KvShape]) -> int:
     """Return how wide a token's keys (or values) are in the cache, the same for all layers: the widest fits.
 
@@ -64,6 +79,10 @@ class ModelSpec(ABC):
     def num_layers(self) -> int:
         """Number of layers that have keys and values."""
         return len(self.layers)
+
+    def mixtures(self) -> Mixtures | None:
+        """Return the mixtures of experts, None if there are none, or if they are not known."""
+        return None
 
     def num_model_layers(self) -> int:
         """Return the number of layers, including those that keep a recurrent state instead of keys and values."""

@@ -21,7 +21,7 @@ from engine.decoder.families import (
 from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm, layer_forms
-from engine.decoder.model_spec import ModelSpec
+from engine.decoder.model_spec import Mixtures, ModelSpec
 from engine.decoder.scales import Scales, parse_scales
 from engine.decoder.stored import stored_of
 from engine.decoder.stored_mxfp4 import StoredMxfp4
@@ -82,6 +82,13 @@ class DecoderSpec(ModelSpec):
                 "lm_head": (self.hidden_size, self.vocab_size),
             }
         )
+
+    def mixtures(self) -> Mixtures | None:
+        """As `ModelSpec` says; shared experts are none of these."""
+        if self.experts is None:
+            return None
+        num_layers = sum(form.is_sparse for form in self.layers)
+        return Mixtures(num_layers, self.experts.count, self.experts.chosen, self.experts.inner_size)
 
     def widths(self) -> dict[str, dict[str, int]]:
         """Return the output width of each module that reads a shared input, by fused projection and module name."""

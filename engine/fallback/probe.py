@@ -16,7 +16,9 @@ import torch
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from engine.decoder.model_spec import Mixtures
 from engine.errors import CheckpointError
+from engine.fallback.experts import activation_of
 from engine.fallback.states import NotedStates, cache_name
 
 NAME = "antiphon_probe"
@@ -52,10 +54,11 @@ class AttentionCall:
 
 
 class Tried(NamedTuple):
-    """What a model requires: attention, for each layer that attends, and recurrent states."""
+    """What a model requires: attention, for each layer that attends, recurrent states, and experts if there are any."""
 
     calls: list[AttentionCall]
     states: NotedStates
+    mixtures: Mixtures | None
 
 
 def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
@@ -99,6 +102,10 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
     for name, module in model.named_modules():
         if (told := cache_name(module)) is not None:
             module.forward = partial(_with_states, module.forward, name, told, states)
+    mixtures: list[Mixtures] = []
+    for module in model.modules():
+        if activation_of(module) is not None:
+            module.register_forward_pre_hook(partial(_note_experts, mixtures), with_kwargs=True)
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
     positions = torch.arange(NUM_TOKENS, device="meta").unsqueeze(0)
     nothing_padded = torch.ones_like(tokens).as_subclass(_Ones)
@@ -127,7 +134,7 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
         raise CheckpointError(
             f"{what} is not served: its layer {min(idle)} has neither a KV cache nor a known recurrent state."
         )
-    return Tried(calls, states)
+    return Tried(calls, states, mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None)
 
 
 def _with_states(
@@ -142,6 +149,12 @@ def _with_states(
     if name in states.modules and not isinstance(result, torch.Tensor):
         raise _NotServed("a recurrent layer returns more than hidden states")
     return result
+
+
+def _note_experts(found: list[Mixtures], module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Record one layer's experts, which are called with the hidden states, the choice and its weights."""
+    choice = arguments[1] if len(arguments) > 1 else named["top_k_index"]
+    found.append(Mixtures(1, module.num_experts, choice.shape[-1], module.down_proj.shape[-1]))
 
 
 class _NotServed(Exception):

@@ -65,7 +65,7 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
     model_class, config, _ = classes_of(folder, architecture)
     model = on_no_device(model_class, config)
     modules = _modules(model)
-    calls, states = try_out(model, f"{folder}: {architecture}")
+    calls, states, mixtures = try_out(model, f"{folder}: {architecture}")
     own = [call for call in calls if call.source == call.layer]
     place_by_layer = {call.layer: place for place, call in enumerate(own)}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -90,6 +90,7 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "kv": tuple(KvShape(call.num_kv_heads, call.head_dim) for call in own),
         "places": {call.layer: place_by_layer[call.source] for call in calls},
         "depth": config.num_hidden_layers,
+        "mixed": mixtures,
         "states": states.form_by_key,
         "state_modules": tuple(states.modules),
     }

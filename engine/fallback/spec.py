@@ -8,7 +8,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from adapters.module_forms import part_widths
-from engine.decoder.model_spec import KvShape, ModelSpec
+from engine.decoder.model_spec import KvShape, Mixtures, ModelSpec
 
 GATE_UP = "gate_up_proj"
 WIDE_BYTES = 4
@@ -47,6 +47,7 @@ class FallbackSpec(ModelSpec):
         places: which of `layers` has the keys and values of a layer of the model, by the index of the latter, for
             those that attend; several may attend to the same.
         depth: number of layers of the model.
+        mixed: the mixtures whose experts are plain and gated (`engine.fallback.experts`); None for none.
         states: recurrent states, of layers that keep them instead of or beside keys.
         state_modules: names of the modules that keep them.
     """
@@ -58,6 +59,7 @@ class FallbackSpec(ModelSpec):
     kv: tuple[KvShape, ...]
     places: Mapping[int, int]
     depth: int
+    mixed: Mixtures | None = None
     states: Mapping[StateKey, StateForm] = field(default_factory=dict)
     state_modules: tuple[str, ...] = ()
 
@@ -77,6 +79,10 @@ class FallbackSpec(ModelSpec):
     def state_bytes(self, element_bytes: int) -> int:
         """As `ModelSpec` says."""
         return sum(prod(form.shape) * (WIDE_BYTES if form.is_wide else element_bytes) for form in self.states.values())
+
+    def mixtures(self) -> Mixtures | None:
+        """As `ModelSpec` says."""
+        return self.mixed
 
     def kv_shapes(self) -> tuple[KvShape, ...]:
         """As `ModelSpec` says."""

@@ -11,7 +11,7 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.costs import num_layer_weights, num_step_weights, num_weights
-from engine.decoder.model_spec import KvShape
+from engine.decoder.model_spec import KvShape, Mixtures
 from engine.decoder.spec import DecoderSpec
 from engine.errors import CheckpointError
 from engine.fallback.spec import FallbackSpec
@@ -107,6 +107,15 @@ def test_modules_of_any_size_may_be_quantized_since_what_does_not_fit_stays(
 ) -> None:
     path = str(save(tmp_path, hidden_size=36, intermediate_size=42))
     check(EngineConfig(model_path=path, device=device, quantization=quantization), read_model_spec(path))
+
+
+def test_of_experts_a_step_reads_those_that_are_chosen(tmp_path: Path) -> None:
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+    path = str(save(tmp_path, "Glm4MoeForCausalLM", n_group=1, topk_group=1, **experts))
+    spec = read_model_spec(path)
+    assert spec.mixtures() == Mixtures(num_layers=1, num_experts=8, chosen=2, inner=16)
+    assert num_weights(spec) - num_step_weights(spec) == 60 * 32 + 6 * 3 * 32 * 16
+    assert read_model_spec(str(save(tmp_path / "dense"))).mixtures() is None
 
 
 def test_layers_have_heads_of_their_own_and_may_share_keys(tmp_path: Path) -> None:
