@@ -106,6 +106,24 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
     for module in model.modules():
         if activation_of(module) is not None:
             module.register_forward_pre_hook(partial(_note_experts, mixtures), with_kwargs=True)
+    _run(model, what)
+    calls = list(_calls)
+    _seen.clear()
+    if not calls:
+        raise CheckpointError(f"{what} is not served: it has no attention layer.")
+    attending = [call.layer for call in calls]
+    if attending != sorted(set(attending)):
+        raise CheckpointError(f"{what} is not served: a layer calls attention more than once.")
+    idle = set(range(model.config.num_hidden_layers)) - {*attending, *(key.layer for key in states.form_by_key)}
+    if idle and not states.form_by_key:
+        raise CheckpointError(
+            f"{what} is not served: its layer {min(idle)} has neither a KV cache nor a known recurrent state."
+        )
+    return Tried(calls, states, mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None)
+
+
+def _run(model: PreTrainedModel, what: str) -> None:
+    """Run the model on a few tokens without data."""
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
     positions = torch.arange(NUM_TOKENS, device="meta").unsqueeze(0)
     nothing_padded = torch.ones_like(tokens).as_subclass(_Ones)
@@ -122,19 +140,6 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
         raise CheckpointError(f"{what} is not served: {error}") from None
     except Exception as error:
         raise CheckpointError(f"{what} is not served: it cannot be traced on the meta device ({error})") from error
-    calls = list(_calls)
-    _seen.clear()
-    if not calls:
-        raise CheckpointError(f"{what} is not served: it has no attention layer.")
-    attending = [call.layer for call in calls]
-    if attending != sorted(set(attending)):
-        raise CheckpointError(f"{what} is not served: a layer calls attention more than once.")
-    idle = set(range(model.config.num_hidden_layers)) - {*attending, *(key.layer for key in states.form_by_key)}
-    if idle and not states.form_by_key:
-        raise CheckpointError(
-            f"{what} is not served: its layer {min(idle)} has neither a KV cache nor a known recurrent state."
-        )
-    return Tried(calls, states, mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None)
 
 
 def _with_states(

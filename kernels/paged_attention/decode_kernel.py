@@ -155,10 +155,8 @@ def decode_attention_kernel(
     share = tl.cdiv(num_tiles, tl.num_programs(0))
     tile = program * share
     stop = tl.minimum(num_tiles, tile + share)
-    m = tl.arange(0, BLOCK_M)
-    d = tl.arange(0, BLOCK_D)
-    is_query = m < GROUP
-    has_dim = d < HEAD_DIM
+    m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    is_query, has_dim = m < GROUP, d < HEAD_DIM
     slot = program * 2
     while tile < stop:
         row = tl.sum((ends <= tile).to(tl.int32), axis=0)
