@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import socket
 import subprocess
@@ -91,9 +92,16 @@ def started(folder: Path, front: int, back: int) -> Iterator[subprocess.Popen[by
 def connection_to(port: int, pid: int) -> socket.socket:
     """Return a process's own connection to a port."""
     pidfd_getfd = 438
+    libc = ctypes.CDLL(None, use_errno=True)
     for name in os.listdir(f"/proc/{pid}/fd"):
-        if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
-            copied = ctypes.CDLL(None).syscall(pidfd_getfd, os.pidfd_open(pid), int(name), 0)
+        try:
+            is_socket = os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:")
+        except FileNotFoundError:  # The process has closed it since.
+            continue
+        if is_socket:
+            copied = libc.syscall(pidfd_getfd, os.pidfd_open(pid), int(name), 0)
+            if copied < 0 and ctypes.get_errno() == errno.EBADF:
+                continue
             if copied < 0:
                 pytest.skip("another process's sockets may not be looked at here")
             found = socket.socket(fileno=copied)
