@@ -90,15 +90,11 @@ def grouped_arguments(
         groups: as `kernels.experts.reference.sort_by_expert` returns them.
     """
     own = (*inputs, *panels.tensors, biases, y)
-    are_matrices = [False] * len(inputs) + [True] * (len(panels.tensors) + 1) + [False]
-    strides = [
-        # In bytes, between rows and between experts.
-        (0, stride) if is_matrix else (stride, 0)
-        for tensor, is_matrix in zip(own, are_matrices, strict=True)
-        for stride in (0 if tensor is None else tensor.stride(0) * tensor.element_size(),)
-    ]
     beside = [None] * (GROUPED_TENSORS - len(own))
-    told = torch.tensor([*strides, *[(0, 0)] * len(beside)], dtype=torch.int64)
+    strides = [0 if tensor is None else tensor.stride(0) * tensor.element_size() for tensor in (*own, *beside)]
+    # In bytes, between rows (of inputs and result) and between experts (of weights and biases).
+    of_experts = range(len(inputs), len(own) - 1)
+    told = torch.tensor([(0, stride) if at in of_experts else (stride, 0) for at, stride in enumerate(strides)])
     sizes = (*panels.sizes, *[0] * (GROUPED_SIZES - len(panels.sizes)), num_experts)
     return (*own, *beside, groups, told), sizes
 

@@ -43,6 +43,7 @@ class _Step:
     attention: tuple[AttentionBatch, ...]
     cache: KvCache
     lora: LoraProducts | None
+    decodes: torch.Tensor  # the leading rows of `AttentionBatch.rows`, those of one token
     still: Mapping[int, torch.Tensor]  # cosines and sines of angle 0, [tokens, 2, head_dim], by head_dim
     singles: SingleRows | None  # rows whose states the device finds; None if the host does
     rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if the host finds no states
@@ -140,6 +141,7 @@ class FallbackDecoder:
             batch.attention,
             cache,
             self._backend.lora(batch.adapters, batch.sample_adapters),
+            rows[: batch.attention[0].num_decodes],
             {dim: table.repeat(len(batch.token_ids), 1, 1) for dim, table in self._still.items()},
             self._states.singles(rows) if are_single else None,
             rows.tolist() if has_states and not are_single else (),
@@ -203,11 +205,7 @@ class FallbackDecoder:
         self, product: RoutedExperts, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Call a layer's experts by transformers' interface: [tokens, hidden], and what the router chose."""
-        decodes = None
-        if self._step is not None:
-            attention = self._step.attention[0]
-            decodes = attention.rows[: attention.num_decodes]
-        return product(x.contiguous(), experts, weights, decodes)
+        return product(x.contiguous(), experts, weights, None if self._step is None else self._step.decodes)
 
     def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear, device: torch.device) -> None:
         """Lay out the output matrix, which is never quantized, and the embedding, once if they are tied."""

@@ -186,6 +186,12 @@ def heads_between_tokens(cache: torch.Tensor) -> int:
     return cache.stride(0) // (cache.shape[1] * cache.shape[3])
 
 
+def room_of_tokens(cache: torch.Tensor, spans: tuple[torch.Tensor, torch.Tensor] | None) -> dict[str, int]:
+    """Return the compile-time constants by which kernels address tokens of a cache and of its spans."""
+    span_heads = 0 if spans is None else heads_between_tokens(spans[0].unsqueeze(-1))
+    return {"CACHE_HEADS": heads_between_tokens(cache), "SPAN_HEADS": span_heads}
+
+
 @dataclass(frozen=True, slots=True)
 class _Launch:
     """What the decode and prefill launches have in common; fields as the arguments of `paged_attention`."""
@@ -291,8 +297,7 @@ class _Launch:
             "KV_HEADS": self.k_cache.shape[2],
             "HEAD_DIM": self.q.shape[2],
             "BLOCK_TOKENS": self.k_cache.shape[1],
-            "CACHE_HEADS": heads_between_tokens(self.k_cache),
-            "SPAN_HEADS": 0 if self.spans is None else heads_between_tokens(self.spans[0].unsqueeze(-1)),
+            **room_of_tokens(self.k_cache, self.spans),
             "WINDOW": self.window,
             "HAS_SOFTCAP": self.softcap > 0,
             "IS_QUANTIZED": self.spans is not None,

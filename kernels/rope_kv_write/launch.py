@@ -6,7 +6,7 @@ import torch
 import triton
 
 from kernels.overlap import overlap
-from kernels.paged_attention.launch import heads_between_tokens
+from kernels.paged_attention.launch import room_of_tokens
 from kernels.rope_kv_write.kernel import rope_kv_write_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
@@ -55,8 +55,6 @@ def rope_kv_write(
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
-            CACHE_HEADS=heads_between_tokens(k_cache),
-            SPAN_HEADS=0 if spans is None else heads_between_tokens(spans[0].unsqueeze(-1)),
             ROTARY_DIM=head_dim if rotary_dim is None else rotary_dim,
             HAS_NORMS=norms is not None,
             NORM_STRIDE=0 if norms is None or norms[0].dim() == 1 else norms[0].stride(0),
@@ -64,6 +62,7 @@ def rope_kv_write(
             BLOCK_HEADS=block_heads,
             BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
             num_warps=4,
+            **room_of_tokens(k_cache, spans),
             **overlap(),
         )
     return q
