@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -17,6 +17,7 @@ from engine.gathering import Chunk, DecodeGroup
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight, dense
 from engine.lora import AdapterSegment, HeadNorms, LoraBatch, LoraProducts
+from engine.state_kernels import StateKernels
 from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.embedding.reference import take_rows
 from kernels.experts.reference import choose_experts, multiply_by_experts
@@ -148,9 +149,9 @@ class Backend(Protocol):
         """Return a(first half) * second half along the last dimension."""
         ...
 
-    def state_functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return replacements for transformers functions in recurrent layers, as `rebound` takes them."""
-        return {}
+    def state_kernels(self) -> StateKernels | None:
+        """Return the kernels for layers that keep states; None for none."""
+        return None
 
     def experts(self, weights: ExpertWeights, spec: ExpertSpec, activation: Activation) -> MixtureProduct:
         """Lay out a layer's mixture of experts, as `kernels.experts.reference` defines it. Takes ownership."""

@@ -19,6 +19,7 @@ TYPE_BY_DTYPE = {
     torch.int32: "*i32",
     torch.uint8: "*u8",
     torch.int8: "*i8",
+    torch.bool: "*i1",
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.float8_e4m3fnuz: "*fp8e4b8",
 }

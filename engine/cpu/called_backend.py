@@ -5,15 +5,14 @@ Torch operators do what these kernels do not support, and small operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from engine.attention import AttentionBatch
 from engine.backend import Product, RoutedExperts, TorchBackend
-from engine.cpu.called_states import state_functions
+from engine.cpu.called_states import CalledStates
 from engine.cpu.panels import INT8_KERNEL, Panels, grouped_arguments, lay_out
 from engine.decoder.layer_forms import LayerForm
 from engine.kv_cache import LayerCache
@@ -118,9 +117,9 @@ class CalledBackend(TorchBackend):
 
         return multiply
 
-    def state_functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the functions of `engine.cpu.called_states`."""
-        return state_functions(self._pool)
+    def state_kernels(self) -> CalledStates:
+        """Return our compiled kernels."""
+        return CalledStates(self._pool)
 
     def _lay_out(self, matrices: Iterable[Weight], count: int, depth: int) -> Panels:
         quantization = self._quantization

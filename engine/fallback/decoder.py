@@ -6,11 +6,11 @@ requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -22,11 +22,14 @@ from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
 from engine.fallback.rebinding import rebound
-from engine.fallback.states import NOTHING_KEPT, RowStates, SingleRows, cache_name
+from engine.fallback.spec import StateKind
+from engine.fallback.state_functions import KIND_BY_FUNCTION, state_functions
+from engine.fallback.states import NOTHING_KEPT, RowStates, cache_name
 from engine.kv_cache import KvCache
 from engine.lora import LoraProducts
 from engine.step import Snapshot, StateMoves
 from kernels.gated_activation.reference import Activation
+from kernels.state_rows import StateRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,9 +48,22 @@ class _Step:
     lora: LoraProducts | None
     decodes: torch.Tensor  # the leading rows of `AttentionBatch.rows`, those of one token
     still: Mapping[int, torch.Tensor]  # cosines and sines of angle 0, [tokens, 2, head_dim], by head_dim
-    singles: SingleRows | None  # rows whose states the device finds; None if the host does
+    singles: StateRows | None  # rows whose states the device finds; None if the host does
     rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if the host finds no states
     kept: Mapping[int, Sequence[Snapshot]]  # snapshots to take on the way, by row
+
+
+class _StatePart(NamedTuple):
+    """A recurrent module: the index of its layer, its cache argument, `forward` as it is called and as it was.
+
+    `direct` are the kinds of its states that it only passes on to our kernels.
+    """
+
+    layer: int
+    cache: str
+    forward: Callable[..., torch.Tensor]
+    theirs: Callable[..., torch.Tensor]
+    direct: Collection[StateKind]
 
 
 class FallbackDecoder:
@@ -84,10 +100,16 @@ class FallbackDecoder:
         from engine.fallback.experts import activation_of
 
         self._model, self._states = model, states
+        kernels = self._backend.state_kernels()
+        functions = {} if kernels is None else state_functions(kernels)
         for name in self.spec.state_modules:
             module = model.get_submodule(name)
-            ours = partial(self._by_states, states, rebound(module, self._backend.state_functions()), module.layer_idx)
-            module.forward = partial(ours, cache_name(module), module.forward)
+            forward, replaced = rebound(module, functions)
+            direct = {KIND_BY_FUNCTION[name] for name in replaced if name in KIND_BY_FUNCTION}
+            cache = cache_name(module)
+            assert cache is not None, "it has kept states in one"
+            part = _StatePart(module.layer_idx, cache, forward, module.forward, direct)
+            module.forward = partial(self._by_states, states, part)
         self._still = {dim: table.to(device) for dim, table in self._still.items()}
         decoder, head = model.get_decoder(), model.get_output_embeddings()
         # For some models get_decoder() returns the output matrix.
@@ -233,27 +255,18 @@ class FallbackDecoder:
             return product(x)
         return lora.multiply(product, x, layer, tuple(splits), tuple(splits.values()))
 
-    def _by_states(
-        self,
-        states: RowStates,
-        forward: Callable[..., torch.Tensor],
-        layer: int,
-        cache: str,
-        theirs: Callable[..., torch.Tensor],
-        *arguments: torch.Tensor,
-        **told: Any,
-    ) -> torch.Tensor:
+    def _by_states(self, states: RowStates, part: _StatePart, *arguments: torch.Tensor, **told: Any) -> torch.Tensor:
         """Call a recurrent module on the tokens of each row; outside of a step, call its original `forward`."""
         if self._step is None:
-            return theirs(*arguments, **told)
+            return part.theirs(*arguments, **told)
         (x,) = arguments or (told["hidden_states"],)
 
-        def module(part: torch.Tensor, held: object) -> torch.Tensor:
-            return forward(part, **{cache: held})
+        def module(part_of_x: torch.Tensor, held: object) -> torch.Tensor:
+            return part.forward(part_of_x, **{part.cache: held})
 
         if self._step.singles is not None:
-            return states.call_singles(module, layer, x, self._step.singles)
-        return states.call(module, layer, x, self._step.rows, self._step.kept)
+            return states.call_singles(module, part.layer, x, self._step.singles, part.direct)
+        return states.call(module, part.layer, x, self._step.rows, self._step.kept)
 
     def _are_single(self, batch: DecoderBatch) -> bool:
         return self._stays_on_device and batch.attention[0].num_decodes == len(batch.token_ids)

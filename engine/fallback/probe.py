@@ -19,7 +19,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from engine.decoder.model_spec import Mixtures
 from engine.errors import CheckpointError
 from engine.fallback.experts import activation_of
-from engine.fallback.states import NotedStates, cache_name
+from engine.fallback.state_caches import NotedStates
+from engine.fallback.states import cache_name
 
 NAME = "antiphon_probe"
 FAR = 1_000_003

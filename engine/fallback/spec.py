@@ -12,13 +12,14 @@ from engine.decoder.model_spec import KvShape, Mixtures, ModelSpec
 
 GATE_UP = "gate_up_proj"
 WIDE_BYTES = 4
+StateKind = Literal["conv", "recurrent"]
 
 
 class StateKey(NamedTuple):
     """Identifies one recurrent state tensor of a layer, as its module asks for it."""
 
     layer: int
-    kind: Literal["conv", "recurrent"]
+    kind: StateKind
     number: int
 
 

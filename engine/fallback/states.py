@@ -1,133 +1,26 @@
 """Recurrent states: stores them for each row of a step, and calls the modules that keep them row by row.
 
-A state has a fixed size for any sequence length: the last inputs of a convolution, and a matrix or vector per head
-(Gu and Dao, 2023, Mamba, arXiv 2312.00752; Yang et al., 2024, gated delta networks, arXiv 2412.06464). Modules access
-their states through the methods of transformers' caches, which are implemented here.
-
-    tokens   0 ........ D ............ D + n1
-             [ D rows   )[ row of n1   )         the first in one call, [D, 1, hidden]; the others one by one
+tokens   0 ........ D ............ D + n1
+         [ D rows   )[ row of n1   )         the first in one call, [D, 1, hidden]; the others one by one
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
 
 import torch
 
-from engine.fallback.spec import StateForm, StateKey
+from engine.fallback.spec import StateForm, StateKey, StateKind
+from engine.fallback.state_caches import StatesOfPart, StatesOfSingles
 from engine.step import Snapshot, StateMoves
 from kernels.arena import lazy_zeros
+from kernels.state_rows import StateRows
 
 CACHE_NAMES = ("cache_params", "past_key_values")
 """Names of the `forward` argument that takes a cache."""
 NOTHING_KEPT: Mapping[int, Sequence[Snapshot]] = {}
-
-
-class SingleRows(NamedTuple):
-    """The rows of a step with one token each, as the device knows them.
-
-    Attributes:
-        places: index of each row's states, int64 [rows].
-        are_new: whether the token is a sequence's first, bool [rows].
-    """
-
-    places: torch.Tensor
-    are_new: torch.Tensor
-
-
-class _Cache:
-    """Cache methods of transformers that do not depend on the states."""
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """Return False: states are never rolled back."""
-        return False
-
-
-class NotedStates(_Cache):
-    """A cache that records which states modules keep when a sequence begins; `modules` has those modules' names.
-
-    Args:
-        dtype: of the model.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self.form_by_key: dict[StateKey, StateForm] = {}
-        self.modules: list[str] = []
-        self.module = ""
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None: there is no state yet."""
-
-    get_recurrent_state = get_conv_state
-
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return False: there is no state yet."""
-        return False
-
-    def update_conv_state(
-        self, x: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
-    ) -> torch.Tensor:
-        """Record how many of the last inputs [1, channels, tokens] are kept."""
-        width = x.shape[-1] if conv_kernel_size is None else conv_kernel_size
-        self._note(StateKey(layer_idx, "conv", state_idx), (*x.shape[1:-1], width), x.dtype)
-        return x
-
-    def update_recurrent_state(self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
-        """Record the shape and dtype of a state [1, ...]."""
-        self._note(StateKey(layer_idx, "recurrent", state_idx), tuple(state.shape[1:]), state.dtype)
-        return state
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values unchanged, for attention."""
-        return key, value
-
-    def _note(self, key: StateKey, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.form_by_key[key] = StateForm(shape, dtype is torch.float32 and dtype is not self._dtype)
-        if self.module not in self.modules:
-            self.modules.append(self.module)
-
-
-class _Handed(_Cache):
-    """A cache with the states of some rows, by key [rows, ...], which one module updates in place.
-
-    Attributes:
-        asked_for: keys that the module has accessed; the layer may have states of other modules.
-    """
-
-    def __init__(self, states: Mapping[StateKey, torch.Tensor]) -> None:
-        self._states = states
-        self.asked_for: set[StateKey] = set()
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
-        return self._state(StateKey(layer_idx, "conv", state_idx))
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
-        return self._state(StateKey(layer_idx, "recurrent", state_idx))
-
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        # Zeros at the start of a sequence.
-        return True
-
-    def update_conv_state(self, x: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
-        state = self.get_conv_state(layer_idx, state_idx)
-        if x.device.type == "cpu":
-            # Token-major, as the linear product returns it: transposing takes longer than the convolution.
-            whole = torch.cat([state.transpose(1, 2), x.transpose(1, 2)], dim=1).transpose(1, 2)
-        else:
-            whole = torch.cat([state, x], dim=-1)
-        state.copy_(whole[..., -state.shape[-1] :])
-        return whole
-
-    def update_recurrent_state(self, new: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
-        return self.get_recurrent_state(layer_idx, state_idx).copy_(new)
-
-    def _state(self, key: StateKey) -> torch.Tensor:
-        self.asked_for.add(key)
-        return self._states[key]
 
 
 class RowStates:
@@ -164,23 +57,27 @@ class RowStates:
             for row, snapshots in kept.items():
                 self._keep(layer, states, row, snapshots)
 
-    def singles(self, rows: torch.Tensor) -> SingleRows:
+    def singles(self, rows: torch.Tensor) -> StateRows:
         """Return rows of one token or none for `call_singles`; `rows` as in `engine.attention.AttentionBatch`."""
         _, starts, counts, places = rows.unbind(1)
-        return SingleRows(places.masked_fill(counts == 0, self._spare), starts == 0)
+        return StateRows(places.masked_fill(counts == 0, self._spare), starts == 0)
 
     def call_singles(
-        self, module: Callable[..., torch.Tensor], layer: int, x: torch.Tensor, rows: SingleRows
+        self,
+        module: Callable[..., torch.Tensor],
+        layer: int,
+        x: torch.Tensor,
+        rows: StateRows,
+        direct: Collection[StateKind] = (),
     ) -> torch.Tensor:
-        """Call a layer's module on rows of one token, [1, rows, hidden], and update the states; can be recorded."""
-        held = self._states[layer]
-        states = {key: state.index_select(0, rows.places) for key, state in held.items()}
-        for state in states.values():
-            state.masked_fill_(rows.are_new.view(-1, *[1] * (state.dim() - 1)), 0)
-        handed = _Handed(states)
+        """Call a layer's module on rows of one token, [1, rows, hidden], and update the states; can be recorded.
+
+        Args:
+            direct: as in `StatesOfSingles`.
+        """
+        handed = StatesOfSingles(self._states[layer], rows, direct)
         y = module(x.transpose(0, 1), handed)
-        for key in handed.asked_for:
-            held[key].index_copy_(0, rows.places, states[key])
+        handed.put_back()
         return y.transpose(0, 1)
 
     def call(
@@ -249,7 +146,7 @@ class RowStates:
             if not start:
                 for state in states.values():
                     state[index] = 0
-        handed = _Handed(states)
+        handed = StatesOfPart(states)
         y = module(x, handed)
         if not are_neighbours:
             for key, state in states.items():

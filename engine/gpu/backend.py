@@ -13,6 +13,7 @@ from engine.decoder.layer_forms import LayerForm
 from engine.gpu.adapters import Reach, TritonLora
 from engine.gpu.experts import Experts, RoutedExperts, laid_out
 from engine.gpu.rounding import InputRounding
+from engine.gpu.states import TritonStates
 from engine.gpu.streamed_linear import StreamedLinear
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
@@ -185,6 +186,10 @@ class TritonBackend(Backend):
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Activate and multiply in one pass."""
         return self._rounding.activate_and_multiply(gate_up, activation)
+
+    def state_kernels(self) -> TritonStates:
+        """Return our kernels."""
+        return TritonStates()
 
     def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
         """Multiply and cap with torch operators."""

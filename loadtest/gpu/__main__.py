@@ -29,8 +29,9 @@ from engine.gpu import backend, runtime
 from kernels import overlap
 from kernels.expert_launches import GPT_OSS_MIXTURES, MIXTURES, Mixture
 from kernels.launches import GEOMETRIES
+from kernels.state_launches import QWEN_3_5
 from kernels.triton_cache import compile_ahead
-from loadtest.gpu import attention, bench, engine, experts, kernels, peers, summary, sweep, tiers, tracing
+from loadtest.gpu import attention, bench, engine, experts, kernels, peers, states, summary, sweep, tiers, tracing
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command
 from loadtest.gpu.timing import GpuTimer, measure_ceilings
 from loadtest.gpu.verdicts import verdicts
@@ -45,7 +46,7 @@ OTHER_TOKEN_TESTS = (
     "tests/parity/test_pooling.py::test_the_gpus_kernels_give_the_same",
     "tests/parity/test_fallback.py::test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters",
     "tests/parity/test_fallback.py::test_a_gpu_rounds_what_divides_into_groups_and_leaves_the_rest",
-    "tests/parity/test_states.py::test_the_kernels_of_a_gpu_attend_for_the_layers_that_do",
+    "tests/parity/test_states.py::test_the_kernels_of_a_gpu_keep_the_states_of_rows_and_attend",
     "tests/parity/test_kept_states.py::test_the_operators_of_a_gpu_copy_states_too",
 )
 KERNEL_TESTS = ("tests/kernels/gpu", "tests/engine/gpu", "tests/engine/tiers")
@@ -111,13 +112,14 @@ def parts() -> list[Part]:
             run=partial(measure_experts, mixture=GPT_OSS_MIXTURES[0]),
             is_usual=False,
         ),
+        Part(name="states", limit_s=60, run=measure_states, is_usual=False),
         Part(name="tiers", limit_s=60, run=measure_tiers, is_usual=False),
         Part(name="sweep", limit_s=240, run=measure_sweeps, is_usual=False),
         *(part_without(name, IN_TURN, works) for name, works in plain.items()),
         *(part_without(name, APART, works) for name, works in single.items()),
         part_without(BASE_MODELS[0], ONE_STREAM, with_adapters),
         Part(name="tests", limit_s=240, run=tests, is_usual=False),
-        Part(name="other-tokens", limit_s=120, run=other_tokens, is_usual=False),
+        Part(name="other-tokens", limit_s=180, run=other_tokens, is_usual=False),
         *(engine_part(name) for name in works_by_name if name not in LIMIT_S_BY_USUAL_ENGINE),
     ]
 
@@ -184,6 +186,13 @@ def measure_kernels(notes: Notes) -> None:
 def measure_experts(notes: Notes, mixture: Mixture) -> None:
     """Time the experts of one MoE layer."""
     benches = list(experts.benches(mixture, DEVICE, attempt=notes.attempt))
+    compile_all(one.run for one in benches)
+    tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
+
+
+def measure_states(notes: Notes) -> None:
+    """Time the kernels of one layer of Qwen3.5 that keeps states."""
+    benches = list(states.benches(QWEN_3_5, DEVICE, attempt=notes.attempt))
     compile_all(one.run for one in benches)
     tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
 

@@ -100,6 +100,8 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "kernels/architecture.py": "tests/kernels/test_ahead_of_time.py pretends to be on other GPUs",
     "kernels/expert_launches.py": "tests/kernels/test_ahead_of_time.py compiles all of them",
     "kernels/launches.py": "tests/kernels/test_ahead_of_time.py compiles all of them",
+    "kernels/state_launches.py": "tests/kernels/test_ahead_of_time.py compiles all of them",
+    "engine/cpu/called_states.py": "tests/engine/fallback/test_state_functions.py computes by it",
     "kernels/meta_tensors.py": "tests/kernels/test_ahead_of_time.py compiles what is launched on them",
     "kernels/recording.py": "tests/kernels/test_ahead_of_time.py records every launch by it",
     "kernels/search.py": "tests/kernels/gpu finds rows and segments by it",

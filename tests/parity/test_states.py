@@ -77,6 +77,8 @@ JAMBA = {
     "mamba_d_state": 8,
     "mamba_dt_rank": 8,
 }
+FEW = ("Qwen3_5MoeForCausalLM", "OlmoHybridForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM")
+"""One of each kind of layer that keeps states."""
 NUM_TOKENS = 8
 
 
@@ -147,8 +149,10 @@ def test_a_model_that_cannot_go_on_with_several_tokens_is_refused(saved: Callabl
         engine_of(saved("JambaForCausalLM"))
 
 
-@pytest.mark.parametrize("name", ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Lfm2ForCausalLM"])
-def test_the_kernels_of_a_gpu_attend_for_the_layers_that_do(
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.thorough) for name in MODELS]
+)
+def test_the_kernels_of_a_gpu_keep_the_states_of_rows_and_attend(
     saved: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Recorded steps find the states of their rows by themselves."""

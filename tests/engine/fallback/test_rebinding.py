@@ -42,7 +42,8 @@ def add_one(theirs: Callable[[int], int], x: int) -> int:
 
 def test_a_copy_of_forward_calls_another_function_and_nobody_else_does() -> None:
     module, other = Doubling(100), Doubling(200)
-    ours = rebound(module, {"double": add_one, "unheard_of": add_one})
+    ours, names = rebound(module, {"double": add_one, "unheard_of": add_one})
+    assert list(names) == ["double"]
     assert ours(5) == 11 * 3 + 100
     assert ours(5, times=1) == 111
     assert (module(5), other(5), double(5)) == (130, 230, 10)
@@ -52,14 +53,14 @@ def test_a_copy_of_forward_calls_another_function_and_nobody_else_does() -> None
 
 def test_what_calls_none_of_the_names_stays_as_it_is() -> None:
     module = Doubling(0)
-    assert rebound(module, {}) == module.forward
+    assert rebound(module, {}) == (module.forward, ())
     # It is no function.
-    assert rebound(module, {"GIVEN": add_one}) == module.forward
+    assert rebound(module, {"GIVEN": add_one}) == (module.forward, ())
     layer = nn.Linear(2, 2)
-    assert rebound(layer, {"double": add_one}) == layer.forward
+    assert rebound(layer, {"double": add_one}) == (layer.forward, ())
 
 
 def test_a_forward_that_somebody_has_put_there_stays() -> None:
     module = Doubling(0)
     module.forward = lambda x: torch.tensor(x)  # type: ignore[assignment,misc]
-    assert rebound(module, {"double": add_one}) is module.forward
+    assert rebound(module, {"double": add_one}) == (module.forward, ())

@@ -8,13 +8,11 @@ from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
-import pytest
 import torch
 from hypothesis import given, settings
-from torch import nn
 
 from engine.fallback.spec import StateForm, StateKey
-from engine.fallback.states import NotedStates, RowStates, cache_name
+from engine.fallback.states import RowStates
 from engine.step import Snapshot, StateMoves
 
 CONV, SUM = StateKey(3, "conv", 0), StateKey(3, "recurrent", 0)
@@ -133,28 +131,3 @@ def test_what_a_failed_text_has_left_is_not_found_by_the_next_one() -> None:
     states.call(remember, 3, torch.full((1, 4, 2), torch.nan), [[0, 0, 4, 1]])
     text = torch.ones(4, 2)
     assert torch.equal(states.call(remember, 3, text.unsqueeze(0), [[0, 0, 4, 1]])[0], expected(text))
-
-
-def test_shapes_and_types_are_noted_with_the_modules_that_keep_them() -> None:
-    noted = NotedStates(torch.bfloat16)
-    noted.module = "layers.3.mixer"
-    x = torch.empty(1, 2, 8, dtype=torch.bfloat16, device="meta")
-    assert noted.update_conv_state(x, 3, conv_kernel_size=3) is x
-    noted.update_recurrent_state(torch.empty(1, 2, device="meta"), layer_idx=3)
-    noted.module = "layers.4.conv"
-    noted.update_conv_state(x, 4)
-    assert noted.form_by_key == FORMS | {StateKey(4, "conv", 0): StateForm((2, 8), is_wide=False)}
-    assert noted.modules == ["layers.3.mixer", "layers.4.conv"]
-    assert noted.get_conv_state(3) is None
-    assert noted.get_recurrent_state(3) is None
-
-
-@pytest.mark.parametrize("name", ["cache_params", "past_key_values"])
-def test_modules_of_layers_are_known_by_what_they_take(name: str) -> None:
-    namespace: dict[str, Any] = {}
-    exec(f"def forward(self, x, {name}=None): return x", namespace)
-    module = type("Mixer", (nn.Module,), {"forward": namespace["forward"]})()
-    assert cache_name(module) is None
-    module.layer_idx = 0
-    assert cache_name(module) == name
-    assert cache_name(nn.Linear(1, 1)) is None

@@ -9,8 +9,11 @@ import pytest
 import torch
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
-from engine.cpu.called_states import state_functions
+from engine.cpu.called_states import CalledStates
+from engine.fallback.state_caches import HeldStates
+from engine.fallback.state_functions import state_functions
 from kernels.program import Pool
+from kernels.state_rows import StateRows
 from tests.kernels.conftest import assert_near, pool
 
 __all__ = ["pool"]
@@ -56,7 +59,7 @@ def called(function: Callable[..., Any], told: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (70, 1), (5, 2)])
 def test_the_rule_is_that_of_transformers(pool: Pool, name: str, tokens: int, rows: int) -> None:
     told = rule_inputs(torch.float32, tokens, rows)
-    out, state = called(lambda *parts, **rest: state_functions(pool)[name](refused, *parts, **rest), told)
+    out, state = called(lambda *parts, **rest: state_functions(CalledStates(pool))[name](refused, *parts, **rest), told)
     expected, kept = called(getattr(theirs, name), told)
     assert_near(out, expected)
     assert_near(state, kept)
@@ -66,7 +69,7 @@ def test_the_state_that_is_given_is_changed(pool: Pool) -> None:
     told = rule_inputs(torch.bfloat16, 3)
     given = told["initial_state"]
     before = given.clone()
-    rule, parts = state_functions(pool)[RULES[0]], [told.pop(name) for name in ("query", "key", "value")]
+    rule, parts = state_functions(CalledStates(pool))[RULES[0]], [told.pop(name) for name in ("query", "key", "value")]
     out, state = rule(refused, *parts, **told)
     assert state is given
     assert not torch.equal(given, before)
@@ -97,7 +100,7 @@ def test_what_the_kernel_does_not_know_transformers_computes(pool: Pool, change:
 
     rest = told.copy()
     parts = [rest.pop(name) for name in ("query", "key", "value")]
-    assert state_functions(pool)[RULES[0]](noted, *parts, **rest) == ("their", "answer")
+    assert state_functions(CalledStates(pool))[RULES[0]](noted, *parts, **rest) == ("their", "answer")
     assert all(seen[0][name] is value for name, value in told.items())
 
 
@@ -107,7 +110,7 @@ def test_the_convolutions_are_those_of_transformers(pool: Pool, rows: int, has_b
     torch.manual_seed(5)
     text, state, weight = torch.randn(rows, 48, 9), torch.randn(rows, 48, 4), torch.randn(48, 4)
     bias = torch.randn(48) if has_bias else None
-    whole, update = (state_functions(pool)[name] for name in CONVOLUTIONS)
+    whole, update = (state_functions(CalledStates(pool))[name] for name in CONVOLUTIONS)
     found = whole(refused, text, weight, bias, activation="silu")
     assert_near(found, theirs.causal_conv1d_fn(text, weight, bias, activation="silu"))
     same, token = state.clone(), text[..., :1]
@@ -117,7 +120,7 @@ def test_the_convolutions_are_those_of_transformers(pool: Pool, rows: int, has_b
 
 
 def test_other_convolutions_transformers_computes(pool: Pool) -> None:
-    whole, update = (state_functions(pool)[name] for name in CONVOLUTIONS)
+    whole, update = (state_functions(CalledStates(pool))[name] for name in CONVOLUTIONS)
     text, state, weight = torch.randn(1, 48, 9), torch.randn(1, 48, 4), torch.randn(48, 4)
 
     def noted(*_: Any, **__: Any) -> str:
@@ -131,3 +134,28 @@ def test_other_convolutions_transformers_computes(pool: Pool) -> None:
     assert update(noted, text[..., :1], state, weight, activation="gelu") == "theirs"
     assert update(noted, text[..., :1], state[..., :3], weight, activation="silu") == "theirs"
     assert update(noted, text[..., :1], state.double(), weight, activation="silu") == "theirs"
+
+
+HELD = StateRows(torch.tensor([2, 0]), torch.tensor([False, True]))
+
+
+def test_of_states_that_are_held_transformers_gets_copies(pool: Pool) -> None:
+    """For what the kernel does not know; what has become of them is held then."""
+    told = rule_inputs(torch.float32, 1, rows=2, key_dim=24)
+    held = HeldStates(torch.randn(4, 4, 24, 16), HELD)
+    expected, kept = called(getattr(theirs, RULES[1]), told | {"initial_state": held.gathered()})
+    parts = [told.pop(name) for name in ("query", "key", "value")]
+    rule = state_functions(CalledStates(pool))[RULES[1]]
+    out, state = rule(getattr(theirs, RULES[1]), *parts, **told | {"initial_state": held})
+    assert torch.equal(out, expected)
+    assert torch.equal(state, kept)
+
+
+def test_so_does_its_convolution(pool: Pool) -> None:
+    held, weight, x = HeldStates(torch.randn(4, 48, 4), HELD), torch.randn(48, 4), torch.randn(2, 48, 1)
+    before, same = held.states.clone(), held.gathered()
+    update = state_functions(CalledStates(pool))[CONVOLUTIONS[1]]
+    expected = theirs.causal_conv1d_update(x, same, weight)
+    assert torch.equal(update(theirs.causal_conv1d_update, x, held, weight), expected)
+    assert torch.equal(held.states[[2, 0]], same)
+    assert torch.equal(held.states[[1, 3]], before[[1, 3]])
