@@ -23,6 +23,7 @@ from kernels.recording import Launch, recording
 from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
+from kernels.state_launches import keep_states
 from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, from_int4, row_linear, streamed_linear, tile_cut
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
 from kernels.streamed_linear.reference import FP8, Fp8Matrix
@@ -61,7 +62,10 @@ GEOMETRIES = (
 
 GPT_OSS = Geometry(name="gpt-oss", hidden=2880, inner=2880, heads=64, kv_heads=8, head_dim=64)
 GEMMA_2 = Geometry(name="Gemma-2-2B", hidden=2304, inner=9216, heads=8, kv_heads=4, head_dim=256)
-WIDEST_HEADS = Geometry(name="head size 512", hidden=2816, inner=2112, heads=16, kv_heads=2, head_dim=512)
+WIDEST_HEADS = (
+    Geometry(name="head size 512", hidden=2816, inner=2112, heads=16, kv_heads=2, head_dim=512),
+    Geometry(name="head size 512, 8 heads", hidden=2560, inner=10240, heads=8, kv_heads=2, head_dim=512),
+)
 GEMMA_3 = Geometry(name="Gemma-3-1B", hidden=1152, inner=6912, heads=4, kv_heads=1, head_dim=256, has_norms=True)
 
 
@@ -76,6 +80,8 @@ def all_launches(target: str) -> list[Launch]:
         layer(GEOMETRIES[0], torch.float16)
         layer(GEOMETRIES[0], torch.float32)
         attend(GEOMETRIES[0], torch.bfloat16, torch.bfloat16, rotary_dim=96)
+        attend(WIDEST_HEADS[0], torch.float32, torch.float32)
+        attend(WIDEST_HEADS[0], torch.bfloat16, torch.bfloat16, window=4096)
         gemma(GEMMA_3, window=512)
         gemma(GEMMA_2, window=4096, softcap=50.0)
         for held in (torch.bfloat16, torch.int8, fp8_dtype()):
@@ -83,7 +89,8 @@ def all_launches(target: str) -> list[Launch]:
                 gpt_oss_attention(held)
                 attend(GEOMETRIES[0], torch.bfloat16, held, window=4096, softcap=50.0)
                 # Of Gemma 4's layers without a window.
-                attend(WIDEST_HEADS, torch.bfloat16, held)
+                for geometry in WIDEST_HEADS:
+                    attend(geometry, torch.bfloat16, held)
                 # Sliding windows as in Mistral and Phi-3.
                 for geometry in (GEOMETRIES[0], *GEOMETRIES[2:5]):
                     attend(geometry, torch.bfloat16, held, window=4096)
@@ -103,6 +110,7 @@ def all_launches(target: str) -> list[Launch]:
             for width in WIDEST:
                 round_fp8(64, width)
         mixtures()
+        keep_states()
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)

@@ -107,24 +107,32 @@ def prefill_tile(
 
 def _wide_share(gpu: str, element_bytes: int) -> Share:
     """Return the tiling of a decode launch for heads of more than 256."""
-    is_amd, is_blackwell = gpu.startswith("gfx"), gpu == "sm_100"
+    is_amd = gpu.startswith("gfx")
+    if element_bytes == 4:
+        return Share(least_m=16, block_n=16, per_multiprocessor=1, num_warps=4 if is_amd else 8, num_stages=1)
+    if is_amd:
+        return Share(least_m=16, block_n=32 // element_bytes, per_multiprocessor=1, num_warps=4, num_stages=2)
+    is_large = gpu in ("sm_90", "sm_100")
     return Share(
-        least_m=16,
-        block_n=16 if element_bytes == 4 or is_amd or is_blackwell else 32,
+        least_m=8 if gpu == "sm_100" else 16,
+        block_n=32,
         per_multiprocessor=1,
-        num_warps=4 if is_amd else 8,
-        num_stages=1 if element_bytes == 4 else 3 if is_blackwell else 2,
+        num_warps=8,
+        num_stages=5 if is_large else 3,
     )
 
 
 def _wide_tile(gpu: str, least: int, *, is_quantized: bool) -> Tile:
     """Return the tile for heads of more than 256."""
     if gpu.startswith("gfx"):
-        block_m, block_n = (32, 16) if is_quantized else (64, 32)
-        return Tile(block_m=max(block_m, least), block_n=block_n, num_warps=4, num_stages=1)
+        return Tile(block_m=max(64, least), block_n=16, num_warps=4, num_stages=2)
+    has_room = architecture.shared_bytes() >= 160 << 10
+    num_stages = 3 if has_room else 2
     if is_quantized:
-        return Tile(block_m=max(32, least), block_n=32, num_warps=8, num_stages=2)
-    return Tile(block_m=max(64, least), block_n=16, num_warps=8, num_stages=2)
+        return Tile(block_m=max(32, least), block_n=32, num_warps=8, num_stages=num_stages)
+    if gpu == "sm_90" or not has_room:
+        return Tile(block_m=max(64, least), block_n=16, num_warps=8, num_stages=num_stages)
+    return Tile(block_m=max(64, least), block_n=32, num_warps=8, num_stages=2)
 
 
 def counters(device: torch.device) -> torch.Tensor:

@@ -92,7 +92,7 @@ def test_names_of_parts_are_told_apart() -> None:
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
 def test_no_kernel_reads_larger_tiles(target: str) -> None:
     with architecture.pretending(target):
-        for head_dim, element_bytes in product((64, 80, 96, 128, 256), (1, 2, 4)):
+        for head_dim, element_bytes in product((64, 80, 96, 128, 256, 512), (1, 2, 4)):
             widths = [decode_share(rows, head_dim, element_bytes).block_n for rows in (1, 64, 512)]
             for group in (1, 4, 8):
                 tile = prefill_tile(group, head_dim, element_bytes, is_quantized=element_bytes == 1, has_window=True)

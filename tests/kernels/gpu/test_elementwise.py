@@ -80,7 +80,15 @@ def test_rows_are_rounded_on_the_way_as_by_a_launch_of_their_own(held: torch.dty
 @pytest.mark.parametrize("norms_are", ["absent", "of the dtype", "float32", "of each token"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary_dim"),
-    [(4, 2, 64, 64), (14, 2, 80, 80), (1, 1, 96, 96), (3, 3, 128, 96), (2, 1, 48, 10), (16, 1, 256, 256)],
+    [
+        (4, 2, 64, 64),
+        (14, 2, 80, 80),
+        (1, 1, 96, 96),
+        (3, 3, 128, 96),
+        (2, 1, 48, 10),
+        (16, 1, 256, 256),
+        (4, 1, 512, 128),
+    ],
 )
 def test_heads_are_rotated_and_written(
     dtype: torch.dtype, norms_are: str, heads: int, kv_heads: int, dim: int, rotary_dim: int

@@ -16,6 +16,8 @@ from kernels.paged_attention.reference import paged_attention
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
 
 ARRIVED = launch.counters(DEVICE)
+HEADS = [(4, 2, 64), (7, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 256), (4, 1, 512)]
+"""Query heads, kv heads and their dimension."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,7 @@ def make(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(4, 2, 64), (7, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 256), (4, 1, 512)]
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
 def test_every_head_size(dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
     spans = [(0, 1), (37, 38), (0, 20), (15, 18)]
     case = make(spans, heads=heads, kv_heads=kv_heads, dim=dim, block_tokens=16, dtype=dtype)
@@ -121,7 +121,7 @@ def test_a_context_much_longer_than_the_others_is_cut(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (7, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 256)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
 @pytest.mark.parametrize(("window", "softcap"), [(17, 0.0), (0, 3.0)])
 def test_windows_and_soft_caps_of_every_head_size(
     dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int, softcap: float
