@@ -9,7 +9,7 @@ import torch
 from kernels.state_rows import StateRows
 
 MULTIPLE, MOST_KEYS, MOST_WIDTH = 16, 256, 8
-"""What all implementations support: the divisor of widths, the widest key and the widest convolution."""
+"""What all implementations support: the divisor of widths, the widest key or state, and the widest convolution."""
 
 
 class StateKernels(Protocol):
@@ -47,11 +47,32 @@ class StateKernels(Protocol):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         rows: StateRows | None = None,
+        *,
+        is_activated: bool = True,
     ) -> torch.Tensor:
         """Compute `kernels.causal_conv.reference` of contiguous states and weights.
 
         Args:
             states: only for rows of one token; None for zeros that are not kept.
             rows: as in `gated_delta`.
+        """
+        ...
+
+    def selective_scan(
+        self,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        d: torch.Tensor | None,
+        states: torch.Tensor,
+        rows: StateRows | None = None,
+    ) -> torch.Tensor:
+        """Compute `kernels.selective_scan.reference`, whose dimensions are multiples of `MULTIPLE`.
+
+        Args:
+            dt, a, d: float32 and contiguous.
+            states, rows: as in `gated_delta`.
         """
         ...

@@ -43,10 +43,30 @@ class CalledStates:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         rows: StateRows | None = None,
+        *,
+        is_activated: bool = True,
     ) -> torch.Tensor:
         """As `StateKernels` says."""
         assert rows is None
         y = x.new_empty(x.shape)
-        sizes = x.shape[1], *weight.shape, token_stride(x)
+        sizes = x.shape[1], *weight.shape, token_stride(x), int(is_activated)
         self._pool.call("causal_conv", x.dtype, len(x), (x, states, weight, bias, y), sizes)
+        return y
+
+    def selective_scan(
+        self,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        d: torch.Tensor | None,
+        states: torch.Tensor,
+        rows: StateRows | None = None,
+    ) -> torch.Tensor:
+        """As `StateKernels` says."""
+        assert rows is None
+        y = x.new_empty(x.shape)
+        sizes = (*x.shape[1:], *b.shape[2:], *(token_stride(part) for part in (x, b, c)))
+        self._pool.call("selective_scan", x.dtype, len(x), (x, dt, a, b, c, d, states, y), sizes)
         return y

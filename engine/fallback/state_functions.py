@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from engine.fallback.spec import StateKind
 from engine.fallback.state_caches import HeldStates
@@ -21,18 +22,21 @@ State = torch.Tensor | HeldStates
 
 KIND_BY_FUNCTION: dict[str, StateKind] = {
     "torch_recurrent_gated_delta_rule": "recurrent",
+    "mamba2_selective_state_update": "recurrent",
     "causal_conv1d_update": "conv",
 }
 """Functions for rows of one token, and which of a module's states they take as they are held."""
 
 
 def state_functions(kernels: StateKernels) -> dict[str, Callable[..., Any]]:
-    """Return functions by the names that they replace in Qwen3.5, Qwen3-Next and others that share their layers."""
+    """Return functions by the names that they replace in Qwen3.5, Granite 4, LFM2 and others with such layers."""
     return {
         "torch_chunk_gated_delta_rule": partial(_gated_delta, kernels),
         "torch_recurrent_gated_delta_rule": partial(_gated_delta, kernels),
         "causal_conv1d_fn": partial(_causal_conv, kernels),
         "causal_conv1d_update": partial(_causal_conv_update, kernels),
+        "mamba2_chunk_scan": partial(_chunk_scan, kernels),
+        "mamba2_selective_state_update": partial(_state_update, kernels),
     }
 
 
@@ -67,9 +71,109 @@ def _gated_delta(
             query, key, value, g=g, beta=beta, initial_state=state, **switches, **told
         )
         return found
-    query, key, value = (_side_by_side(x.flatten(2)).view(x.shape) for x in (query, key, value))
+    query, key, value = map(_beside_each_other, (query, key, value))
     out = kernels.gated_delta(query, key, value, g.float().contiguous(), beta.float().contiguous(), states, rows)
     return out, initial_state
+
+
+def _chunk_scan(
+    kernels: StateKernels,
+    theirs: Callable[..., Any],
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int,
+    *,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    **told: Any,
+) -> Any:
+    """Return the outputs [rows, tokens, heads, head_dim] and the states, which the kernel updates in place."""
+    is_plain = return_final_states and not any(argument is not None for argument in told.values())
+    if initial_states is None or not (is_plain and _can_scan(kernels, hidden_states, B, C, initial_states)):
+        options = {"dt_softplus": dt_softplus, "dt_limit": dt_limit, "return_final_states": return_final_states}
+        return theirs(
+            *(hidden_states, dt, A, B, C, chunk_size),
+            **{"D": D, "dt_bias": dt_bias, "initial_states": initial_states, **options, **told},
+        )
+    steps = _steps(dt, dt_bias, is_softplus=dt_softplus).clamp(*dt_limit)
+    y = kernels.selective_scan(
+        _beside_each_other(hidden_states),
+        steps.float().contiguous(),
+        A.float().contiguous(),
+        _beside_each_other(B),
+        _beside_each_other(C),
+        None if D is None else D.float().contiguous(),
+        initial_states,
+    )
+    return y, initial_states
+
+
+def _state_update(
+    kernels: StateKernels,
+    theirs: Callable[..., torch.Tensor],
+    state: State,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    *,
+    z: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    **told: Any,
+) -> torch.Tensor:
+    """Return the outputs [rows, heads, head_dim] of rows of one token; `state` is updated in place.
+
+    As theirs, it gets what a head has one number of once for each output: `dt` [rows, heads, head_dim], `A` [heads,
+    head_dim, state_dim], `D` and `dt_bias` [heads, head_dim].
+    """
+    states, rows = state if isinstance(state, HeldStates) else (state, None)
+    x, b, c = (part.unsqueeze(1) for part in (hidden_states, B, C))
+    is_plain = not any(argument is not None for argument in told.values())
+    if not (is_plain and _can_scan(kernels, x, b, c, states)):
+        own = state.gathered() if isinstance(state, HeldStates) else state
+        y = theirs(own, hidden_states, dt, A, B, C, D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, **told)
+        if isinstance(state, HeldStates):
+            state.put(own)
+        return y
+    steps = _steps(dt[..., 0], None if dt_bias is None else dt_bias[:, 0], is_softplus=dt_softplus)
+    y = kernels.selective_scan(
+        _beside_each_other(x),
+        steps.float().unsqueeze(1).contiguous(),
+        A[:, 0, 0].float().contiguous(),
+        _beside_each_other(b),
+        _beside_each_other(c),
+        None if D is None else D[:, 0].float().contiguous(),
+        states,
+        rows,
+    ).squeeze(1)
+    return y if z is None else y * functional.silu(z)
+
+
+def _can_scan(kernels: StateKernels, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, states: torch.Tensor) -> bool:
+    return (
+        states.dtype is torch.float32
+        and states.is_contiguous()
+        and x.dtype is b.dtype is c.dtype
+        and x.dtype in kernels.dtypes
+        and not (x.shape[3] % MULTIPLE or b.shape[3] % MULTIPLE)
+        and b.shape[3] <= MOST_KEYS
+    )
+
+
+def _steps(dt: torch.Tensor, bias: torch.Tensor | None, *, is_softplus: bool) -> torch.Tensor:
+    if bias is not None:
+        dt = dt + bias.to(dt.dtype)
+    return functional.softplus(dt) if is_softplus else dt
 
 
 def _causal_conv(
@@ -86,7 +190,8 @@ def _causal_conv(
     if not (is_plain and _can_convolve(kernels, hidden_states, weight, activation)):
         return theirs(hidden_states, weight, bias, activation=activation, **told)
     x = _side_by_side(hidden_states.transpose(1, 2))
-    return kernels.causal_conv(x, None, weight.contiguous(), bias).transpose(1, 2)
+    y = kernels.causal_conv(x, None, weight.contiguous(), bias, is_activated=activation is not None)
+    return y.transpose(1, 2)
 
 
 def _causal_conv_update(
@@ -103,7 +208,9 @@ def _causal_conv_update(
     fits = states.dtype is hidden_states.dtype and states.is_contiguous() and states.shape[1:] == weight.shape
     if fits and hidden_states.shape[2] == 1 and _can_convolve(kernels, hidden_states, weight, activation):
         x = _side_by_side(hidden_states.transpose(1, 2))
-        return kernels.causal_conv(x, states, weight.contiguous(), bias, rows).transpose(1, 2)
+        is_activated = activation is not None
+        y = kernels.causal_conv(x, states, weight.contiguous(), bias, rows, is_activated=is_activated)
+        return y.transpose(1, 2)
     if isinstance(conv_state, HeldStates):
         own = conv_state.gathered()
         y = theirs(hidden_states, own, weight, bias, activation)
@@ -113,8 +220,13 @@ def _causal_conv_update(
 
 
 def _can_convolve(kernels: StateKernels, x: torch.Tensor, weight: torch.Tensor, activation: str | None) -> bool:
-    fits = weight.dtype is x.dtype and x.dtype in kernels.dtypes and activation in ("silu", "swish")
+    fits = weight.dtype is x.dtype and x.dtype in kernels.dtypes and activation in (None, "silu", "swish")
     return fits and not weight.shape[0] % MULTIPLE and weight.shape[1] <= MOST_WIDTH
+
+
+def _beside_each_other(x: torch.Tensor) -> torch.Tensor:
+    """Return `x` [rows, tokens, heads, dim] with each token contiguous and one stride between all tokens."""
+    return _side_by_side(x.flatten(2)).view(x.shape)
 
 
 def _side_by_side(x: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 
 from kernels.causal_conv.launch import causal_conv
 from kernels.gated_delta.launch import gated_delta
+from kernels.selective_scan.launch import selective_scan
 
 
 class TritonStates:
@@ -14,3 +15,4 @@ class TritonStates:
     dtypes = frozenset({torch.float32, torch.bfloat16, torch.float16})
     gated_delta = staticmethod(gated_delta)
     causal_conv = staticmethod(causal_conv)
+    selective_scan = staticmethod(selective_scan)

@@ -17,9 +17,10 @@ template <typename T> INLINE Lanes column(const T *from, int64_t width, int64_t 
 }
 
 // at: x, state or null, weight, bias or null, y. count: rows; size: tokens per row, channels (a multiple of 16), width
-// (at most 8), token stride of x.
+// (at most 8), token stride of x, whether SiLU follows.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t num_tokens = op.size[0], channels = op.size[1], width = op.size[2];
+    const bool is_activated = op.size[4] != 0;
     const int64_t parts = ceil_div(channels, CHANNELS);
     if (unit < 0)
         return *op.count * parts;
@@ -47,7 +48,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
             }
             last[c][width - 1] = load_lanes(x + c * LANES);
             sum += last[c][width - 1] * weights[c][width - 1];
-            store_lanes(silu(sum), y + c * LANES);
+            store_lanes(is_activated ? silu(sum) : sum, y + c * LANES);
         }
     for (int64_t i = 0; state && i < chunks * LANES; i++)
         for (int64_t j = 0; j < width; j++)

@@ -7,9 +7,9 @@ from kernels.overlap import take_turn
 
 
 @triton.jit
-def silu(x):
-    """Return x / (1 + exp(-x)) of float32 numbers."""
-    return x / (1.0 + tl.exp(-x))
+def activated(x, HAS_SILU: tl.constexpr):
+    """Return x / (1 + exp(-x)) of float32 numbers, or themselves."""
+    return x / (1.0 + tl.exp(-x)) if HAS_SILU else x
 
 
 @triton.jit
@@ -23,6 +23,7 @@ def causal_conv_kernel(
     stride,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SILU: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -43,7 +44,7 @@ def causal_conv_kernel(
         x_at = x + (row * tokens + source)[:, None] * stride + columns[None, :]
         total += tl.load(x_at, mask=inside & (source >= 0)[:, None], other=0.0).to(tl.float32) * tap[None, :]
     y_at = y + (row * tokens + at)[:, None] * channels + columns[None, :]
-    tl.store(y_at, silu(total).to(y.dtype.element_ty), mask=inside)
+    tl.store(y_at, activated(total, HAS_SILU).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -59,6 +60,7 @@ def causal_conv_step_kernel(
     stride,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SILU: tl.constexpr,
     IS_HELD: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -89,4 +91,4 @@ def causal_conv_step_kernel(
     total = tl.sum(inputs.to(tl.float32) * weights.to(tl.float32), 1)
     if HAS_BIAS:
         total += tl.load(bias + columns, mask=is_channel, other=0.0).to(tl.float32)
-    tl.store(y + row * channels + columns, silu(total).to(y.dtype.element_ty), mask=is_channel)
+    tl.store(y + row * channels + columns, activated(total, HAS_SILU).to(y.dtype.element_ty), mask=is_channel)

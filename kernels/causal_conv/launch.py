@@ -21,6 +21,8 @@ def causal_conv(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     rows: StateRows | None = None,
+    *,
+    is_activated: bool = True,
 ) -> torch.Tensor:
     """Return y [rows, tokens, channels], contiguous, in the dtype of `x`, and update the states in place.
 
@@ -31,11 +33,12 @@ def causal_conv(
         weight: [channels, width], contiguous.
         bias: [channels]; None for none.
         rows: which of `states`, then [any, channels, width], are the rows'.
+        is_activated: whether SiLU follows.
     """
     num_rows, tokens, channels = x.shape
     width = weight.shape[1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    options = {"WIDTH": width, "HAS_BIAS": bias is not None, "num_warps": 4, **overlap()}
+    options = {"WIDTH": width, "HAS_BIAS": bias is not None, "HAS_SILU": is_activated, "num_warps": 4, **overlap()}
     if states is None:
         causal_conv_kernel[(triton.cdiv(channels, CHANNELS), triton.cdiv(tokens, TOKENS), num_rows)](
             *(x, weight, weight if bias is None else bias, y, tokens, channels, token_stride(x)),

@@ -1,4 +1,4 @@
-"""A short depthwise causal convolution along a sequence, followed by SiLU.
+"""A short depthwise causal convolution along a sequence, usually followed by SiLU.
 
     y[t, c] = silu(bias[c] + sum over j of weight[c, j] * x[t - width + 1 + j, c])
 
@@ -14,7 +14,12 @@ from torch.nn import functional
 
 
 def causal_conv(
-    x: torch.Tensor, state: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor,
+    state: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    is_activated: bool = True,
 ) -> torch.Tensor:
     """Return y [rows, tokens, channels] in the dtype of `x`, and update the state in place.
 
@@ -23,6 +28,7 @@ def causal_conv(
         state: [rows, channels, width]; None for zeros that are not kept.
         weight: [channels, width].
         bias: [channels]; None for none.
+        is_activated: whether SiLU follows.
     """
     channels, width = weight.shape
     before = x.new_zeros(len(x), channels, width) if state is None else state
@@ -30,4 +36,4 @@ def causal_conv(
     if state is not None:
         state.copy_(whole[..., -width:])
     y = functional.conv1d(whole[..., 1:], weight.unsqueeze(1), bias, groups=channels)
-    return functional.silu(y).transpose(1, 2)
+    return (functional.silu(y) if is_activated else y).transpose(1, 2)

@@ -29,7 +29,7 @@ from engine.gpu import backend, runtime
 from kernels import overlap
 from kernels.expert_launches import GPT_OSS_MIXTURES, MIXTURES, Mixture
 from kernels.launches import GEOMETRIES
-from kernels.state_launches import QWEN_3_5
+from kernels.state_launches import GRANITE_4, QWEN_3_5
 from kernels.triton_cache import compile_ahead
 from loadtest.gpu import attention, bench, engine, experts, kernels, peers, states, summary, sweep, tiers, tracing
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command
@@ -191,8 +191,8 @@ def measure_experts(notes: Notes, mixture: Mixture) -> None:
 
 
 def measure_states(notes: Notes) -> None:
-    """Time the kernels of one layer of Qwen3.5 that keeps states."""
-    benches = list(states.benches(QWEN_3_5, DEVICE, attempt=notes.attempt))
+    """Time the kernels of layers of Qwen3.5 and Granite 4 that keep states."""
+    benches = list(states.benches(QWEN_3_5, GRANITE_4, DEVICE, attempt=notes.attempt))
     compile_all(one.run for one in benches)
     tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
 

@@ -25,21 +25,28 @@ def inputs(case: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def computed(
-    pool: Pool, x: torch.Tensor, state: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None
+    pool: Pool,
+    x: torch.Tensor,
+    state: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    is_activated: bool = True,
 ) -> torch.Tensor:
     y = torch.full(x.shape, torch.nan, dtype=x.dtype)
-    sizes = (x.shape[1], *weight.shape, x.stride(1))
+    sizes = (x.shape[1], *weight.shape, x.stride(1), int(is_activated))
     pool.call("causal_conv", x.dtype, len(x), (x, state, weight, bias, y), sizes)
     return y
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_kernel_is_the_reference(pool: Pool, dtype: torch.dtype, case: str) -> None:
+@pytest.mark.parametrize("is_activated", [False, True])
+def test_the_kernel_is_the_reference(pool: Pool, dtype: torch.dtype, case: str, is_activated: bool) -> None:
     x, state, weight, bias = inputs(case, dtype)
     exact = state.double()
-    expected = causal_conv(x.double(), exact, weight.double(), bias.double())
-    assert_near(computed(pool, x, state, weight, bias), expected)
+    expected = causal_conv(x.double(), exact, weight.double(), bias.double(), is_activated=is_activated)
+    assert_near(computed(pool, x, state, weight, bias, is_activated=is_activated), expected)
     assert torch.equal(state.double(), exact)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
 from engine.cpu.called_states import CalledStates
@@ -106,16 +107,19 @@ def test_what_the_kernel_does_not_know_transformers_computes(pool: Pool, change:
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_the_convolutions_are_those_of_transformers(pool: Pool, rows: int, has_bias: bool) -> None:
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_the_convolutions_are_those_of_transformers(
+    pool: Pool, rows: int, has_bias: bool, activation: str | None
+) -> None:
     torch.manual_seed(5)
     text, state, weight = torch.randn(rows, 48, 9), torch.randn(rows, 48, 4), torch.randn(48, 4)
     bias = torch.randn(48) if has_bias else None
     whole, update = (state_functions(CalledStates(pool))[name] for name in CONVOLUTIONS)
-    found = whole(refused, text, weight, bias, activation="silu")
-    assert_near(found, theirs.causal_conv1d_fn(text, weight, bias, activation="silu"))
+    found = whole(refused, text, weight, bias, activation=activation)
+    assert_near(found, theirs.causal_conv1d_fn(text, weight, bias, activation=activation))
     same, token = state.clone(), text[..., :1]
-    expected = theirs.causal_conv1d_update(token, same, weight, bias, "silu")
-    assert_near(update(refused, token, state, weight, bias, "silu"), expected)
+    expected = theirs.causal_conv1d_update(token, same, weight, bias, activation)
+    assert_near(update(refused, token, state, weight, bias, activation), expected)
     assert torch.equal(state, same)
 
 
@@ -126,7 +130,7 @@ def test_other_convolutions_transformers_computes(pool: Pool) -> None:
     def noted(*_: Any, **__: Any) -> str:
         return "theirs"
 
-    assert whole(noted, text, weight, activation=None) == "theirs"
+    assert whole(noted, text, weight, activation="gelu") == "theirs"
     assert whole(noted, text, weight, activation="silu", seq_idx=torch.zeros(1, 9)) == "theirs"
     assert whole(noted, text.double(), weight, activation="silu") == "theirs"
     assert whole(noted, text[:, :40], weight[:40], activation="silu") == "theirs"
@@ -155,7 +159,88 @@ def test_so_does_its_convolution(pool: Pool) -> None:
     held, weight, x = HeldStates(torch.randn(4, 48, 4), HELD), torch.randn(48, 4), torch.randn(2, 48, 1)
     before, same = held.states.clone(), held.gathered()
     update = state_functions(CalledStates(pool))[CONVOLUTIONS[1]]
-    expected = theirs.causal_conv1d_update(x, same, weight)
-    assert torch.equal(update(theirs.causal_conv1d_update, x, held, weight), expected)
+    expected = theirs.causal_conv1d_update(x, same, weight, activation="gelu")
+    assert torch.equal(update(theirs.causal_conv1d_update, x, held, weight, activation="gelu"), expected)
     assert torch.equal(held.states[[2, 0]], same)
     assert torch.equal(held.states[[1, 3]], before[[1, 3]])
+
+
+def scan_inputs(dtype: torch.dtype, tokens: int, rows: int = 2, state_dim: int = 32) -> dict[str, Any]:
+    torch.manual_seed(5)
+    mixed = torch.randn(rows, tokens, 4 * 16 + 2 * 2 * state_dim).to(dtype)
+    x, b, c = mixed.split((64, 2 * state_dim, 2 * state_dim), dim=-1)
+    return {
+        "hidden_states": x.unflatten(-1, (4, 16)),
+        "dt": torch.randn(rows, tokens, 4).to(dtype),
+        "A": -torch.rand(4),
+        "B": b.unflatten(-1, (2, state_dim)),
+        "C": c.unflatten(-1, (2, state_dim)),
+        "D": torch.randn(4).to(dtype),
+        "dt_bias": torch.randn(4).to(dtype),
+        "dt_softplus": True,
+        "z": None,
+    }
+
+
+def update_inputs(told: dict[str, Any]) -> dict[str, Any]:
+    """The first token of `scan_inputs`, as a module tells it."""
+    state_dim = told["B"].shape[-1]
+    changed = {name: told[name][:, 0] for name in ("hidden_states", "B", "C")}
+    changed["dt"] = told["dt"][:, :1].transpose(1, 2).expand(-1, -1, 16)
+    changed["A"] = told["A"][:, None, None].expand(-1, 16, state_dim)
+    changed |= {name: told[name][:, None].expand(-1, 16) for name in ("D", "dt_bias")}
+    return told | changed
+
+
+@pytest.mark.parametrize("dt_limit", [(0.0, float("inf")), (0.5, 1.0)])
+@pytest.mark.parametrize("tokens", [1, 3, 70])
+def test_the_scan_is_that_of_transformers(pool: Pool, tokens: int, dt_limit: tuple[float, float]) -> None:
+    told = scan_inputs(torch.float32, tokens) | {"dt_limit": dt_limit, "chunk_size": 16, "return_final_states": True}
+    state = torch.randn(2, 4, 16, 32)
+    expected, kept = modeling_mamba2.mamba2_chunk_scan(**told, initial_states=state)
+    given = [told.pop(name) for name in ("hidden_states", "dt", "A", "B", "C")]
+    out, found = state_functions(CalledStates(pool))["mamba2_chunk_scan"](refused, *given, **told, initial_states=state)
+    assert found is state
+    assert_near(out, expected)
+    assert_near(state, kept)
+
+
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_so_are_its_steps(pool: Pool, has_gate: bool) -> None:
+    told, state = update_inputs(scan_inputs(torch.float32, 1)), torch.randn(2, 4, 16, 32)
+    told["z"] = torch.randn(2, 4, 16) if has_gate else None
+    same = state.clone()
+    expected = modeling_mamba2.mamba2_selective_state_update(same, **told)
+    given = [told.pop(name) for name in ("hidden_states", "dt", "A", "B", "C", "D")]
+    update = state_functions(CalledStates(pool))["mamba2_selective_state_update"]
+    assert_near(update(refused, state, *given, **told), expected)
+    assert_near(state, same)
+
+
+@pytest.mark.parametrize(
+    "change", [{"initial_states": None}, {"return_final_states": False}, {"z": torch.ones(1)}, {"seq_idx": 0}]
+)
+def test_other_scans_transformers_computes(pool: Pool, change: dict[str, Any]) -> None:
+    told = scan_inputs(torch.float32, 3) | {"chunk_size": 16, "return_final_states": True}
+    told |= {"initial_states": torch.randn(2, 4, 16, 32)} | change
+    seen: list[dict[str, Any]] = []
+
+    def noted(*given: torch.Tensor, **rest: Any) -> str:
+        seen.append(dict(zip(("hidden_states", "dt", "A", "B", "C", "chunk_size"), given, strict=True)) | rest)
+        return "theirs"
+
+    rest = told.copy()
+    given = [rest.pop(name) for name in ("hidden_states", "dt", "A", "B", "C")]
+    assert state_functions(CalledStates(pool))["mamba2_chunk_scan"](noted, *given, **rest) == "theirs"
+    assert all(seen[0][name] is value for name, value in told.items())
+
+
+def test_of_states_that_are_held_a_step_of_theirs_changes_a_copy(pool: Pool) -> None:
+    told = update_inputs(scan_inputs(torch.float32, 1, state_dim=24))
+    held = HeldStates(torch.randn(4, 4, 16, 24), HELD)
+    same = held.gathered()
+    expected = modeling_mamba2.mamba2_selective_state_update(same, **told)
+    given = [told.pop(name) for name in ("hidden_states", "dt", "A", "B", "C", "D")]
+    update = state_functions(CalledStates(pool))["mamba2_selective_state_update"]
+    assert torch.equal(update(modeling_mamba2.mamba2_selective_state_update, held, *given, **told), expected)
+    assert torch.equal(held.states[[2, 0]], same)

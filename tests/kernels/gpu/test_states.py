@@ -94,20 +94,20 @@ def held_rows() -> StateRows:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("has_bias", "is_activated"), [(False, True), (True, True), (False, False)])
 @pytest.mark.parametrize(("tokens", "channels", "width"), [(1, 5, 2), (3, 300, 4), (70, 65, 3)])
 def test_a_text_is_convolved_with_what_comes_before(
-    dtype: torch.dtype, has_bias: bool, tokens: int, channels: int, width: int
+    dtype: torch.dtype, has_bias: bool, is_activated: bool, tokens: int, channels: int, width: int
 ) -> None:
     x = randn(2, tokens, channels + 2, dtype=dtype)[..., 2:]
     weight, bias = randn(channels, width, dtype=dtype), randn(channels, dtype=dtype) if has_bias else None
     exact = [None if part is None else part.double() for part in (x, weight, bias)]
-    expected = causal_conv(exact[0], None, exact[1], exact[2])
-    assert_near(conv_launch.causal_conv(x, None, weight, bias), expected)
+    expected = causal_conv(exact[0], None, exact[1], exact[2], is_activated=is_activated)
+    assert_near(conv_launch.causal_conv(x, None, weight, bias, is_activated=is_activated), expected)
     for token in range(min(tokens, 5)):
         if token == 0:
             state = torch.zeros(2, channels, width, dtype=dtype, device=DEVICE)
-        found = conv_launch.causal_conv(x[:, token : token + 1], state, weight, bias)
+        found = conv_launch.causal_conv(x[:, token : token + 1], state, weight, bias, is_activated=is_activated)
         assert_near(found, expected[:, token : token + 1])
         assert torch.equal(state[..., -1], x[:, token])
 
