@@ -28,7 +28,6 @@ _LAYER = r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})"
 _EXPERTS = rf"(?P<experts>{_LAYER}\.(?:mlp|block_sparse_moe)\.experts)"
 _EXPERT = re.compile(rf"{_EXPERTS}\.(?P<expert>0|[1-9]\d{{0,4}})\.(?P<module>[a-z0-9_]+)")
 _STACK = re.compile(rf"{_EXPERTS}(?P<wraps>(?:\.base_layer)*)")
-_SHARED = re.compile(rf"{_LAYER}\.mlp\.shared_expert\.(?P<projection>gate_proj|up_proj|down_proj)")
 _PROJECTION_BY_MODULE = {
     **{name: name for name in ("gate_proj", "up_proj", "down_proj")},
     **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
@@ -83,8 +82,6 @@ def place_of(name: str, module: str, config: LoraConfig, shapes: Mapping[str, tu
     Raises:
         AdapterError: it is nested in more PEFT wrappers than the configuration targets parameters.
     """
-    if (found := _SHARED.fullmatch(module)) and module in shapes:
-        return ExpertPlace((int(found["layer"]), found["projection"]), shapes[module], module)
     if found := _EXPERT.fullmatch(module):
         each = shapes.get(f"{found['experts']}.{found['module']}")
         projection = _PROJECTION_BY_MODULE.get(found["module"])

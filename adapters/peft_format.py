@@ -47,7 +47,8 @@ _BY_BEGINNING = {
 """Start of a tensor name -> (prefix of the adapter's module names, prefix of the same modules in a whole decoder)."""
 _LAYER_MODULE = re.compile(
     r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
-    r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?:self_attn\.)?(?P<norm>[a-z_]*norm))"
+    r"(?:self_attn\.(?P<attention>(?:q|k|v|o|qkv)_proj)|mlp\.(?:shared_expert\.)?(?P<mlp>(?:gate|up|down|gate_up)_proj)"
+    r"|(?:self_attn\.)?(?P<norm>[a-z_]*norm)|(?P<path>[A-Za-z0-9_.]+(?<!\.bias)))"
 )
 _ANY_LAYER = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 WHOLE_MODEL = -1
@@ -57,8 +58,6 @@ _MODEL_MODULES = {EMBEDDING: "embed_tokens", "model.norm": "norm", "lm_head": "l
 
 STACKED_PARAMETERS = ("gate_up_proj", "down_proj")
 """Stacked parameters of all experts, in the order in which their module holds them; no others take an adapter."""
-_LINEAR_ENDS = ("_proj", ".w1", ".w2", ".w3")
-"""Suffixes of the names of linear modules; `.w1` to `.w3` are Mixtral's."""
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:[.a-z+].*)?", re.DOTALL)
 
 _Value = TypeVar("_Value", int, float)
@@ -132,7 +131,7 @@ class LoraConfig:
         if self.is_saved(module) or self._names(self.exclude_modules, module):
             return False
         if self.target_modules is None:
-            return module.endswith(_LINEAR_ENDS)
+            return not module.endswith((*_MODEL_MODULES, "norm"))
         if isinstance(self.target_modules, str) or module in self.target_modules:
             return self._names(self.target_modules, module)
         if not self._names(self.target_modules, module):
@@ -255,14 +254,17 @@ def prefixes_of(tensor: str) -> tuple[str, str]:
 
 
 def parse_module_name(module: str) -> tuple[int, str] | None:
-    """Split `model.layers.3.self_attn.q_proj` into (3, "q_proj"); None for a module that takes no adapter.
+    """Split `model.layers.3.self_attn.q_proj` into (3, "q_proj"); None for what is no module of a decoder.
 
-    Modules that occur once in the model have `WHOLE_MODEL` instead of a layer index.
+    Modules that occur once in the model have `WHOLE_MODEL` instead of a layer index. An expert that all tokens meet
+    stands for an MLP. What is not in every decoder keeps its path within the layer, as "linear_attn.in_proj_qkv".
     """
     if module in _MODEL_MODULES:
         return WHOLE_MODEL, _MODEL_MODULES[module]
     match = _LAYER_MODULE.fullmatch(module)
-    return None if match is None else (int(match["layer"]), match["projection"] or match["norm"])
+    if match is None:
+        return None
+    return int(match["layer"]), match["attention"] or match["mlp"] or match["norm"] or match["path"]
 
 
 def _refuse_base_changing_init(name: str, init: object) -> None:

@@ -80,7 +80,8 @@ def validate(
     place_by_module: dict[str, ExpertPlace] = {}
     for module in tuple(parts_by_module):
         key = parse_module_name(module)
-        if key is not None and module in shapes:
+        # What has three dimensions is all experts of a layer, under names of the base's own.
+        if key is not None and len(shapes.get(module, (0, 0, 0))) < 3:
             module_by_key[key] = module
             continue
         place = place_of(name, module, config, shapes)

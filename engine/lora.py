@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -85,10 +85,14 @@ class AdapterSegment:
     end: int
 
 
-def entry_of(layer: int, module: str) -> int:
-    """Return the index of a module in an adapter's table; entries of the whole model precede those of layer 0."""
-    names = WHOLE_ENTRIES if layer == WHOLE_MODEL else ENTRIES
-    return (layer - WHOLE_MODEL) * len(ENTRIES) + names.index(module)
+def entry_of(layer: int, module: str, entries: Sequence[str] = ENTRIES) -> int:
+    """Return the index of a module in an adapter's table; entries of the whole model precede those of layer 0.
+
+    Args:
+        entries: of each layer: `ENTRIES`, and others behind them.
+    """
+    names = WHOLE_ENTRIES if layer == WHOLE_MODEL else entries
+    return (layer - WHOLE_MODEL) * len(entries) + names.index(module)
 
 
 def expert_entry(layer: int, module: str, num_experts: int) -> int:
@@ -123,11 +127,17 @@ def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tup
     return tuple(AdapterSegment(weights=pool.weights(d), start=s, end=e) for d, s, e in joined)
 
 
-class LoraProducts(Protocol):
-    """Applies a step's adapters in place, segment by segment.
+def cut_segments(segments: Iterable[AdapterSegment], start: int, end: int) -> list[AdapterSegment]:
+    """Return the parts of segments among the tokens [start, end), counted from `start`."""
+    inside = (segment for segment in segments if segment.start < end and start < segment.end)
+    return [
+        replace(segment, start=max(segment.start, start) - start, end=min(segment.end, end) - start)
+        for segment in inside
+    ]
 
-    Rows are tokens; in `head` and in the final norm they are samples.
-    """
+
+class LinearProducts(Protocol):
+    """Applies a step's adapters to linear modules, segment by segment."""
 
     def multiply(
         self,
@@ -143,6 +153,13 @@ class LoraProducts(Protocol):
         widths of their outputs, side by side. See `adapters.weights.Columns` for gain and shift.
         """
         ...
+
+
+class LoraProducts(LinearProducts, Protocol):
+    """Applies a step's adapters in place, segment by segment.
+
+    Rows are tokens; in `head` and in the final norm they are samples.
+    """
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
         """Apply the adapters to the embedded tokens `x` [tokens, hidden]."""
@@ -161,6 +178,15 @@ class LoraProducts(Protocol):
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
         """Apply the adapters to `logits` [samples, vocab] float32 of final hidden states `h` [samples, hidden]."""
+        ...
+
+
+@runtime_checkable
+class PartedLora(LoraProducts, Protocol):
+    """Also applies adapters to some tokens of a step, for modules that are called row by row."""
+
+    def of_tokens(self, start: int, end: int) -> LinearProducts:
+        """Return what applies the adapters in products of the step's tokens [start, end) alone."""
         ...
 
 
@@ -214,6 +240,10 @@ class LoraBatch:
             )
             column += width
         return y
+
+    def of_tokens(self, start: int, end: int) -> LoraBatch:
+        """Cut the segments."""
+        return LoraBatch(cut_segments(self._segments, start, end))
 
     def change_expert(
         self, layer: int, part: Part, expert: int, rows: torch.Tensor, x: torch.Tensor, y: torch.Tensor

@@ -26,7 +26,7 @@ from engine.fallback.spec import StateKind
 from engine.fallback.state_functions import KIND_BY_FUNCTION, state_functions
 from engine.fallback.states import NOTHING_KEPT, RowStates, cache_name
 from engine.kv_cache import KvCache
-from engine.lora import LoraProducts
+from engine.lora import LinearProducts, LoraProducts, PartedLora
 from engine.step import Snapshot, StateMoves
 from kernels.gated_activation.reference import Activation
 from kernels.state_rows import StateRows
@@ -85,6 +85,7 @@ class FallbackDecoder:
         self._model: PreTrainedModel | None = None
         self._states: RowStates | None = None
         self._step: _Step | None = None
+        self._tokens: tuple[int, int] | None = None  # of the step, that a recurrent module is called on
         self._last_hidden: torch.Tensor | None = None
         self._still = {shape.dim: rope_table(NO_ROPE, shape.dim, 1, dtype) for shape in spec.kv_shapes()}
 
@@ -250,9 +251,12 @@ class FallbackDecoder:
         splits: Mapping[str, int],
         x: torch.Tensor,
     ) -> torch.Tensor:
-        lora = None if self._step is None else self._step.lora
+        lora: LinearProducts | None = None if self._step is None else self._step.lora
         if lora is None:
             return product(x)
+        if self._tokens is not None:
+            assert isinstance(lora, PartedLora), "only such are made for models without recorded programs"
+            lora = lora.of_tokens(*self._tokens)
         return lora.multiply(product, x, layer, tuple(splits), tuple(splits.values()))
 
     def _by_states(self, states: RowStates, part: _StatePart, *arguments: torch.Tensor, **told: Any) -> torch.Tensor:
@@ -261,12 +265,19 @@ class FallbackDecoder:
             return part.theirs(*arguments, **told)
         (x,) = arguments or (told["hidden_states"],)
 
-        def module(part_of_x: torch.Tensor, held: object) -> torch.Tensor:
-            return part.forward(part_of_x, **{part.cache: held})
+        def module(some: torch.Tensor, held: object) -> torch.Tensor:
+            return part.forward(some, **{part.cache: held})
+
+        def module_of_tokens(some: torch.Tensor, held: object, *, start: int, end: int) -> torch.Tensor:
+            self._tokens = start, end
+            try:
+                return module(some, held)
+            finally:
+                self._tokens = None
 
         if self._step.singles is not None:
             return states.call_singles(module, part.layer, x, self._step.singles, part.direct)
-        return states.call(module, part.layer, x, self._step.rows, self._step.kept)
+        return states.call(module_of_tokens, part.layer, x, self._step.rows, self._step.kept)
 
     def _are_single(self, batch: DecoderBatch) -> bool:
         return self._stays_on_device and batch.attention[0].num_decodes == len(batch.token_ids)

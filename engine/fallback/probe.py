@@ -7,7 +7,7 @@ anything else that a mask hides: only masks that the engine's kernels compute ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,8 @@ from engine.fallback.states import cache_name
 NAME = "antiphon_probe"
 FAR = 1_000_003
 """A position beyond any window, and not at the start of a chunk."""
-NUM_TOKENS = 8
+NUM_TOKENS = 11
+"""Hardly a dimension of a model, so that rows are recognized as tokens."""
 STILL = "default"
 """Type of rotary embedding whose angles depend on the position alone."""
 PASSED_ON = ("dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids", "logits_to_keep")
@@ -55,11 +56,15 @@ class AttentionCall:
 
 
 class Tried(NamedTuple):
-    """What a model requires: attention, for each layer that attends, recurrent states, and experts if there are any."""
+    """What a model requires: attention, for each layer that attends, recurrent states, and experts if there are any.
+
+    `linears` are the names of linear modules that are called with one row for each token, in order.
+    """
 
     calls: list[AttentionCall]
     states: NotedStates
     mixtures: Mixtures | None
+    linears: Collection[str]
 
 
 def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
@@ -104,9 +109,12 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
         if (told := cache_name(module)) is not None:
             module.forward = partial(_with_states, module.forward, name, told, states)
     mixtures: list[Mixtures] = []
-    for module in model.modules():
+    rows_by_linear: dict[str, set[int]] = {}
+    for name, module in model.named_modules():
         if activation_of(module) is not None:
             module.register_forward_pre_hook(partial(_note_experts, mixtures), with_kwargs=True)
+        if type(module) is torch.nn.Linear:
+            module.register_forward_pre_hook(partial(_note_rows, rows_by_linear.setdefault(name, set())))
     _run(model, what)
     calls = list(_calls)
     _seen.clear()
@@ -120,7 +128,8 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
         raise CheckpointError(
             f"{what} is not served: its layer {min(idle)} has neither a KV cache nor a known recurrent state."
         )
-    return Tried(calls, states, mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None)
+    linears = [name for name, counts in rows_by_linear.items() if counts == {NUM_TOKENS}]
+    return Tried(calls, states, mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None, linears)
 
 
 def _run(model: PreTrainedModel, what: str) -> None:
@@ -161,6 +170,11 @@ def _note_experts(found: list[Mixtures], module: Any, arguments: tuple[Any, ...]
     """Record one layer's experts, which are called with the hidden states, the choice and its weights."""
     choice = arguments[1] if len(arguments) > 1 else named["top_k_index"]
     found.append(Mixtures(1, module.num_experts, choice.shape[-1], module.down_proj.shape[-1]))
+
+
+def _note_rows(counts: set[int], module: torch.nn.Linear, arguments: tuple[torch.Tensor, ...]) -> None:
+    """Record the number of rows that a linear module is called with."""
+    counts.add(arguments[0].numel() // module.in_features)
 
 
 class _NotServed(Exception):

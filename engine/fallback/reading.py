@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from adapters.peft_format import parse_module_name
+from adapters.peft_format import WHOLE_MODEL, parse_module_name
 from engine.decoder.ends import eos_ids
 from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
@@ -26,7 +25,6 @@ from engine.fallback.probe import on_no_device, try_out
 from engine.fallback.spec import GATE_UP, FallbackSpec
 from engine.loading.contents import opened
 from engine.loading.names import HEAD
-from engine.lora import MODULES
 
 DYNAMIC, LONG = "dynamic", "longrope"
 """Rotary embeddings whose angles depend on the longest sequence of a step, beyond some length."""
@@ -64,8 +62,8 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
     """Return all of a `FallbackSpec` but the EOS ids. Cached: startup asks several times, and a trace takes seconds."""
     model_class, config, _ = classes_of(folder, architecture)
     model = on_no_device(model_class, config)
-    modules = _modules(model)
-    calls, states, mixtures = try_out(model, f"{folder}: {architecture}")
+    calls, states, mixtures, linears = try_out(model, f"{folder}: {architecture}")
+    modules = _modules(model, linears)
     own = [call for call in calls if call.source == call.layer]
     place_by_layer = {call.layer: place for place, call in enumerate(own)}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -84,7 +82,7 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "is_tied": head.weight is embedding.weight,
         "max_position": _max_position(config, folder),
         "modules": modules,
-        "gate_up_size": next((shape[-1] for name, shape in modules.items() if name.endswith(f".{GATE_UP}")), 0),
+        "gate_up_size": next((shape[-1] for name, shape in modules.items() if name.endswith(f".mlp.{GATE_UP}")), 0),
         "num_weights": num_weights,
         "num_layer_weights": num_weights - sum(ends.values()),
         "kv": tuple(KvShape(call.num_kv_heads, call.head_dim) for call in own),
@@ -151,12 +149,15 @@ def _max_position(config: PretrainedConfig, folder: str) -> int:
     return longest
 
 
-def _modules(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+def _modules(model: PreTrainedModel, linears: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """Return the linear modules that take an adapter and their biases, as `FallbackSpec.modules`."""
+    stay_wide = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, module in model.named_modules():
-        at = parse_module_name(name)
-        if type(module) is nn.Linear and at is not None and at[1] in (*MODULES, GATE_UP):
-            shapes[name] = (module.in_features, module.out_features)
-            if module.bias is not None:
-                shapes[f"{name}.bias"] = (module.out_features,)
+    for name in linears:
+        at, module = parse_module_name(name), model.get_submodule(name)
+        if at is None or at[0] == WHOLE_MODEL or any(part in name for part in stay_wide):
+            continue
+        shapes[name] = (module.in_features, module.out_features)
+        if module.bias is not None:
+            shapes[f"{name}.bias"] = (module.out_features,)
     return shapes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import torch
@@ -91,7 +92,8 @@ class RowStates:
         """Call a layer's module on each row with its state, update the states and take snapshots.
 
         Args:
-            module: takes [rows, tokens, hidden] and a cache, and returns the same shape.
+            module: takes [rows, tokens, hidden], a cache, and which of the step's tokens these are, as `start` and
+                `end`; returns the same shape.
             x: [1, tokens, hidden].
             rows: as `engine.attention.AttentionBatch.rows`; those of one token come first.
             kept: the snapshots to take, by row; a longer row is split at their positions.
@@ -100,7 +102,9 @@ class RowStates:
         parts = []
         if num_single:
             singles = rows[:num_single]
-            y, keys = self._call(module, layer, x[0, :num_single].unsqueeze(1), singles)
+            y, keys = self._call(
+                partial(module, start=0, end=num_single), layer, x[0, :num_single].unsqueeze(1), singles
+            )
             parts.append(y.transpose(0, 1))
             for *_, row in singles if kept else ():
                 self._keep(layer, keys, row, kept.get(row, ()))
@@ -108,11 +112,11 @@ class RowStates:
             stop, snapshots = start + count, kept.get(row, ())
             for position in [*(found.position for found in snapshots if found.position < stop), stop]:
                 length = position - start
-                part = [(first, start, length, row)]
-                y, keys = self._call(module, layer, x[:, first : first + length], part)
+                last, part = first + length, [(first, start, length, row)]
+                y, keys = self._call(partial(module, start=first, end=last), layer, x[:, first:last], part)
                 parts.append(y)
                 self._keep(layer, keys, row, [found for found in snapshots if found.position == position])
-                first, start = first + length, position
+                first, start = last, position
         return torch.cat(parts, dim=1)
 
     def _keep(self, layer: int, keys: Iterable[StateKey], row: int, snapshots: Sequence[Snapshot]) -> None:

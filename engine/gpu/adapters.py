@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import torch
 
@@ -20,7 +21,17 @@ from engine.errors import EngineError
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
 from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
-from engine.lora import HEAD_NORMS, AdapterSegment, HeadNorms, entry_of, num_entries, product_entry
+from engine.lora import (
+    ENTRIES,
+    HEAD_NORMS,
+    AdapterSegment,
+    HeadNorms,
+    LinearProducts,
+    cut_segments,
+    entry_of,
+    num_entries,
+    product_entry,
+)
 from kernels.experts.reference import Part
 from kernels.experts.routing import Routing
 from kernels.lora_expand.launch import lora_expand
@@ -54,6 +65,13 @@ class _Tiles:
     most: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The products of some tokens."""
+
+    multiply: Callable[..., torch.Tensor]
+
+
 class TritonLora:
     """`LoraProducts` of the adapters given to `fill`; its launches can be captured and replayed.
 
@@ -63,6 +81,7 @@ class TritonLora:
         max_segments, max_tokens: of a step.
         max_rank: of any adapter.
         is_mixture: whether the model has experts, which adapters may change.
+        entries: as in `engine.lora.entry_of`.
 
     Attributes:
         reach: of the step's adapters.
@@ -70,9 +89,19 @@ class TritonLora:
     """
 
     def __init__(
-        self, runtime: GpuRuntime, max_segments: int, max_rank: int, max_tokens: int, *, is_mixture: bool = False
+        self,
+        runtime: GpuRuntime,
+        max_segments: int,
+        max_rank: int,
+        max_tokens: int,
+        *,
+        is_mixture: bool = False,
+        entries: Sequence[str] = ENTRIES,
     ) -> None:
         self._runtime = runtime
+        self._entries = entries
+        self._segments: Sequence[AdapterSegment] = ()
+        self._part_by_tokens: dict[tuple[int, int], _Part] = {}
         self.device = runtime.device
         self._max_rank = max_rank
         max_tiles = max_segments + max_tokens // TILE
@@ -96,6 +125,8 @@ class TritonLora:
         Raises:
             EngineError: an adapter was not laid out for the kernels.
         """
+        self._segments = segments
+        self._part_by_tokens.clear()
         self.reach = Reach.LINEAR_MODULES if segments else Reach.NOTHING
         if any(segment.weights.changes_whole_model for segment in segments):
             self.reach = Reach.WHOLE_MODEL
@@ -134,7 +165,7 @@ class TritonLora:
         tiles = self._samples if layer == WHOLE_MODEL else self._tokens
         if self.reach == Reach.WHOLE_MODEL and tiles.most:
             nothing = torch.empty(1, len(h), 1, self._max_rank, dtype=torch.float32, device=h.device)
-            self._expand(h, nothing, tiles, entry_of(layer, module), (h.shape[1],))
+            self._expand(h, nothing, tiles, entry_of(layer, module, self._entries), (h.shape[1],))
 
     def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
         """Repeat the norms for each token, side by side, and scale them: an expand of two modules without products."""
@@ -144,7 +175,7 @@ class TritonLora:
         both = torch.cat((norms.q, norms.k)).repeat(num_tokens, 1)
         nothing = torch.empty(1, num_tokens, 2, self._max_rank, dtype=torch.float32, device=both.device)
         widths = len(norms.q), len(norms.k)
-        self._expand(both, nothing, tiles, entry_of(layer, HEAD_NORMS[0]), widths)
+        self._expand(both, nothing, tiles, entry_of(layer, HEAD_NORMS[0], self._entries), widths)
         return HeadNorms(*both.split(widths, dim=1))
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
@@ -165,12 +196,36 @@ class TritonLora:
         splits: Sequence[int],
     ) -> torch.Tensor:
         """Shrink concurrently with the base's product, which is independent of it; expand into the product's result."""
-        entry = entry_of(layer, modules[0])
+        return self._multiply(self._tokens, product, x, layer, modules, splits)
+
+    def of_tokens(self, start: int, end: int) -> LinearProducts:
+        """Cut the segments on the host and send their tiles anew, once a step; only in steps that are not recorded."""
+        if not self._segments:
+            # Launches are being compiled or measured, with no tiles.
+            return self
+        key = start, end
+        if key not in self._part_by_tokens:
+            numbers = _numbers(cut_segments(self._segments, start, end))
+            sent = torch.tensor([len(numbers) // 3, 0, *numbers], dtype=torch.int64).to(self.device)
+            tiles = _Tiles(numbers=sent[2:].view(-1, 3), count=sent[:1], at=0, most=len(numbers) // 3)
+            self._part_by_tokens[key] = _Part(partial(self._multiply, tiles) if numbers else _unchanged)
+        return self._part_by_tokens[key]
+
+    def _multiply(
+        self,
+        tiles: _Tiles,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+        layer: int,
+        modules: Sequence[str],
+        splits: Sequence[int],
+    ) -> torch.Tensor:
+        entry = entry_of(layer, modules[0], self._entries)
         with self._runtime.beside() as join:
-            shrunk = self._shrink(x, self._tokens, entry, len(modules))
+            shrunk = self._shrink(x, tiles, entry, len(modules))
         y = product(x)
         join()
-        self._expand(y, shrunk, self._tokens, entry, splits)
+        self._expand(y, shrunk, tiles, entry, splits)
         return y
 
     def change_experts(
@@ -221,6 +276,11 @@ class TritonLora:
             max_tiles=tiles.most,
             dtype=dtype,
         )
+
+
+def _unchanged(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, *_: object) -> torch.Tensor:
+    """Return the base's product, for tokens without adapters."""
+    return product(x)
 
 
 def _numbers(segments: Sequence[AdapterSegment]) -> list[int]:

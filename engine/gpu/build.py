@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from adapters.loading import LayOut
+from adapters.peft_format import parse_module_name
 from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.decoder import Decoder
 from engine.decoder.model_spec import ModelSpec
@@ -32,6 +33,7 @@ from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource
 from engine.loading.names import parameters
 from engine.loading.weight import Weight
+from engine.lora import ENTRIES
 from engine.parts import Parts
 from engine.progress import Progress
 from engine.resolve import Hardware, resolve
@@ -128,12 +130,19 @@ def _build(
 
 def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: GpuRuntime) -> TritonLora:
     sizes = config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens
-    return TritonLora(runtime, *sizes, is_mixture=_num_experts(spec) > 0)
+    return TritonLora(runtime, *sizes, is_mixture=_num_experts(spec) > 0, entries=_entries(spec))
 
 
 def _lay_out_for(spec: ModelSpec, config: ResolvedConfig, page_bytes: int) -> LayOut:
-    sizes = spec.num_model_layers(), page_bytes, _num_experts(spec)
+    sizes = spec.num_model_layers(), page_bytes, _num_experts(spec), _entries(spec)
     return lambda raw: TabledAdapter.of(raw.packed(), *sizes)
+
+
+def _entries(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the entries of each layer in an adapter's table."""
+    names = (parse_module_name(module) for module in spec.linear_shapes()) if isinstance(spec, FallbackSpec) else ()
+    others = {at[1] for at in names if at is not None} - set(ENTRIES)
+    return *ENTRIES, *sorted(others)
 
 
 def _num_experts(spec: ModelSpec) -> int:

@@ -1,6 +1,7 @@
 """An adapter in the format of the GPU kernels: its matrices in one buffer or in pages, and a table of their addresses.
 
-    table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRY_NUMBERS` each:
+    table of an adapter    [ whole model | layer 0: q k v o gate up down norms others | layer 1: ... ]    each of
+                           `ENTRY_NUMBERS`:
                            address of A, address of B, rank, address of gains and shifts of columns, 0 for none
     behind it, of experts  [ layer 0: expert 0: gate and up together or gate, up, down | ... ]    as many each:
                            address of A, address of B, rank, outputs
@@ -112,16 +113,18 @@ class TabledAdapter(AdapterWeights):
         num_layers: int,
         page_bytes: int = 0,
         num_experts: int = 0,
+        entries: Sequence[str] = ENTRIES,
     ) -> TabledAdapter:
         """Lay out an adapter that is in host memory.
 
         Args:
             page_bytes: size of the pages that it may be copied to, a multiple of `ALIGNED_BYTES`; 0 for none.
             num_experts: experts of a layer.
+            entries: as in `entry_of`.
         """
         dtype = source.flat.dtype
-        first_expert = (num_layers + 1) * len(ENTRIES)
-        parts = [*_parts(source, num_layers)]
+        first_expert = (num_layers + 1) * len(entries)
+        parts = [*_parts(source, num_layers, entries)]
         num_behind = 0
         if source.has_experts:
             parts += _expert_parts(source, num_layers, num_experts, first_expert)
@@ -215,10 +218,10 @@ class _Part(NamedTuple):
     numbers: torch.Tensor
 
 
-def _parts(source: AdapterWeights, num_layers: int) -> Iterator[_Part]:
+def _parts(source: AdapterWeights, num_layers: int, entries: Sequence[str]) -> Iterator[_Part]:
     for layer in range(WHOLE_MODEL, num_layers):
-        for module in WHOLE_ENTRIES if layer == WHOLE_MODEL else ENTRIES:
-            entry = entry_of(layer, module)
+        for module in WHOLE_ENTRIES if layer == WHOLE_MODEL else entries:
+            entry = entry_of(layer, module, entries)
             projection, columns = source.projection(layer, module), source.extras.columns.get((layer, module))
             if projection is not None:
                 rank = projection.a.shape[0]

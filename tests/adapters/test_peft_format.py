@@ -188,7 +188,11 @@ def test_modules_are_known_by_layer_and_name() -> None:
     assert parse_module_name("model.layers.3.input_layernorm") == (3, "input_layernorm")
     assert parse_module_name("lm_head") == (WHOLE_MODEL, "lm_head")
     assert parse_module_name("model.layers.3.self_attn.q_norm") == (3, "q_norm")
-    assert parse_module_name("model.layers.3.self_attn.rotary_emb") is None
+    assert parse_module_name("model.layers.3.mlp.shared_expert.up_proj") == (3, "up_proj")
+    assert parse_module_name("model.layers.3.self_attn.gate_proj") == (3, "self_attn.gate_proj")
+    assert parse_module_name("model.layers.3.linear_attn.in_proj_qkv") == (3, "linear_attn.in_proj_qkv")
+    assert parse_module_name(f"{Q3}.bias") is None
+    assert parse_module_name("visual.layers.3.self_attn.q_proj") is None
 
 
 @pytest.mark.parametrize(

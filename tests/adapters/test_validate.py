@@ -10,7 +10,7 @@ import torch
 from adapters.errors import AdapterError
 from adapters.peft_format import parse_config
 from adapters.tensor_file import read_tensor_file
-from adapters.validate import ModuleLayout, validate
+from adapters.validate import ModuleLayout, ModuleShapes, validate
 from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
 
 A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -18,10 +18,14 @@ B0 = A0.replace("lora_A", "lora_B")
 
 
 def check(
-    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], max_rank: int = 64
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    max_rank: int = 64,
+    shapes: ModuleShapes = SHAPES,
 ) -> dict[tuple[int, str], ModuleLayout]:
     entries = read_tensor_file("demo", write(folder, config, tensors)).entry_by_name
-    return validate("demo", parse_config("demo", json.dumps(config).encode()), entries, SHAPES, max_rank)
+    return validate("demo", parse_config("demo", json.dumps(config).encode()), entries, shapes, max_rank)
 
 
 def test_an_adapter_that_fits_gives_each_module_its_place(tmp_path: Path) -> None:
@@ -30,6 +34,26 @@ def test_an_adapter_that_fits_gives_each_module_its_place(tmp_path: Path) -> Non
     assert set(layouts) == {(0, "q_proj"), (1, "q_proj"), (0, "down_proj"), (1, "down_proj")}
     assert layouts[(1, "down_proj")].scaling == 0.5
     assert layouts[(1, "down_proj")].a.shape == (4, 24)
+
+
+@pytest.mark.parametrize("module", ["linear_attn.in_proj_qkv", "self_attn.gate_proj", "mlp.shared_experts.up_proj"])
+def test_a_module_that_only_this_base_has_keeps_its_path(tmp_path: Path, module: str) -> None:
+    shapes = SHAPES | {f"model.layers.1.{module}": (16, 24)}
+    at = f"base_model.model.model.layers.1.{module}"
+    tensors = {f"{at}.lora_A.weight": torch.ones(4, 16), f"{at}.lora_B.weight": torch.ones(24, 4)}
+    layouts = check(tmp_path, make_config(target_modules=[module]), tensors, shapes=shapes)
+    assert set(layouts) == {(1, module)}
+    with pytest.raises(AdapterError, match=rf"no module 'model\.layers\.1\.{module}' that takes an adapter"):
+        check(tmp_path, make_config(target_modules=[module]), tensors)
+
+
+@pytest.mark.parametrize("name", ["mlp.experts.up_proj", "self_attn.q_proj.bias"])
+def test_what_has_a_shape_but_is_no_module_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    module = f"model.layers.1.{name}"
+    shapes = SHAPES | {"model.layers.1.mlp.experts.up_proj": (2, 16, 24), "model.layers.1.self_attn.q_proj.bias": (16,)}
+    tensors = {f"base_model.model.{module}.lora_{half}.weight": torch.ones(4, 4) for half in "AB"}
+    with pytest.raises(AdapterError, match="that takes an adapter"):
+        check(tmp_path, make_config(target_modules=[name]), tensors, shapes=shapes)
 
 
 def test_one_layer_alone_may_be_adapted(tmp_path: Path) -> None:

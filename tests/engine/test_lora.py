@@ -6,7 +6,7 @@ import torch
 from adapters.identity import AdapterDigest
 from adapters.weights import AdapterWeights, RawProjection
 from engine.backend import TorchBackend
-from engine.lora import LoraBatch, collect_segments
+from engine.lora import LinearProducts, LoraBatch, collect_segments
 from tests.adapters.handmade import packed
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -47,12 +47,20 @@ def build(pool: Resident, *segments: tuple[AdapterDigest | None, int, int]) -> L
     return LoraBatch(collect_segments(segments, pool))
 
 
-def added(batch: LoraBatch, layer: int, modules: tuple[str, ...], x: torch.Tensor, *splits: int) -> torch.Tensor:
+def added(batch: LinearProducts, layer: int, modules: tuple[str, ...], x: torch.Tensor, *splits: int) -> torch.Tensor:
     """What is added to a product of nothing."""
     return batch.multiply(lambda _: torch.zeros(len(x), sum(splits)), x, layer, modules, splits)
 
 
 SEGMENTS = ((None, 0, 3), (A, 3, 4), (A, 4, 6), (B, 6, 9), (C, 9, 10), (None, 10, 12))
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 12), (0, 3), (4, 8), (5, 6), (9, 12), (11, 12)])
+def test_some_tokens_alone_get_what_they_get_among_all(start: int, end: int) -> None:
+    batch, x = build(Resident(), *SEGMENTS), torch.randn(12, 8)
+    expected = added(batch, 1, QKV, x, *SPLITS)[start:end]
+    found = added(batch.of_tokens(start, end), 1, QKV, x[start:end], *SPLITS)
+    torch.testing.assert_close(found, expected)
 
 
 def test_each_token_gets_the_delta_of_its_own_adapter_and_base_tokens_none() -> None:

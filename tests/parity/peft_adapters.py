@@ -122,10 +122,10 @@ def save_beyond_products(
     return path_by_name
 
 
-def save_adapters(base: PreTrainedModel, folder: Path) -> dict[str, str]:
-    """Save one adapter for each of `CONFIGS`; return their folders by name. The base is left as it was."""
+def save_adapters(base: PreTrainedModel, folder: Path, configs: dict[str, dict[str, Any]] = CONFIGS) -> dict[str, str]:
+    """Save one adapter for each of `configs`; return their folders by name. The base is left as it was."""
     path_by_name = {}
-    for index, (name, options) in enumerate(CONFIGS.items()):
+    for index, (name, options) in enumerate(configs.items()):
         torch.manual_seed(100 + index)
         model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **options))
         for key, parameter in model.named_parameters():

@@ -145,6 +145,27 @@ def check_adapters(base: Checkpoint, name: str, path_by_name: dict[str, str], **
     assert run_engine(build_engine(config_of(base.path, **options), adapters), requests) == expected
 
 
+OTHER_TARGETS = {
+    "ApertusForCausalLM": "all-linear",
+    "DeepseekV3ForCausalLM": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+    "MiniCPM3ForCausalLM": "all-linear",
+    "PhiForCausalLM": "all-linear",
+    "Starcoder2ForCausalLM": "all-linear",
+}
+"""Modules that no family of ours has: of latent attention, of MLPs without a gate, under other names."""
+
+
+@pytest.mark.parametrize("name", OTHER_TARGETS)
+def test_adapters_of_any_linear_module_generate_what_peft_generates(
+    saved: Callable[[str], Checkpoint], tmp_path: Path, name: str
+) -> None:
+    config = {"r": 4, "lora_alpha": 8, "target_modules": OTHER_TARGETS[name]}
+    configs = {"plain": config}
+    if OTHER_TARGETS[name] == "all-linear":
+        configs["dora"] = config | {"use_dora": True}
+    check_adapters(saved(name), name, save_adapters(make(name), tmp_path, configs))
+
+
 @pytest.mark.parametrize("name", ["SeedOssForCausalLM", "Exaone4ForCausalLM"])
 def test_adapters_generate_what_peft_generates(saved: Callable[[str], Checkpoint], tmp_path: Path, name: str) -> None:
     check_adapters(saved(name), name, save_adapters(make(name), tmp_path))

@@ -170,20 +170,52 @@ def test_states_take_memory_of_the_cache(saved: Callable[[str], Checkpoint]) -> 
     assert spec.num_model_layers() == 4
 
 
-def test_adapters_of_attention_and_mlps_are_added(saved: Callable[[str], Checkpoint], tmp_path: Path) -> None:
-    name, targets = "Qwen3_5ForCausalLM", ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
-    model = peft.get_peft_model(make(name), peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=targets))
-    for key, parameter in model.named_parameters():
-        if "lora_B" in key:
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(tmp_path)
-    base, adapter, prompts = saved(name), reference("tuned", str(tmp_path)), random_prompts(3, longest=40)
-    engine = build_engine(config_of(base.path), [adapter])
-    requests = [greedy(str(i), prompt, NUM_TOKENS, adapter=adapter.digest) for i, prompt in enumerate(prompts)]
-    tuned = Checkpoint(path=str(tmp_path), model=model.eval())
-    expected = {str(i): tuned.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
-    found = run_engine(engine, [*requests, greedy("base", prompts[1], NUM_TOKENS)])
-    assert found == expected | {"base": base.generate(prompts[1], NUM_TOKENS)}
+# PEFT takes no adapter of `out_proj` for some, and for one makes of its router and experts parameters to adapt.
+SOME = {
+    "FalconH1ForCausalLM": ["in_proj", "q_proj", "o_proj", "down_proj"],
+    "NemotronHForCausalLM": ["in_proj", "q_proj", "o_proj", "down_proj"],
+    "Qwen3NextForCausalLM": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_of_all_linear_modules_are_added(
+    saved: Callable[[str], Checkpoint], tmp_path: Path, name: str
+) -> None:
+    """Those of recurrent layers too, which see the tokens of one request after the other."""
+    check_adapters(saved(name), tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["Lfm2ForCausalLM", *(pytest.param(name, marks=pytest.mark.thorough) for name in FEW[:-1])]
+)
+def test_so_they_are_by_the_kernels_of_a_gpu(
+    saved: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    replays = Replays(monkeypatch)
+    sizes = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16, "max_adapter_rank": 16}
+    check_adapters(saved(name), tmp_path, name, **sizes, device="cuda" if HAS_GPU else "cpu")
+    assert replays.are_there
+
+
+def check_adapters(base: Checkpoint, folder: Path, name: str, **options: Any) -> None:
+    """Compare the tokens of two adapters and the base, side by side and mixed with prompts, with peft's."""
+    expected, requests, adapters = {}, [], []
+    prompts = random_prompts(3, longest=40)
+    for index, (rank, prompt) in enumerate(zip((4, 7), prompts[1:], strict=True)):
+        config = peft.LoraConfig(task_type="CAUSAL_LM", r=rank, target_modules=SOME.get(name, "all-linear"))
+        model = peft.get_peft_model(make(name), config)
+        for key, parameter in model.named_parameters():
+            if "lora_B" in key:
+                torch.nn.init.normal_(parameter, std=0.3)
+        path = folder / str(index)
+        model.save_pretrained(path)
+        adapters.append(reference(str(index), str(path)))
+        expected[str(index)] = Checkpoint(path=str(path), model=model.eval()).generate(prompt, NUM_TOKENS)
+        requests.append(greedy(str(index), prompt, NUM_TOKENS, adapter=adapters[-1].digest))
+    engine = build_engine(config_of(base.path, **options), adapters)
+    found = run_engine(engine, [*requests, greedy("base", prompts[0], NUM_TOKENS)])
+    assert found == expected | {"base": base.generate(prompts[0], NUM_TOKENS)}
 
 
 SIGHT = {"hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}

@@ -8,15 +8,29 @@ import pytest
 import transformers
 
 from engine.errors import CheckpointError
-from engine.fallback.probe import AttentionCall, on_no_device, try_out
+from engine.fallback.probe import AttentionCall, Tried, on_no_device, try_out
 from tests.engine.fallback.saved import config_of
 
 MIXED = ["sliding_attention", "full_attention"]
 
 
 def tried(architecture: str, **fields: Any) -> list[AttentionCall]:
+    return tried_whole(architecture, **fields).calls
+
+
+def tried_whole(architecture: str, **fields: Any) -> Tried:
     model_class = getattr(transformers, architecture)
-    return try_out(on_no_device(model_class, config_of(architecture, **fields)), architecture).calls
+    return try_out(on_no_device(model_class, config_of(architecture, **fields)), architecture)
+
+
+def test_linear_modules_are_found_where_they_see_each_token_once() -> None:
+    """Not those of experts, each of which sees some tokens only."""
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1}
+    found = tried_whole("Glm4MoeForCausalLM", **experts, topk_group=1, first_k_dense_replace=1).linears
+    assert {name.removeprefix("model.layers.1.") for name in found if name.startswith("model.layers.1.")} == {
+        *(f"self_attn.{name}_proj" for name in "qkvo"),
+        *(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
+    }
 
 
 def test_heads_and_scale_are_what_the_layers_compute_with() -> None:

@@ -19,7 +19,7 @@ CONV, SUM = StateKey(3, "conv", 0), StateKey(3, "recurrent", 0)
 FORMS = {CONV: StateForm((2, 3), is_wide=False), SUM: StateForm((2,), is_wide=True)}
 
 
-def remember(x: torch.Tensor, cache: Any) -> torch.Tensor:
+def remember(x: torch.Tensor, cache: Any, **_: int) -> torch.Tensor:
     """Stand for a module: to each token the sum of all before it, and what came three tokens ago."""
     ago = cache.update_conv_state(x.transpose(1, 2), 3, conv_kernel_size=3)[..., -x.shape[1] - 3 : -3]
     sums = cache.get_recurrent_state(3).unsqueeze(1) + x.cumsum(dim=1)
@@ -98,7 +98,7 @@ def test_of_two_modules_of_a_layer_each_is_kept_where_it_is_itself() -> None:
     states = RowStates({key: StateForm((1,), is_wide=True) for key in keys}, 1, torch.float32, torch.device("cpu"))
     states.make_room(1)
 
-    def add_up(x: torch.Tensor, cache: Any, number: int) -> torch.Tensor:
+    def add_up(x: torch.Tensor, cache: Any, number: int, **_: int) -> torch.Tensor:
         sums = cache.get_recurrent_state(3, number).unsqueeze(1) + x.cumsum(dim=1)
         cache.update_recurrent_state(sums[:, -1], 3, number)
         return sums

@@ -12,9 +12,11 @@ from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights
 from engine.errors import EngineError
 from engine.gpu.adapters import Reach, TritonLora
-from engine.lora import AdapterSegment, LoraBatch
+from engine.gpu.tabled_adapter import TabledAdapter
+from engine.lora import ENTRIES, AdapterSegment, LinearProducts, LoraBatch
 from kernels.recording import Launch, recording
-from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, MAX_RANK, VOCAB, make_sources, tabled
+from tests.adapters.handmade import packed
+from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, LAYERS, MAX_RANK, VOCAB, make_sources, raw, tabled
 from tests.engine.gpu.host_runtime import HostRuntime, runtime_here
 
 MAX_SEGMENTS = 5
@@ -72,6 +74,33 @@ def test_every_part_of_a_step_is_the_cpu_s(
     expected = change(LoraBatch(segments(chosen, TOKEN_SPANS), segments(chosen, SAMPLE_SPANS)))
     for found, known in zip(change(lora), expected, strict=True):
         torch.testing.assert_close(found, known, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, TOKENS), (2, 5), (TOKENS - 1, TOKENS)])
+def test_some_tokens_alone_get_what_they_get_among_all(
+    sources: dict[str, AdapterWeights], start: int, end: int
+) -> None:
+    """With entries for modules of layers that few models have."""
+    device = runtime_here().device
+    module, x = "linear_attn.in_proj_qkv", torch.randn(TOKENS, HIDDEN, device=device)
+    other = packed({(1, module): raw(3, INNER, HIDDEN)}, torch.float32)
+    entries = (*ENTRIES, "conv.in_proj", module)
+    laid_out = TabledAdapter.of(other, LAYERS, entries=entries).to(device)
+    spans = [AdapterSegment(weights=laid_out, start=1, end=4), AdapterSegment(weights=laid_out, start=5, end=TOKENS)]
+    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS, entries=entries)
+    lora.fill(spans)
+
+    def added(products: LinearProducts, of: torch.Tensor) -> torch.Tensor:
+        nothing = torch.zeros(len(of), INNER, device=device)
+        return products.multiply(lambda _: nothing, of, 1, (module,), (INNER,))
+
+    projection = other.projection(1, module)
+    expected = x.cpu() @ projection.a.T @ projection.b.T
+    expected[[0, 4]] = 0
+    torch.testing.assert_close(added(lora, x).cpu(), expected, atol=1e-4, rtol=1e-4)
+    for _ in range(2):
+        found = added(lora.of_tokens(start, end), x[start:end].contiguous())
+        torch.testing.assert_close(found.cpu(), expected[start:end], atol=1e-4, rtol=1e-4)
 
 
 def test_a_shrink_begins_before_its_product_and_has_ended_before_its_expand(
