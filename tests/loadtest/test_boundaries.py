@@ -19,6 +19,7 @@ ALLOWED = {
     "loadtest/gpu/attention.py": {"kernels"},
     "loadtest/gpu/experts.py": {"kernels"},
     "loadtest/gpu/kernels.py": {"engine", "kernels"},
+    "loadtest/gpu/states.py": {"kernels"},
     "loadtest/gpu/sweep.py": {"kernels"},
     "loadtest/gpu/tiers.py": {"engine", "kernels"},
 }
