@@ -45,9 +45,12 @@ _BY_BEGINNING = {
     "language_model.": ("language_model.", ""),
 }
 """Start of a tensor name -> (prefix of the adapter's module names, prefix of the same modules in a whole decoder)."""
+ROUTER, ROUTER_NAMES = "router", r"gate|router|router\.layer"
+"""A mixture's router as it is known here, and as architectures name it within their block."""
 _LAYER_MODULE = re.compile(
     r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
     r"(?:self_attn\.(?P<attention>(?:q|k|v|o|qkv)_proj)|mlp\.(?:shared_expert\.)?(?P<mlp>(?:gate|up|down|gate_up)_proj)"
+    rf"|(?:mlp|block_sparse_moe)\.(?P<router>{ROUTER_NAMES})"
     r"|(?:self_attn\.)?(?P<norm>[a-z_]*norm)|(?P<path>[A-Za-z0-9_.]+(?<!\.bias)))"
 )
 _ANY_LAYER = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
@@ -57,7 +60,9 @@ EMBEDDING = "model.embed_tokens"
 _MODEL_MODULES = {EMBEDDING: "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
 
 STACKED_PARAMETERS = ("gate_up_proj", "down_proj")
-"""Stacked parameters of all experts, in the order in which their module holds them; no others take an adapter."""
+"""Stacked parameters of all experts, in the order in which their module holds them."""
+_ROUTER_PARAMETER = re.compile(rf"(?:.*\.)?(?:{ROUTER_NAMES})\.weight")
+"""The only other parameter that takes an adapter."""
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:[.a-z+].*)?", re.DOTALL)
 
 _Value = TypeVar("_Value", int, float)
@@ -76,7 +81,7 @@ class LoraConfig:
         rank_pattern, alpha_pattern: regular expressions for the end of a module's name; the first match wins.
         target_modules: names or name suffixes, one regular expression for whole names, or None for all linear modules.
         exclude_modules: modules that are not targets, in the same forms; empty for none.
-        target_parameters: names or suffixes of parameters that are not a module's weight: stacked expert matrices.
+        target_parameters: names or suffixes of parameters: stacked expert matrices, and the router's weight.
         peft_version: (major, minor) of the PEFT that saved it; None if not given.
         layers_to_transform: layer indices that a list of `target_modules` is limited to; None for all.
         layers_pattern: names of the layer list that those indices refer to; empty for any.
@@ -131,7 +136,8 @@ class LoraConfig:
         if self.is_saved(module) or self._names(self.exclude_modules, module):
             return False
         if self.target_modules is None:
-            return not module.endswith((*_MODEL_MODULES, "norm"))
+            # Some libraries leave routers out, as they are no linear modules everywhere.
+            return not module.endswith((*_MODEL_MODULES, "norm", ".gate", ".router", ".router.layer"))
         if isinstance(self.target_modules, str) or module in self.target_modules:
             return self._names(self.target_modules, module)
         if not self._names(self.target_modules, module):
@@ -257,14 +263,16 @@ def parse_module_name(module: str) -> tuple[int, str] | None:
     """Split `model.layers.3.self_attn.q_proj` into (3, "q_proj"); None for what is no module of a decoder.
 
     Modules that occur once in the model have `WHOLE_MODEL` instead of a layer index. An expert that all tokens meet
-    stands for an MLP. What is not in every decoder keeps its path within the layer, as "linear_attn.in_proj_qkv".
+    stands for an MLP, and a router is (3, "router"), whatever its name. What is not in every decoder keeps its path
+    within the layer, as "linear_attn.in_proj_qkv".
     """
     if module in _MODEL_MODULES:
         return WHOLE_MODEL, _MODEL_MODULES[module]
     match = _LAYER_MODULE.fullmatch(module)
     if match is None:
         return None
-    return int(match["layer"]), match["attention"] or match["mlp"] or match["norm"] or match["path"]
+    name = ROUTER if match["router"] else match["attention"] or match["mlp"] or match["norm"] or match["path"]
+    return int(match["layer"]), name
 
 
 def _refuse_base_changing_init(name: str, init: object) -> None:
@@ -324,11 +332,11 @@ def _target_parameters(name: str, value: object) -> tuple[str, ...]:
     if isinstance(names, str):
         raise AdapterError(name, "target_parameters is not a list")
     for named in names:
-        if named.rpartition(".")[2] not in STACKED_PARAMETERS:
+        if named.rpartition(".")[2] not in STACKED_PARAMETERS and not _ROUTER_PARAMETER.fullmatch(named):
             raise AdapterError(
                 name,
                 f"target_parameters names {_shown(named)}, but of parameters only {' and '.join(STACKED_PARAMETERS)} "
-                "of experts take an adapter",
+                "of experts and the router's weight take an adapter",
             )
     return names
 

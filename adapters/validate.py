@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from adapters.errors import AdapterError
 from adapters.experts import ExpertPlace, Stack, are_swapped, halves_of, is_paired, place_of, refuse_twofold
 from adapters.module_forms import fitted
-from adapters.peft_format import EMBEDDING, WHOLE_MODEL, LoraConfig, parse_module_name, parse_tensor_name, prefixes_of
+from adapters.peft_format import (
+    EMBEDDING,
+    ROUTER,
+    WHOLE_MODEL,
+    LoraConfig,
+    parse_module_name,
+    parse_tensor_name,
+    prefixes_of,
+)
 from adapters.tensor_file import TensorEntry
 
 ModuleShapes = Mapping[str, tuple[int, ...]]
@@ -82,6 +90,8 @@ def validate(
         key = parse_module_name(module)
         # What has three dimensions is all experts of a layer, under names of the base's own.
         if key is not None and len(shapes.get(module, (0, 0, 0))) < 3:
+            if key in module_by_key:
+                raise AdapterError(name, f"{module} and {module_by_key[key]} are one module of the base")
             module_by_key[key] = module
             continue
         place = place_of(name, module, config, shapes)
@@ -125,7 +135,9 @@ def _check_parts(
     name: str, config: LoraConfig, module: str, parts: Mapping[str, TensorEntry], *, has_bias: bool
 ) -> None:
     """Refuse tensors that this kind of module cannot have, or that the configuration does not announce."""
-    usual = _EXPERT_PARTS if ".experts." in module else _LINEAR_PARTS
+    key = parse_module_name(module)
+    is_router = key is not None and key[1] == ROUTER
+    usual = _EXPERT_PARTS if is_router or ".experts." in module else _LINEAR_PARTS
     known = {EMBEDDING: _EMBEDDING_PARTS, "lm_head": _HEAD_PARTS}.get(module, usual)
     for part in parts.keys() - (frozenset({"weight"}) if module.endswith("norm") else known):
         raise AdapterError(name, f"a {part} of {module} is not supported")
@@ -137,7 +149,8 @@ def _check_parts(
     has_product = not parts.keys().isdisjoint({*_HALVES["A"], *_HALVES["B"]})
     if has_product and "weight" in parts:
         raise AdapterError(name, f"it has both a product and a weight for {module}")
-    if has_product and not (config.has_target(module) or config.has_target_parameter(module)):
+    parameter = f"{module}.weight" if is_router else module
+    if has_product and not (config.has_target(module) or config.has_target_parameter(parameter)):
         raise AdapterError(name, f"it has tensors for {module}, which its target_modules do not name")
     for part, is_wanted, field in (
         ("lora_magnitude_vector", config.has_magnitudes, "use_dora"),
@@ -153,8 +166,12 @@ def _check_complete(
     name: str, config: LoraConfig, parts_by_module: Mapping[str, Mapping[str, TensorEntry]], shapes: ModuleShapes
 ) -> None:
     """Refuse an adapter whose configuration names modules without tensors, or modules that the base lacks."""
+    present = {parse_module_name(module) for module in parts_by_module}
     for module, shape in shapes.items():
         parts = parts_by_module.get(module, {})
+        # It may have another name in the adapter.
+        if (key := parse_module_name(module)) is not None and key[1] == ROUTER and key in present:
+            continue
         if len(shape) == 2 and config.has_target(module) and parts.keys().isdisjoint(_HALVES["A"] + _HALVES["B"]):
             raise AdapterError(name, f"its target_modules name {module}, for which it has no tensors")
         # Single experts may be missing, but not a targeted stacked parameter.

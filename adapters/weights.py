@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from adapters.experts import is_of_experts
-from adapters.peft_format import WHOLE_MODEL
+from adapters.peft_format import ROUTER, WHOLE_MODEL
 
 FUSED_GROUPS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Modules that read the same input, in the order in which the decoder concatenates their outputs."""
@@ -179,8 +179,9 @@ class AdapterWeights:
         self._places = places
         self.changes_whole_model = _changes_whole_model((place.layer for place in places), self.extras)
         """Whether it changes anything but linear modules of the layers: the embedding, norms, the output matrix."""
-        self.has_experts = any(is_of_experts(module) for place in places for module, _, _ in place.modules)
-        """Whether MoE experts are changed; their modules are named as in `adapters.experts`."""
+        names = (module for place in places for module, _, _ in place.modules)
+        self.has_experts = any(is_of_experts(module) or module == ROUTER for module in names)
+        """Whether MoE experts or their routers are changed; experts' modules are named as in `adapters.experts`."""
         self._group_by_key: dict[tuple[int, str], ProjectionGroup] = {}
         for place in places:
             group = _group_at(flat, place)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
+from adapters.peft_format import ROUTER
 from engine.attention import AttentionBatch
 from engine.cpu.linear import Linear
 from engine.decoder.experts import ExpertSpec
@@ -160,7 +161,8 @@ class Backend(Protocol):
         ups, downs = (dense(weight).view(spec.count, -1, weight.shape[-1]) for weight in (gate_up, down))
 
         def multiply(h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
-            experts, shares = choose_experts(to_logits(h), spec.chosen, is_normed=spec.is_normed)
+            logits = to_logits(h) if lora is None else lora.multiply(to_logits, h, layer, (ROUTER,), (spec.count,))
+            experts, shares = choose_experts(logits, spec.chosen, is_normed=spec.is_normed)
             change = None
             if isinstance(lora, LoraBatch) and lora.has_experts:
                 change = partial(lora.change_expert, layer)

@@ -17,7 +17,7 @@ import torch
 
 from adapters.experts import expert_module
 from adapters.identity import AdapterDigest
-from adapters.peft_format import WHOLE_MODEL
+from adapters.peft_format import ROUTER, WHOLE_MODEL
 from adapters.weights import AdapterWeights
 from kernels.experts.reference import Part
 from kernels.lora_expand.reference import lora_expand
@@ -43,6 +43,7 @@ ENTRIES = (
     *MODULES,
     *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
     *HEAD_NORMS,
+    ROUTER,
 )
 WHOLE_ENTRIES = ("own embed_tokens", "embed_tokens", "norm", "own lm_head", "lm_head")
 """Entries of the whole model; matrices that replace the base's ("own") have entries apart from low-rank products."""

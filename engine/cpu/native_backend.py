@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from adapters.peft_format import ROUTER
 from engine.attention import AttentionBatch
 from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
 from engine.cpu.native_lora import NativeLora
@@ -192,7 +193,10 @@ class NativeBackend(Backend):
         ups, downs = (self._lay_out(split(weight, spec.count), spec.count) for weight in (gate_up, down))
 
         def multiply(h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
-            routing = self._route(self._product(to_logits, "router", h, router_bias), spec)
+            def logits(x: torch.Tensor) -> torch.Tensor:
+                return self._product(to_logits, "router", x, router_bias)
+
+            routing = self._route(self.adapters.multiply(logits, h, layer, (ROUTER,), (spec.count,)), spec)
             inputs = [self._take_bits(part, routing.rows) for part in self._inputs(ups, h)]
             joint = self._grouped(ups, "experts", inputs, routing, up_bias)
             self._change(h, joint, routing, layer, "gate_up")

@@ -141,7 +141,7 @@ class DecoderSpec(ModelSpec):
         return every | {"model.norm": (self.hidden_size,)}
 
     def _adapted_experts(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what takes an adapter in the mixtures; routers take none."""
+        """Return the shapes of what takes an adapter in the mixtures."""
         experts, names = self.experts, self.expert_names
         if experts is None:
             return {}
@@ -153,6 +153,9 @@ class DecoderSpec(ModelSpec):
             shapes |= {f"{names.block}.experts.{name}": (count, hidden, inner) for name in names.gate_up}
             shapes[f"{names.block}.experts.{names.down}"] = count, inner, hidden
         shapes |= {f"{stacks}.gate_up_proj": (count, hidden, *halves), f"{stacks}.down_proj": (count, inner, hidden)}
+        # Whoever changes all experts at once calls the router by the same library's name.
+        for router in {f"{names.block}.{names.router}", f"{names.adapted or names.block}.{names.router}"}:
+            shapes[router] = hidden, count
         if width := experts.shared_size:
             shared = f"{names.block}.{SHARED_EXPERT}"
             shapes |= {f"{shared}.{name}": (hidden, width) for name in names.gate_up}

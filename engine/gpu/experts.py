@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from adapters.peft_format import ROUTER
 from engine.backend import ExpertBiases
 from engine.decoder.experts import ExpertSpec
 from engine.gpu.adapters import TritonLora
@@ -59,12 +60,15 @@ class Experts:
 
     def __call__(self, h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
         """Return the mixture's output [rows, hidden]; rows that only pad a recorded step are undefined."""
-        change = None
+        change, count = None, self._spec.count
         if isinstance(lora, TritonLora) and lora.has_experts:
-            change = partial(lora.change_experts, layer, self._spec.count)
+            change = partial(lora.change_experts, layer, count)
+            logits = lora.multiply(self._router, h, layer, (ROUTER,), (count,))
+        else:
+            logits = self._router(h)
         return multiply_by_experts(
             h,
-            self._router(h),
+            logits,
             self._gate_up,
             self._down,
             self._counts,

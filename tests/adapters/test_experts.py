@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,21 @@ def test_mixtral_has_names_of_its_own(tmp_path: Path) -> None:
     for targets in (["w1", "w2"], "all-linear"):
         found = check(tmp_path, {"target_modules": targets}, halves, MIXTRAL)
         assert set(found) == {(0, "experts.0.gate_proj"), (0, "experts.2.down_proj")}
+
+
+def test_a_router_may_be_a_module_or_a_parameter_and_have_either_name(tmp_path: Path) -> None:
+    old, new = "model.layers.0.block_sparse_moe.gate", f"{M0}.gate"
+    shapes = MIXTRAL | {old: (HIDDEN, COUNT), new: (HIDDEN, COUNT)}
+    matrices = (4, HIDDEN), (COUNT, 4)
+    asked = ({"target_modules": ["gate"]}, {"target_modules": [], "target_parameters": ["gate.weight"]})
+    for config, name in product(asked, (old, new)):
+        assert set(check(tmp_path, config, {name: matrices}, shapes)) == {(0, "router")}
+    with pytest.raises(AdapterError, match="are one module of the base"):
+        check(tmp_path, asked[0], {old: matrices, new: matrices}, shapes)
+    with pytest.raises(AdapterError, match=r"lora_B of .*gate has shape \[8, 4\]"):
+        check(tmp_path, asked[0], {new: ((4, HIDDEN), (8, 4))}, shapes)
+    with pytest.raises(AdapterError, match=r"use_dora of .*gate is not supported"):
+        check(tmp_path, asked[0] | {"use_dora": True}, {new: matrices}, shapes)
 
 
 def test_the_expert_that_all_tokens_meet_stands_for_an_mlp(tmp_path: Path) -> None:

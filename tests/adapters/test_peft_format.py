@@ -93,7 +93,7 @@ def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"exclude_modules": [1]}, "exclude_modules"),
         ({"exclude_modules": "(x"}, "exclude_modules"),
-        ({"target_parameters": ["experts.down_proj", "mlp.gate.weight"]}, "target_parameters names 'mlp.gate.weight'"),
+        ({"target_parameters": ["experts.down_proj", "mlp.up.weight"]}, "target_parameters names 'mlp.up.weight'"),
         ({"target_parameters": ["mlp.experts.gate_up_proj_bias"]}, "only gate_up_proj and down_proj of experts"),
         ({"target_parameters": "down_proj"}, "target_parameters is not a list"),
         ({"target_parameters": [3]}, "target_parameters"),
@@ -189,6 +189,8 @@ def test_modules_are_known_by_layer_and_name() -> None:
     assert parse_module_name("lm_head") == (WHOLE_MODEL, "lm_head")
     assert parse_module_name("model.layers.3.self_attn.q_norm") == (3, "q_norm")
     assert parse_module_name("model.layers.3.mlp.shared_expert.up_proj") == (3, "up_proj")
+    assert parse_module_name("model.layers.3.mlp.gate") == (3, "router")
+    assert parse_module_name("model.layers.3.block_sparse_moe.router.layer") == (3, "router")
     assert parse_module_name("model.layers.3.self_attn.gate_proj") == (3, "self_attn.gate_proj")
     assert parse_module_name("model.layers.3.linear_attn.in_proj_qkv") == (3, "linear_attn.in_proj_qkv")
     assert parse_module_name(f"{Q3}.bias") is None

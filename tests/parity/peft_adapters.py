@@ -79,6 +79,7 @@ BESIDE_EXPERTS: dict[str, dict[str, Any]] = {
 
 STACKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "router": {"r": 4, "lora_alpha": 8, "target_modules": ["k_proj"], "target_parameters": ["mlp.gate.weight"]},
     "all-experts": {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "o_proj"], "target_parameters": STACKS},
     "patterned-experts": {
         "r": 8,

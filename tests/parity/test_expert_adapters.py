@@ -24,6 +24,9 @@ from tests.parity.peft_adapters import BESIDE_EXPERTS, OF_EXPERTS, save_beyond_p
 
 BESIDE = {"attention": BESIDE_EXPERTS["attention"]}
 BLOCK_BY_FAMILY = {"granite-moe": "block_sparse_moe"}
+ROUTER_BY_FAMILY = {"granite-moe": "router.layer.weight", "gpt-oss": "router.weight"}
+ALL_LINEAR = ("qwen3-moe", "mixtral", "olmoe")
+"""Families in which PEFT counts routers and experts among all linear modules."""
 LETTERS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -39,10 +42,13 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def configs_for(family: str) -> dict[str, dict[str, Any]]:
     """Name the block of the family's mixtures."""
-    block = BLOCK_BY_FAMILY.get(family, "mlp")
+    block, router = BLOCK_BY_FAMILY.get(family, "mlp"), ROUTER_BY_FAMILY.get(family, "gate.weight")
     found = {name: dict(options) for name, options in OF_EXPERTS.items()}
-    for options in found.values():
-        options["target_parameters"] = [name.replace("mlp", block) for name in options["target_parameters"]]
+    if family in ALL_LINEAR:
+        found["all-linear"] = {"r": 3, "lora_alpha": 5, "target_modules": "all-linear"}
+    for options in (options for options in found.values() if "target_parameters" in options):
+        named = [name.replace("mlp", block).replace("gate.weight", router) for name in options["target_parameters"]]
+        options["target_parameters"] = named
     return BESIDE | found
 
 
@@ -174,7 +180,7 @@ def test_by_the_gpu_s_kernels_their_tokens_are_those_of_the_cpu(
 ) -> None:
     """Recorded steps and launched ones, with adapters of experts, others and the base side by side."""
     path_by_name = save_beyond_products(partial(make_model, family), tmp_path, configs_for(family))
-    names = ["all-experts", "attention", "patterned-experts"]
+    names = ["all-experts", "router", "patterned-experts"]
     adapters = [reference(name, path_by_name[name]) for name in names]
     digests = [*(adapter.digest for adapter in adapters), None]
     prompts = random_prompts(len(digests), longest=6)
