@@ -22,7 +22,7 @@ from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
 from engine.fallback.rebinding import rebound
-from engine.fallback.spec import StateKind
+from engine.fallback.spec import MULTIPLIED, StateKind
 from engine.fallback.state_functions import KIND_BY_FUNCTION, state_functions
 from engine.fallback.states import NOTHING_KEPT, RowStates, cache_name
 from engine.kv_cache import KvCache
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from engine.fallback.spec import FallbackSpec
-
-
-MULTIPLIED = ".dt_proj"
-"""Name suffix of a Mamba module whose layer uses its weight directly, without calling it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +111,16 @@ class FallbackDecoder:
         decoder, head = model.get_decoder(), model.get_output_embeddings()
         # For some models get_decoder() returns the output matrix.
         (model.base_model if decoder is head else decoder).register_forward_hook(self._keep_hidden)
+        adapted = set(self.spec.linear_shapes())
         for name, module in model.named_modules():
             # A router may be float32 in a 16-bit model, and then so is its input.
             is_plain = type(module) is torch.nn.Linear and module.weight.dtype == self._dtype
             if is_plain and module is not head and not name.endswith(MULTIPLIED):
                 self._lay_out(name, module, device)
+                adapted.discard(name)
             elif (activation := activation_of(module)) is not None and module.down_proj.dtype == self._dtype:
                 self._lay_out_experts(module, activation, device)
+        assert not adapted, f"adapters of {min(adapted)} would have no effect"
         if type(head) is torch.nn.Linear:
             self._lay_out_vocabulary(model.get_input_embeddings(), head, device)
         for tensor in chain(model.parameters(), model.buffers()):

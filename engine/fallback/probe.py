@@ -173,8 +173,8 @@ def _note_experts(found: list[Mixtures], module: Any, arguments: tuple[Any, ...]
 
 
 def _note_rows(counts: set[int], module: torch.nn.Linear, arguments: tuple[torch.Tensor, ...]) -> None:
-    """Record the number of rows that a linear module is called with."""
-    counts.add(arguments[0].numel() // module.in_features)
+    """Record the number of rows that a linear module is called with; -1 if its input has a name."""
+    counts.add(arguments[0].numel() // module.in_features if arguments else -1)
 
 
 class _NotServed(Exception):
