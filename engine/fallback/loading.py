@@ -16,7 +16,7 @@ from engine.backend import Backend
 from engine.decoder.decoder import DecoderBatch
 from engine.errors import CheckpointError
 from engine.fallback.decoder import FallbackDecoder
-from engine.fallback.probe import keep_angles
+from engine.fallback.probe import keep_angles, quietly
 from engine.fallback.reading import classes_of, read_stored_layout
 from engine.fallback.spec import FallbackSpec
 from engine.fallback.states import RowStates
@@ -114,7 +114,8 @@ def _tokens(vocab_size: int, device: torch.device) -> torch.Tensor:
 def _logits(model: PreTrainedModel, device: torch.device) -> torch.Tensor:
     """Return the logits of the last trial token, with transformers' own attention."""
     tokens = _tokens(model.config.vocab_size, device).unsqueeze(0)
-    logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits[0, -1]
+    with quietly():
+        logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits[0, -1]
     return logits.float()
 
 

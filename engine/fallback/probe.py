@@ -7,7 +7,8 @@ anything else that a mask hides: only masks that the engine's kernels compute ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils import logging
 
 from engine.decoder.model_spec import Mixtures
 from engine.errors import CheckpointError
@@ -132,13 +134,25 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
     return Tried(calls, states, mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None, linears)
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep transformers from advising packages for layers that it computes here only to compare."""
+    advice = logging.get_logger("transformers.integrations.hub_kernels")
+    level = advice.level
+    advice.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        advice.setLevel(level)
+
+
 def _run(model: PreTrainedModel, what: str) -> None:
     """Run the model on a few tokens without data."""
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
     positions = torch.arange(NUM_TOKENS, device="meta").unsqueeze(0)
     nothing_padded = torch.ones_like(tokens).as_subclass(_Ones)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), quietly():
             model(
                 input_ids=tokens,
                 position_ids=positions,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -73,3 +75,14 @@ def test_caps_and_values_shorter_than_keys_are_seen() -> None:
 def test_what_the_engine_does_not_compute_is_refused(architecture: str, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
         tried(architecture, **fields)
+
+
+def test_no_package_is_advised_for_what_is_only_traced() -> None:
+    """What transformers says goes past pytest, to the standard error of a process of its own."""
+    code = (
+        "import transformers; from tests.engine.fallback.test_probe import tried;"
+        "tried('Qwen3NextForCausalLM', layer_types=['linear_attention', 'full_attention'], num_experts=2,"
+        " num_experts_per_tok=1, moe_intermediate_size=8, shared_expert_intermediate_size=8)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "falling back" not in run.stderr
