@@ -77,7 +77,7 @@ JAMBA = {
     "mamba_d_state": 8,
     "mamba_dt_rank": 8,
 }
-FEW = ("Qwen3_5MoeForCausalLM", "OlmoHybridForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM")
+FEW = ("Qwen3_5MoeForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM")
 """One of each kind of layer that keeps states."""
 NUM_TOKENS = 8
 
