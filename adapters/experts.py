@@ -26,6 +26,8 @@ from adapters.peft_format import STACKED_PARAMETERS, LoraConfig
 
 _LAYER = r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})"
 _EXPERTS = rf"(?P<experts>{_LAYER}\.(?:mlp|block_sparse_moe)\.experts)"
+EXPERTS = re.compile(_EXPERTS)
+"""Names of modules of experts that adapters may change."""
 _EXPERT = re.compile(rf"{_EXPERTS}\.(?P<expert>0|[1-9]\d{{0,4}})\.(?P<module>[a-z0-9_]+)")
 _STACK = re.compile(rf"{_EXPERTS}(?P<wraps>(?:\.base_layer)*)")
 _PROJECTION_BY_MODULE = {

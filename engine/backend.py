@@ -21,7 +21,7 @@ from engine.lora import AdapterSegment, HeadNorms, LoraBatch, LoraProducts
 from engine.state_kernels import StateKernels
 from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.embedding.reference import take_rows
-from kernels.experts.reference import choose_experts, multiply_by_experts
+from kernels.experts.reference import Change, choose_experts, multiply_by_experts
 from kernels.gated_activation.reference import Activation, activate_and_multiply
 from kernels.gated_sum.reference import add_gated
 from kernels.rescale.reference import rescale
@@ -68,7 +68,13 @@ class RoutedExperts(Protocol):
     """A layer's experts, without a router."""
 
     def __call__(
-        self, h: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, decodes: torch.Tensor | None
+        self,
+        h: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        decodes: torch.Tensor | None,
+        lora: LoraProducts | None = None,
+        layer: int = 0,
     ) -> torch.Tensor:
         """Return the weighted sum of each token's experts, [tokens, hidden].
 
@@ -78,8 +84,14 @@ class RoutedExperts(Protocol):
             weights: floats [tokens, chosen].
             decodes: the leading single-token rows of a step, as in `engine.attention.AttentionBatch.rows`; rows of no
                 tokens pad a recorded step, and what is returned for them is undefined. None if all rows are tokens.
+            lora, layer: as in `MixtureProduct`.
         """
         ...
+
+
+def expert_change(lora: LoraProducts | None, layer: int) -> Change | None:
+    """Return what changes the products of a layer's experts, by torch's operators; None if nothing does."""
+    return partial(lora.change_expert, layer) if isinstance(lora, LoraBatch) and lora.has_experts else None
 
 
 class Backend(Protocol):
@@ -163,9 +175,7 @@ class Backend(Protocol):
         def multiply(h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
             logits = to_logits(h) if lora is None else lora.multiply(to_logits, h, layer, (ROUTER,), (spec.count,))
             experts, shares = choose_experts(logits, spec.chosen, is_normed=spec.is_normed)
-            change = None
-            if isinstance(lora, LoraBatch) and lora.has_experts:
-                change = partial(lora.change_expert, layer)
+            change = expert_change(lora, layer)
             return multiply_by_experts(h, experts, shares, ups, downs, activation, biases and biases[1:], change)
 
         return multiply
@@ -176,7 +186,19 @@ class Backend(Protocol):
         Args:
             gate_up, down: as in `ExpertWeights`, never quantized yet.
         """
-        return lambda h, experts, weights, decodes: multiply_by_experts(h, experts, weights, gate_up, down, activation)
+
+        def multiply(
+            h: torch.Tensor,
+            experts: torch.Tensor,
+            weights: torch.Tensor,
+            decodes: torch.Tensor | None,
+            lora: LoraProducts | None = None,
+            layer: int = 0,
+        ) -> torch.Tensor:
+            change = expert_change(lora, layer)
+            return multiply_by_experts(h, experts, weights, gate_up, down, activation, None, change)
+
+        return multiply
 
     def add_gated(self, y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, delta: torch.Tensor) -> None:
         """Add `delta`, gated by `x`, to `y` in place, as `kernels.gated_sum.reference` defines."""

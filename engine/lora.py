@@ -186,6 +186,10 @@ class LoraProducts(LinearProducts, Protocol):
 class PartedLora(LoraProducts, Protocol):
     """Also applies adapters to some tokens of a step, for modules that are called row by row."""
 
+    def begin(self, num_tokens: int) -> None:
+        """Prepare for a step's products, where `embed` is not called."""
+        ...
+
     def of_tokens(self, start: int, end: int) -> LinearProducts:
         """Return what applies the adapters in products of the step's tokens [start, end) alone."""
         ...
@@ -241,6 +245,9 @@ class LoraBatch:
             )
             column += width
         return y
+
+    def begin(self, num_tokens: int) -> None:
+        """Nothing has to be prepared."""
 
     def of_tokens(self, start: int, end: int) -> LoraBatch:
         """Cut the segments."""

@@ -5,19 +5,19 @@ Torch operators do what these kernels do not support, and small operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Product, RoutedExperts, TorchBackend
+from engine.backend import Product, RoutedExperts, TorchBackend, expert_change
 from engine.cpu.called_states import CalledStates
 from engine.cpu.panels import INT8_KERNEL, Panels, grouped_arguments, lay_out
 from engine.decoder.layer_forms import LayerForm
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
-from engine.lora import HeadNorms
+from engine.lora import HeadNorms, LoraProducts
 from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
 from kernels.experts.reference import max_groups
@@ -100,8 +100,14 @@ class CalledBackend(TorchBackend):
         ups, downs = self._lay_out(gate_up, count, hidden), self._lay_out(down, count, inner)
 
         def multiply(
-            h: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, decodes: torch.Tensor | None
+            h: torch.Tensor,
+            experts: torch.Tensor,
+            weights: torch.Tensor,
+            decodes: torch.Tensor | None,
+            lora: LoraProducts | None = None,
+            layer: int = 0,
         ) -> torch.Tensor:
+            change = expert_change(lora, layer)
             (num_rows, chosen), num_pairs = experts.shape, experts.numel()
             places, rows = experts.new_empty(num_rows, chosen, dtype=torch.int32), experts.new_empty(num_pairs)
             groups = places.new_empty(max_groups(num_pairs, count), 3)
@@ -109,9 +115,13 @@ class CalledBackend(TorchBackend):
             self._call("sort_by_expert", num_rows, pairs, (count, chosen))
             paired = [part.index_select(0, rows) for part in self._inputs(ups, h)]
             joint = self._grouped(ups, paired, groups, count)
+            if change is not None:
+                _change_groups(partial(change, "gate_up"), groups, rows, h[rows], joint)
             gated = joint.new_empty(num_pairs, inner)
             self._call(f"{activation}_and_multiply", num_pairs, (joint, gated), (inner,))
             parts, y = self._grouped(downs, self._inputs(downs, gated), groups, count), torch.empty_like(h)
+            if change is not None:
+                _change_groups(partial(change, "down"), groups, rows, gated, parts)
             self._call("add_experts", num_rows, (parts, places, weights.float().contiguous(), y), (hidden, chosen))
             return y
 
@@ -158,3 +168,17 @@ class CalledBackend(TorchBackend):
         numbers: Sequence[float] = (),
     ) -> None:
         self._pool.call(kernel, self._dtype, count, tensors, sizes, numbers)
+
+
+def _change_groups(
+    change: Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None],
+    groups: torch.Tensor,
+    rows: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+) -> None:
+    """Change a product `y` of the inputs `x`, both [pairs, ...], expert by expert."""
+    for expert, first, count in groups.tolist():
+        if count:
+            of_expert = slice(first, first + count)
+            change(expert, rows[of_expert], x[of_expert], y[of_expert])

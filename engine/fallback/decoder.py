@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from adapters.experts import EXPERTS
 from adapters.peft_format import parse_module_name
 from engine.attention import AttentionBatch
 from engine.backend import Backend, RoutedExperts
@@ -26,7 +27,7 @@ from engine.fallback.spec import MULTIPLIED, StateKind
 from engine.fallback.state_functions import KIND_BY_FUNCTION, state_functions
 from engine.fallback.states import NOTHING_KEPT, RowStates, cache_name
 from engine.kv_cache import KvCache
-from engine.lora import LinearProducts, LoraProducts, PartedLora
+from engine.lora import LinearProducts, PartedLora
 from engine.step import Snapshot, StateMoves
 from kernels.gated_activation.reference import Activation
 from kernels.state_rows import StateRows
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 class _Step:
     attention: tuple[AttentionBatch, ...]
     cache: KvCache
-    lora: LoraProducts | None
+    lora: PartedLora | None
     decodes: torch.Tensor  # the leading rows of `AttentionBatch.rows`, those of one token
     still: Mapping[int, torch.Tensor]  # cosines and sines of angle 0, [tokens, 2, head_dim], by head_dim
     singles: StateRows | None  # rows whose states the device finds; None if the host does
@@ -119,7 +120,7 @@ class FallbackDecoder:
                 self._lay_out(name, module, device)
                 adapted.discard(name)
             elif (activation := activation_of(module)) is not None and module.down_proj.dtype == self._dtype:
-                self._lay_out_experts(module, activation, device)
+                self._lay_out_experts(name, module, activation, device)
         assert not adapted, f"adapters of {min(adapted)} would have no effect"
         if type(head) is torch.nn.Linear:
             self._lay_out_vocabulary(model.get_input_embeddings(), head, device)
@@ -158,11 +159,15 @@ class FallbackDecoder:
         assert self._model is not None, "there is no model yet"
         assert self._states is not None, "there is no model yet"
         has_states, rows = bool(self.spec.states), batch.attention[0].rows
+        lora = self._backend.lora(batch.adapters, batch.sample_adapters)
+        if lora is not None:
+            assert isinstance(lora, PartedLora), "only such are made for models without recorded programs"
+            lora.begin(len(batch.token_ids))
         are_single = has_states and self._are_single(batch)
         self._step = _Step(
             batch.attention,
             cache,
-            self._backend.lora(batch.adapters, batch.sample_adapters),
+            lora,
             rows[: batch.attention[0].num_decodes],
             {dim: table.repeat(len(batch.token_ids), 1, 1) for dim, table in self._still.items()},
             self._states.singles(rows) if are_single else None,
@@ -217,17 +222,32 @@ class FallbackDecoder:
         module.forward = partial(_by_rows, product)  # type: ignore[method-assign]
         _give_away(module)
 
-    def _lay_out_experts(self, module: torch.nn.Module, activation: Activation, device: torch.device) -> None:
-        gate_up, down = (_own(module.get_parameter(name), device) for name in ("gate_up_proj", "down_proj"))
-        module.forward = partial(self._by_experts, self._backend.routed_experts(gate_up, down, activation))
-        for name in ("gate_up_proj", "down_proj"):
-            _give_away(module, name)
+    def _lay_out_experts(
+        self, name: str, module: torch.nn.Module, activation: Activation, device: torch.device
+    ) -> None:
+        gate_up, down = (_own(module.get_parameter(part), device) for part in ("gate_up_proj", "down_proj"))
+        at = EXPERTS.fullmatch(name)
+        product, layer = (
+            self._backend.routed_experts(gate_up, down, activation),
+            None if at is None else int(at["layer"]),
+        )
+        module.forward = partial(self._by_experts, product, layer)
+        for part in ("gate_up_proj", "down_proj"):
+            _give_away(module, part)
 
     def _by_experts(
-        self, product: RoutedExperts, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+        self,
+        product: RoutedExperts,
+        layer: int | None,
+        x: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
     ) -> torch.Tensor:
         """Call a layer's experts by transformers' interface: [tokens, hidden], and what the router chose."""
-        return product(x.contiguous(), experts, weights, None if self._step is None else self._step.decodes)
+        step, x = self._step, x.contiguous()
+        if step is None or layer is None:
+            return product(x, experts, weights, None if step is None else step.decodes)
+        return product(x, experts, weights, step.decodes, step.lora, layer)
 
     def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear, device: torch.device) -> None:
         """Lay out the output matrix, which is never quantized, and the embedding, once if they are tied."""
@@ -250,13 +270,11 @@ class FallbackDecoder:
         splits: Mapping[str, int],
         x: torch.Tensor,
     ) -> torch.Tensor:
-        lora: LinearProducts | None = None if self._step is None else self._step.lora
+        lora = None if self._step is None else self._step.lora
         if lora is None:
             return product(x)
-        if self._tokens is not None:
-            assert isinstance(lora, PartedLora), "only such are made for models without recorded programs"
-            lora = lora.of_tokens(*self._tokens)
-        return lora.multiply(product, x, layer, tuple(splits), tuple(splits.values()))
+        part: LinearProducts = lora if self._tokens is None else lora.of_tokens(*self._tokens)
+        return part.multiply(product, x, layer, tuple(splits), tuple(splits.values()))
 
     def _by_states(self, states: RowStates, part: _StatePart, *arguments: torch.Tensor, **told: Any) -> torch.Tensor:
         """Call a recurrent module on the tokens of each row; outside of a step, call its original `forward`."""

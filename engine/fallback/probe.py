@@ -7,7 +7,7 @@ anything else that a mask hides: only masks that the engine's kernels compute ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -60,13 +60,15 @@ class AttentionCall:
 class Tried(NamedTuple):
     """What a model requires: attention, for each layer that attends, recurrent states, and experts if there are any.
 
-    `linears` are the names of linear modules that are called with one row for each token, in order.
+    `linears` are the names of linear modules that are called with one row for each token, in order; `experts` those of
+    modules of experts, with their number and intermediate size.
     """
 
     calls: list[AttentionCall]
     states: NotedStates
     mixtures: Mixtures | None
     linears: Collection[str]
+    experts: Mapping[str, tuple[int, int]]
 
 
 def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
@@ -111,10 +113,12 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
         if (told := cache_name(module)) is not None:
             module.forward = partial(_with_states, module.forward, name, told, states)
     mixtures: list[Mixtures] = []
+    experts: dict[str, tuple[int, int]] = {}
     rows_by_linear: dict[str, set[int]] = {}
     for name, module in model.named_modules():
         if activation_of(module) is not None:
             module.register_forward_pre_hook(partial(_note_experts, mixtures), with_kwargs=True)
+            experts[name] = module.num_experts, module.down_proj.shape[-1]
         if type(module) is torch.nn.Linear:
             module.register_forward_pre_hook(partial(_note_rows, rows_by_linear.setdefault(name, set())))
     _run(model, what)
@@ -131,7 +135,8 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
             f"{what} is not served: its layer {min(idle)} has neither a KV cache nor a known recurrent state."
         )
     linears = [name for name, counts in rows_by_linear.items() if counts == {NUM_TOKENS}]
-    return Tried(calls, states, mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None, linears)
+    mixed = mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None
+    return Tried(calls, states, mixed, linears, experts)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from adapters.experts import EXPERTS
 from adapters.peft_format import WHOLE_MODEL, parse_module_name
 from engine.decoder.ends import eos_ids
 from engine.decoder.fields import Fields
@@ -62,7 +63,7 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
     """Return all of a `FallbackSpec` but the EOS ids. Cached: startup asks several times, and a trace takes seconds."""
     model_class, config, _ = classes_of(folder, architecture)
     model = on_no_device(model_class, config)
-    calls, states, mixtures, linears = try_out(model, f"{folder}: {architecture}")
+    calls, states, mixtures, linears, experts = try_out(model, f"{folder}: {architecture}")
     modules = _modules(model, linears)
     own = [call for call in calls if call.source == call.layer]
     place_by_layer = {call.layer: place for place, call in enumerate(own)}
@@ -89,6 +90,7 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "places": {call.layer: place_by_layer[call.source] for call in calls},
         "depth": config.num_hidden_layers,
         "mixed": mixtures,
+        "experts": {name: sizes for name, sizes in experts.items() if EXPERTS.fullmatch(name)},
         "states": states.form_by_key,
         "state_modules": tuple(states.modules),
     }

@@ -51,6 +51,7 @@ class FallbackSpec(ModelSpec):
             those that attend; several may attend to the same.
         depth: number of layers of the model.
         mixed: the mixtures whose experts are plain and gated (`engine.fallback.experts`); None for none.
+        experts: (experts, inner) of the modules that hold the experts of these, by name.
         states: recurrent states, of layers that keep them instead of or beside keys.
         state_modules: names of the modules that keep them.
     """
@@ -63,6 +64,7 @@ class FallbackSpec(ModelSpec):
     places: Mapping[int, int]
     depth: int
     mixed: Mixtures | None = None
+    experts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     states: Mapping[StateKey, StateForm] = field(default_factory=dict)
     state_modules: tuple[str, ...] = ()
 
@@ -72,7 +74,13 @@ class FallbackSpec(ModelSpec):
 
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
         """As `ModelSpec` says."""
-        return dict(self.modules)
+        shapes = dict(self.modules)
+        for name, (count, inner) in self.experts.items():
+            for half in ("gate_proj", "up_proj"):
+                shapes[f"{name}.{half}"] = count, self.hidden_size, inner
+            shapes[f"{name}.gate_up_proj"] = count, self.hidden_size, 2, inner
+            shapes[f"{name}.down_proj"] = count, inner, self.hidden_size
+        return shapes
 
     def widths(self) -> Mapping[str, Mapping[str, int]]:
         """As `ModelSpec` says, for projections that are fused here or may be fused in an adapter."""

@@ -150,11 +150,15 @@ class TritonLora:
         self.reach = reach if max_tiles else Reach.NOTHING
         self.has_experts = has_experts and self.is_mixture and self.reach > Reach.NOTHING
 
-    def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
-        """Gather rows of the adapters' own embeddings and low-rank products; the first call of every step."""
+    def begin(self, num_tokens: int) -> None:
+        """Find the adapter of each of a step's tokens, before any product of experts."""
         if self.has_experts:
-            tiles, tables = self._tokens, self._row_tables[: len(token_ids)]
+            tiles, tables = self._tokens, self._row_tables[:num_tokens]
             fill_row_tables(tables, tiles.numbers, tiles.count, entry=EXPERTS_ENTRY, max_tiles=tiles.most)
+
+    def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
+        """Begin, and gather rows of the adapters' own embeddings and low-rank products."""
+        self.begin(len(token_ids))
         if self.reach == Reach.WHOLE_MODEL:
             own, entry = entry_of(WHOLE_MODEL, "own embed_tokens"), entry_of(WHOLE_MODEL, "embed_tokens")
             tiles = self._tokens

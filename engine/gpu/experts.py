@@ -88,12 +88,22 @@ class RoutedExperts:
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
+        self._count = count
         self._counts = counters(count, (down if isinstance(down, torch.Tensor) else down.held).device)
 
     def __call__(
-        self, h: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, decodes: torch.Tensor | None
+        self,
+        h: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        decodes: torch.Tensor | None,
+        lora: LoraProducts | None = None,
+        layer: int = 0,
     ) -> torch.Tensor:
         """Return the weighted sum [rows, hidden]."""
+        change = None
+        if isinstance(lora, TritonLora) and lora.has_experts:
+            change = partial(lora.change_experts, layer, self._count)
         return multiply_by_chosen(
             h,
             experts.int().contiguous(),
@@ -103,6 +113,7 @@ class RoutedExperts:
             self._counts,
             activation=self._activation,
             decodes=decodes,
+            change=change,
         )
 
 

@@ -96,10 +96,11 @@ def multiply_by_chosen(
     *,
     activation: Activation,
     decodes: torch.Tensor | None = None,
+    change: Change | None = None,
 ) -> torch.Tensor:
     """Do what `multiply_by_experts` does, with the choice of `sort_by_expert` instead of logits."""
     route = partial(sort_by_expert, experts, weights, counts, decodes=decodes)
-    return _multiply(x, route, len(counts) - 1, experts.shape[1], gate_up, down, activation)
+    return _multiply(x, route, len(counts) - 1, experts.shape[1], gate_up, down, activation, change=change)
 
 
 def expert_product(

@@ -166,6 +166,18 @@ def test_adapters_of_any_linear_module_generate_what_peft_generates(
     check_adapters(saved(name), name, save_adapters(make(name), tmp_path, configs))
 
 
+OF_EXPERTS = {"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}
+"""Which for current versions of PEFT are an attention module's and the experts'."""
+
+
+@pytest.mark.parametrize("name", ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"])
+def test_adapters_of_experts_generate_what_peft_generates(
+    saved: Callable[[str], Checkpoint], tmp_path: Path, name: str
+) -> None:
+    config = OF_EXPERTS | ({"target_modules": ["o_proj", *OF_EXPERTS["target_modules"][1:]]} if "Deep" in name else {})
+    check_adapters(saved(name), name, save_adapters(make(name), tmp_path, {"experts": config}))
+
+
 @pytest.mark.parametrize("name", ["SeedOssForCausalLM", "Exaone4ForCausalLM"])
 def test_adapters_generate_what_peft_generates(saved: Callable[[str], Checkpoint], tmp_path: Path, name: str) -> None:
     check_adapters(saved(name), name, save_adapters(make(name), tmp_path))
@@ -193,6 +205,8 @@ def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
     if name == "SeedOssForCausalLM":
         two = dict(list(save_adapters(make(name), tmp_path).items())[:2])
         check_adapters(checkpoint, name, two, **GPU_OPTIONS)
+    elif name == "Glm4MoeForCausalLM":
+        check_adapters(checkpoint, name, save_adapters(make(name), tmp_path, {"experts": OF_EXPERTS}), **GPU_OPTIONS)
     else:
         check_on_a_gpu(checkpoint)
     assert replays.are_there

@@ -115,6 +115,11 @@ def test_of_experts_a_step_reads_those_that_are_chosen(tmp_path: Path) -> None:
     spec = read_model_spec(path)
     assert spec.mixtures() == Mixtures(num_layers=1, num_experts=8, chosen=2, inner=16)
     assert num_weights(spec) - num_step_weights(spec) == 60 * 32 + 6 * 3 * 32 * 16
+    assert {name: shape for name, shape in spec.module_shapes().items() if ".experts." in name} == {
+        "model.layers.1.mlp.experts.gate_up_proj": (8, 32, 2, 16),
+        **{f"model.layers.1.mlp.experts.{name}": (8, 32, 16) for name in ("gate_proj", "up_proj")},
+        "model.layers.1.mlp.experts.down_proj": (8, 16, 32),
+    }
     assert read_model_spec(str(save(tmp_path / "dense"))).mixtures() is None
 
 
