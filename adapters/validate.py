@@ -109,7 +109,8 @@ def validate(
     layouts: dict[tuple[int, str], ModuleLayout] = {}
     for key, module in module_by_key.items():
         parts, at = parts_by_module[module], place_by_module.get(module)
-        _check_parts(name, config, module, parts, has_bias=f"{module}.bias" in shapes)
+        is_router = key[1] == ROUTER
+        _check_parts(name, config, module, parts, has_bias=f"{module}.bias" in shapes, is_router=is_router)
         shape = shapes[module] if at is None else at.shape
         stack = Stack(shape[0], is_paired(shape), swapped) if len(shape) > 2 else None
         layouts[key] = _layout(name, module, parts, config, shape, max_rank, stack)
@@ -132,11 +133,15 @@ def _are_swapped(
 
 
 def _check_parts(
-    name: str, config: LoraConfig, module: str, parts: Mapping[str, TensorEntry], *, has_bias: bool
+    name: str,
+    config: LoraConfig,
+    module: str,
+    parts: Mapping[str, TensorEntry],
+    *,
+    has_bias: bool,
+    is_router: bool,
 ) -> None:
     """Refuse tensors that this kind of module cannot have, or that the configuration does not announce."""
-    key = parse_module_name(module)
-    is_router = key is not None and key[1] == ROUTER
     usual = _EXPERT_PARTS if is_router or ".experts." in module else _LINEAR_PARTS
     known = {EMBEDDING: _EMBEDDING_PARTS, "lm_head": _HEAD_PARTS}.get(module, usual)
     for part in parts.keys() - (frozenset({"weight"}) if module.endswith("norm") else known):
@@ -166,12 +171,12 @@ def _check_complete(
     name: str, config: LoraConfig, parts_by_module: Mapping[str, Mapping[str, TensorEntry]], shapes: ModuleShapes
 ) -> None:
     """Refuse an adapter whose configuration names modules without tensors, or modules that the base lacks."""
-    present = {parse_module_name(module) for module in parts_by_module}
+    name_by_key = {parse_module_name(module): module for module in parts_by_module}
     for module, shape in shapes.items():
-        parts = parts_by_module.get(module, {})
-        # It may have another name in the adapter.
-        if (key := parse_module_name(module)) is not None and key[1] == ROUTER and key in present:
+        if name_by_key.get(parse_module_name(module), module) != module:
+            # The base knows the adapter's module by two names.
             continue
+        parts = parts_by_module.get(module, {})
         if len(shape) == 2 and config.has_target(module) and parts.keys().isdisjoint(_HALVES["A"] + _HALVES["B"]):
             raise AdapterError(name, f"its target_modules name {module}, for which it has no tensors")
         # Single experts may be missing, but not a targeted stacked parameter.

@@ -154,8 +154,8 @@ class DecoderSpec(ModelSpec):
             shapes[f"{names.block}.experts.{names.down}"] = count, inner, hidden
         shapes |= {f"{stacks}.gate_up_proj": (count, hidden, *halves), f"{stacks}.down_proj": (count, inner, hidden)}
         # Whoever changes all experts at once calls the router by the same library's name.
-        for router in {f"{names.block}.{names.router}", f"{names.adapted or names.block}.{names.router}"}:
-            shapes[router] = hidden, count
+        blocks = names.block, names.adapted or names.block
+        shapes |= dict.fromkeys((f"{block}.{names.router}" for block in blocks), (hidden, count))
         if width := experts.shared_size:
             shared = f"{names.block}.{SHARED_EXPERT}"
             shapes |= {f"{shared}.{name}": (hidden, width) for name in names.gate_up}

@@ -7,7 +7,7 @@ requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,6 +48,7 @@ class _Step:
     singles: StateRows | None  # rows whose states the device finds; None if the host does
     rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if the host finds no states
     kept: Mapping[int, Sequence[Snapshot]]  # snapshots to take on the way, by row
+    lora_by_tokens: dict[tuple[int, int], LinearProducts] = field(default_factory=dict)
 
 
 class _StatePart(NamedTuple):
@@ -82,7 +83,9 @@ class FallbackDecoder:
         self._model: PreTrainedModel | None = None
         self._states: RowStates | None = None
         self._step: _Step | None = None
-        self._tokens: tuple[int, int] | None = None  # of the step, that a recurrent module is called on
+        self._lora: LinearProducts | None = (
+            None  # of the step's tokens, or of those that a recurrent module is called on
+        )
         self._last_hidden: torch.Tensor | None = None
         self._still = {shape.dim: rope_table(NO_ROPE, shape.dim, 1, dtype) for shape in spec.kv_shapes()}
 
@@ -174,6 +177,7 @@ class FallbackDecoder:
             rows.tolist() if has_states and not are_single else (),
             NOTHING_KEPT if batch.state_moves is None else batch.state_moves.kept,
         )
+        self._lora = lora
         try:
             output = self._model(
                 input_ids=batch.token_ids.unsqueeze(0),
@@ -182,7 +186,7 @@ class FallbackDecoder:
                 logits_to_keep=batch.sampled,
             )
         finally:
-            self._step = None
+            self._step = self._lora = None
         logits = output.logits[0]
         if len(logits) != len(batch.sampled):
             logits = logits[batch.sampled]
@@ -226,12 +230,9 @@ class FallbackDecoder:
         self, name: str, module: torch.nn.Module, activation: Activation, device: torch.device
     ) -> None:
         gate_up, down = (_own(module.get_parameter(part), device) for part in ("gate_up_proj", "down_proj"))
-        at = EXPERTS.fullmatch(name)
-        product, layer = (
-            self._backend.routed_experts(gate_up, down, activation),
-            None if at is None else int(at["layer"]),
-        )
-        module.forward = partial(self._by_experts, product, layer)
+        at = EXPERTS.fullmatch(name) if name in self.spec.expert_modules else None
+        product = self._backend.routed_experts(gate_up, down, activation)
+        module.forward = partial(self._by_experts, product, None if at is None else int(at["layer"]))
         for part in ("gate_up_proj", "down_proj"):
             _give_away(module, part)
 
@@ -244,10 +245,11 @@ class FallbackDecoder:
         weights: torch.Tensor,
     ) -> torch.Tensor:
         """Call a layer's experts by transformers' interface: [tokens, hidden], and what the router chose."""
-        step, x = self._step, x.contiguous()
-        if step is None or layer is None:
-            return product(x, experts, weights, None if step is None else step.decodes)
-        return product(x, experts, weights, step.decodes, step.lora, layer)
+        decodes = None if self._step is None else self._step.decodes
+        if layer is None:
+            return product(x.contiguous(), experts, weights, decodes)
+        lora = None if self._step is None else self._step.lora
+        return product(x.contiguous(), experts, weights, decodes, lora, layer)
 
     def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear, device: torch.device) -> None:
         """Lay out the output matrix, which is never quantized, and the embedding, once if they are tied."""
@@ -270,11 +272,9 @@ class FallbackDecoder:
         splits: Mapping[str, int],
         x: torch.Tensor,
     ) -> torch.Tensor:
-        lora = None if self._step is None else self._step.lora
-        if lora is None:
+        if self._lora is None:
             return product(x)
-        part: LinearProducts = lora if self._tokens is None else lora.of_tokens(*self._tokens)
-        return part.multiply(product, x, layer, tuple(splits), tuple(splits.values()))
+        return self._lora.multiply(product, x, layer, tuple(splits), tuple(splits.values()))
 
     def _by_states(self, states: RowStates, part: _StatePart, *arguments: torch.Tensor, **told: Any) -> torch.Tensor:
         """Call a recurrent module on the tokens of each row; outside of a step, call its original `forward`."""
@@ -286,15 +286,24 @@ class FallbackDecoder:
             return part.forward(some, **{part.cache: held})
 
         def module_of_tokens(some: torch.Tensor, held: object, *, start: int, end: int) -> torch.Tensor:
-            self._tokens = start, end
+            whole, self._lora = self._lora, self._lora_of(start, end)
             try:
                 return module(some, held)
             finally:
-                self._tokens = None
+                self._lora = whole
 
         if self._step.singles is not None:
             return states.call_singles(module, part.layer, x, self._step.singles, part.direct)
         return states.call(module_of_tokens, part.layer, x, self._step.rows, self._step.kept)
+
+    def _lora_of(self, start: int, end: int) -> LinearProducts | None:
+        """Return the products of some of the step's tokens, made once a step."""
+        step = self._step
+        if step is None or step.lora is None:
+            return None
+        if (start, end) not in step.lora_by_tokens:
+            step.lora_by_tokens[start, end] = step.lora.of_tokens(start, end)
+        return step.lora_by_tokens[start, end]
 
     def _are_single(self, batch: DecoderBatch) -> bool:
         return self._stays_on_device and batch.attention[0].num_decodes == len(batch.token_ids)

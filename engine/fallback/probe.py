@@ -7,7 +7,7 @@ anything else that a mask hides: only masks that the engine's kernels compute ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -61,14 +61,14 @@ class Tried(NamedTuple):
     """What a model requires: attention, for each layer that attends, recurrent states, and experts if there are any.
 
     `linears` are the names of linear modules that are called with one row for each token, in order; `experts` those of
-    modules of experts, with their number and intermediate size.
+    modules of experts whose sizes are those of `mixtures`.
     """
 
     calls: list[AttentionCall]
     states: NotedStates
     mixtures: Mixtures | None
     linears: Collection[str]
-    experts: Mapping[str, tuple[int, int]]
+    experts: Collection[str]
 
 
 def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
@@ -113,12 +113,12 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
         if (told := cache_name(module)) is not None:
             module.forward = partial(_with_states, module.forward, name, told, states)
     mixtures: list[Mixtures] = []
-    experts: dict[str, tuple[int, int]] = {}
+    sizes_by_experts: dict[str, tuple[int, int]] = {}
     rows_by_linear: dict[str, set[int]] = {}
     for name, module in model.named_modules():
         if activation_of(module) is not None:
             module.register_forward_pre_hook(partial(_note_experts, mixtures), with_kwargs=True)
-            experts[name] = module.num_experts, module.down_proj.shape[-1]
+            sizes_by_experts[name] = module.num_experts, module.down_proj.shape[-1]
         if type(module) is torch.nn.Linear:
             module.register_forward_pre_hook(partial(_note_rows, rows_by_linear.setdefault(name, set())))
     _run(model, what)
@@ -136,6 +136,11 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
         )
     linears = [name for name, counts in rows_by_linear.items() if counts == {NUM_TOKENS}]
     mixed = mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None
+    experts = (
+        []
+        if mixed is None
+        else [name for name, sizes in sizes_by_experts.items() if sizes == (mixed.num_experts, mixed.inner)]
+    )
     return Tried(calls, states, mixed, linears, experts)
 
 

@@ -90,7 +90,7 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "places": {call.layer: place_by_layer[call.source] for call in calls},
         "depth": config.num_hidden_layers,
         "mixed": mixtures,
-        "experts": {name: sizes for name, sizes in experts.items() if EXPERTS.fullmatch(name)},
+        "expert_modules": tuple(filter(EXPERTS.fullmatch, experts)),
         "states": states.form_by_key,
         "state_modules": tuple(states.modules),
     }

@@ -51,7 +51,7 @@ class FallbackSpec(ModelSpec):
             those that attend; several may attend to the same.
         depth: number of layers of the model.
         mixed: the mixtures whose experts are plain and gated (`engine.fallback.experts`); None for none.
-        experts: (experts, inner) of the modules that hold the experts of these, by name.
+        expert_modules: names of the modules that hold their experts, those in which adapters may change them.
         states: recurrent states, of layers that keep them instead of or beside keys.
         state_modules: names of the modules that keep them.
     """
@@ -64,7 +64,7 @@ class FallbackSpec(ModelSpec):
     places: Mapping[int, int]
     depth: int
     mixed: Mixtures | None = None
-    experts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    expert_modules: tuple[str, ...] = ()
     states: Mapping[StateKey, StateForm] = field(default_factory=dict)
     state_modules: tuple[str, ...] = ()
 
@@ -75,7 +75,10 @@ class FallbackSpec(ModelSpec):
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
         """As `ModelSpec` says."""
         shapes = dict(self.modules)
-        for name, (count, inner) in self.experts.items():
+        if self.mixed is None:
+            return shapes
+        count, inner = self.mixed.num_experts, self.mixed.inner
+        for name in self.expert_modules:
             for half in ("gate_proj", "up_proj"):
                 shapes[f"{name}.{half}"] = count, self.hidden_size, inner
             shapes[f"{name}.gate_up_proj"] = count, self.hidden_size, 2, inner

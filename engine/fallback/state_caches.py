@@ -6,6 +6,7 @@ A state has a fixed size for any sequence length: the last inputs of a convoluti
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -84,7 +85,7 @@ class NotedStates(_Cache):
             self.modules.append(self.module)
 
 
-class _Handed(_Cache):
+class _Handed(_Cache, ABC):
     """A cache that hands out states of rows, which one module updates in place."""
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | HeldStates:
@@ -107,16 +108,17 @@ class _Handed(_Cache):
     def update_recurrent_state(
         self, new: torch.Tensor | HeldStates, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> torch.Tensor | HeldStates:
-        # What a kernel was given as it is held, it has updated.
-        return (
-            new if isinstance(new, HeldStates) else self._state(StateKey(layer_idx, "recurrent", state_idx)).copy_(new)
-        )
+        if isinstance(new, HeldStates):
+            # A kernel has updated it.
+            return new
+        return self._state(StateKey(layer_idx, "recurrent", state_idx)).copy_(new)
 
     def _given(self, key: StateKey) -> torch.Tensor | HeldStates:
         return self._state(key)
 
+    @abstractmethod
     def _state(self, key: StateKey) -> torch.Tensor:
-        raise NotImplementedError
+        """Return a state of the rows, which may be changed."""
 
 
 class StatesOfPart(_Handed):

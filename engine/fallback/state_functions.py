@@ -6,7 +6,8 @@ other widths, other dtypes, texts packed into one row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn import functional
 from engine.fallback.spec import StateKind
 from engine.fallback.state_caches import HeldStates
 from engine.state_kernels import MOST_KEYS, MOST_WIDTH, MULTIPLE, StateKernels
+from kernels.state_rows import StateRows
 
 State = torch.Tensor | HeldStates
 """As a module gets it from its cache, which it passes on without looking at it."""
@@ -55,17 +57,8 @@ def _gated_delta(
     """Return the outputs [rows, tokens, heads, dim] and the state, which the kernel updates in place."""
     switches = {name: told.pop(name, False) for name in ("output_final_state", "use_qk_l2norm_in_kernel")}
     states, rows = initial_state if isinstance(initial_state, HeldStates) else (initial_state, None)
-    if not (
-        states is not None
-        and states.dtype is torch.float32
-        and states.is_contiguous()
-        and query.dtype is key.dtype is value.dtype
-        and value.dtype in kernels.dtypes
-        and all(switches.values())
-        and not any(argument is not None for argument in told.values())
-        and not (key.shape[3] % MULTIPLE or value.shape[3] % MULTIPLE)
-        and key.shape[3] <= MOST_KEYS
-    ):
+    is_plain = all(switches.values()) and _are_defaults(told)
+    if states is None or not (is_plain and _can_keep(kernels, states, key.shape[3], (query, key, value))):
         state = initial_state.gathered() if isinstance(initial_state, HeldStates) else initial_state
         found: tuple[torch.Tensor, torch.Tensor] = theirs(
             query, key, value, g=g, beta=beta, initial_state=state, **switches, **told
@@ -95,24 +88,15 @@ def _chunk_scan(
     **told: Any,
 ) -> Any:
     """Return the outputs [rows, tokens, heads, head_dim] and the states, which the kernel updates in place."""
-    is_plain = return_final_states and not any(argument is not None for argument in told.values())
-    if initial_states is None or not (is_plain and _can_scan(kernels, hidden_states, B, C, initial_states)):
+    is_plain, parts = return_final_states and _are_defaults(told), (hidden_states, B, C)
+    if initial_states is None or not (is_plain and _can_keep(kernels, initial_states, B.shape[3], parts)):
         options = {"dt_softplus": dt_softplus, "dt_limit": dt_limit, "return_final_states": return_final_states}
         return theirs(
             *(hidden_states, dt, A, B, C, chunk_size),
             **{"D": D, "dt_bias": dt_bias, "initial_states": initial_states, **options, **told},
         )
     steps = _steps(dt, dt_bias, is_softplus=dt_softplus).clamp(*dt_limit)
-    y = kernels.selective_scan(
-        _beside_each_other(hidden_states),
-        steps.float().contiguous(),
-        A.float().contiguous(),
-        _beside_each_other(B),
-        _beside_each_other(C),
-        None if D is None else D.float().contiguous(),
-        initial_states,
-    )
-    return y, initial_states
+    return _scanned(kernels, parts, (steps, A, D), initial_states), initial_states
 
 
 def _state_update(
@@ -137,37 +121,29 @@ def _state_update(
     head_dim, state_dim], `D` and `dt_bias` [heads, head_dim].
     """
     states, rows = state if isinstance(state, HeldStates) else (state, None)
-    x, b, c = (part.unsqueeze(1) for part in (hidden_states, B, C))
-    is_plain = not any(argument is not None for argument in told.values())
-    if not (is_plain and _can_scan(kernels, x, b, c, states)):
-        own = state.gathered() if isinstance(state, HeldStates) else state
-        y = theirs(own, hidden_states, dt, A, B, C, D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, **told)
-        if isinstance(state, HeldStates):
-            state.put(own)
-        return y
+    parts = hidden_states.unsqueeze(1), B.unsqueeze(1), C.unsqueeze(1)
+    if not (_are_defaults(told) and _can_keep(kernels, states, B.shape[2], parts)):
+        with _copied(state) as own:
+            return theirs(own, hidden_states, dt, A, B, C, D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, **told)
     steps = _steps(dt[..., 0], None if dt_bias is None else dt_bias[:, 0], is_softplus=dt_softplus)
-    y = kernels.selective_scan(
-        _beside_each_other(x),
-        steps.float().unsqueeze(1).contiguous(),
-        A[:, 0, 0].float().contiguous(),
-        _beside_each_other(b),
-        _beside_each_other(c),
-        None if D is None else D[:, 0].float().contiguous(),
-        states,
-        rows,
-    ).squeeze(1)
+    numbers = steps.unsqueeze(1), A[:, 0, 0], None if D is None else D[:, 0]
+    y = _scanned(kernels, parts, numbers, states, rows).squeeze(1)
     return y if z is None else y * functional.silu(z)
 
 
-def _can_scan(kernels: StateKernels, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, states: torch.Tensor) -> bool:
-    return (
-        states.dtype is torch.float32
-        and states.is_contiguous()
-        and x.dtype is b.dtype is c.dtype
-        and x.dtype in kernels.dtypes
-        and not (x.shape[3] % MULTIPLE or b.shape[3] % MULTIPLE)
-        and b.shape[3] <= MOST_KEYS
-    )
+def _scanned(
+    kernels: StateKernels,
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    numbers: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    states: torch.Tensor,
+    rows: StateRows | None = None,
+) -> torch.Tensor:
+    """Scan `parts` x, b and c with the steps, a and d that `numbers` are."""
+    x, b, c = map(_beside_each_other, parts)
+    steps, a, d = (None if part is None else part.float().contiguous() for part in numbers)
+    assert steps is not None
+    assert a is not None
+    return kernels.selective_scan(x, steps, a, b, c, d, states, rows)
 
 
 def _steps(dt: torch.Tensor, bias: torch.Tensor | None, *, is_softplus: bool) -> torch.Tensor:
@@ -186,8 +162,7 @@ def _causal_conv(
     **told: Any,
 ) -> torch.Tensor:
     """Convolve [rows, channels, tokens] with no inputs before them."""
-    is_plain = not any(argument is not None for argument in told.values())
-    if not (is_plain and _can_convolve(kernels, hidden_states, weight, activation)):
+    if not (_are_defaults(told) and _can_convolve(kernels, hidden_states, weight, activation)):
         return theirs(hidden_states, weight, bias, activation=activation, **told)
     x = _side_by_side(hidden_states.transpose(1, 2))
     y = kernels.causal_conv(x, None, weight.contiguous(), bias, is_activated=activation is not None)
@@ -211,12 +186,36 @@ def _causal_conv_update(
         is_activated = activation is not None
         y = kernels.causal_conv(x, states, weight.contiguous(), bias, rows, is_activated=is_activated)
         return y.transpose(1, 2)
-    if isinstance(conv_state, HeldStates):
-        own = conv_state.gathered()
-        y = theirs(hidden_states, own, weight, bias, activation)
-        conv_state.put(own)
-        return y
-    return theirs(hidden_states, conv_state, weight, bias, activation)
+    with _copied(conv_state) as own:
+        return theirs(hidden_states, own, weight, bias, activation)
+
+
+@contextmanager
+def _copied(state: State) -> Iterator[torch.Tensor]:
+    """Give a copy of what is held, and put back what becomes of it; a tensor is given as it is."""
+    if isinstance(state, HeldStates):
+        own = state.gathered()
+        yield own
+        state.put(own)
+    else:
+        yield state
+
+
+def _are_defaults(told: Mapping[str, Any]) -> bool:
+    return all(argument is None for argument in told.values())
+
+
+def _can_keep(kernels: StateKernels, states: torch.Tensor, width: int, parts: Sequence[torch.Tensor]) -> bool:
+    """Tell whether the kernels know states and inputs [..., dim] like these; `width` is that of keys."""
+    dtypes = {part.dtype for part in parts}
+    return (
+        states.dtype is torch.float32
+        and states.is_contiguous()
+        and len(dtypes) == 1
+        and dtypes <= kernels.dtypes
+        and not any(part.shape[-1] % MULTIPLE for part in parts)
+        and width <= MOST_KEYS
+    )
 
 
 def _can_convolve(kernels: StateKernels, x: torch.Tensor, weight: torch.Tensor, activation: str | None) -> bool:

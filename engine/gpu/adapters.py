@@ -101,7 +101,6 @@ class TritonLora:
         self._runtime = runtime
         self._entries = entries
         self._segments: Sequence[AdapterSegment] = ()
-        self._part_by_tokens: dict[tuple[int, int], _Part] = {}
         self.device = runtime.device
         self._max_rank = max_rank
         max_tiles = max_segments + max_tokens // TILE
@@ -126,7 +125,6 @@ class TritonLora:
             EngineError: an adapter was not laid out for the kernels.
         """
         self._segments = segments
-        self._part_by_tokens.clear()
         self.reach = Reach.LINEAR_MODULES if segments else Reach.NOTHING
         if any(segment.weights.changes_whole_model for segment in segments):
             self.reach = Reach.WHOLE_MODEL
@@ -203,17 +201,16 @@ class TritonLora:
         return self._multiply(self._tokens, product, x, layer, modules, splits)
 
     def of_tokens(self, start: int, end: int) -> LinearProducts:
-        """Cut the segments on the host and send their tiles anew, once a step; only in steps that are not recorded."""
+        """Cut the segments on the host and send their tiles anew; only in steps that are not recorded."""
         if not self._segments:
             # Launches are being compiled or measured, with no tiles.
             return self
-        key = start, end
-        if key not in self._part_by_tokens:
-            numbers = _numbers(cut_segments(self._segments, start, end))
-            sent = torch.tensor([len(numbers) // 3, 0, *numbers], dtype=torch.int64).to(self.device)
-            tiles = _Tiles(numbers=sent[2:].view(-1, 3), count=sent[:1], at=0, most=len(numbers) // 3)
-            self._part_by_tokens[key] = _Part(partial(self._multiply, tiles) if numbers else _unchanged)
-        return self._part_by_tokens[key]
+        numbers = _numbers(cut_segments(self._segments, start, end))
+        if not numbers:
+            return _Part(_unchanged)
+        sent = torch.tensor([len(numbers) // 3, 0, *numbers], dtype=torch.int64).to(self.device)
+        tiles = _Tiles(numbers=sent[2:].view(-1, 3), count=sent[:1], at=0, most=len(numbers) // 3)
+        return _Part(partial(self._multiply, tiles))
 
     def _multiply(
         self,

@@ -148,7 +148,7 @@ def _entries(spec: ModelSpec) -> tuple[str, ...]:
 def _num_experts(spec: ModelSpec) -> int:
     """Return how many experts of a layer adapters may change, 0 for none."""
     if isinstance(spec, FallbackSpec):
-        return max((count for count, _ in spec.experts.values()), default=0)
+        return spec.mixed.num_experts if spec.mixed is not None and spec.expert_modules else 0
     return spec.experts.count if isinstance(spec, DecoderSpec) and spec.experts is not None else 0
 
 

@@ -20,7 +20,7 @@ from engine.gpu.streamed_linear import StreamedLinear, matrix_of
 from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, split
 from engine.lora import LoraProducts
-from kernels.experts.launch import ExpertMatrix, multiply_by_chosen, multiply_by_experts
+from kernels.experts.launch import Change, ExpertMatrix, multiply_by_chosen, multiply_by_experts
 from kernels.experts.routing import counters
 from kernels.gated_activation.reference import Activation
 from kernels.mxfp4.reference import can_pack, pack_mxfp4
@@ -60,12 +60,11 @@ class Experts:
 
     def __call__(self, h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
         """Return the mixture's output [rows, hidden]; rows that only pad a recorded step are undefined."""
-        change, count = None, self._spec.count
-        if isinstance(lora, TritonLora) and lora.has_experts:
-            change = partial(lora.change_experts, layer, count)
-            logits = lora.multiply(self._router, h, layer, (ROUTER,), (count,))
-        else:
+        change, count = _change(lora, layer, self._spec.count), self._spec.count
+        if lora is None or change is None:
             logits = self._router(h)
+        else:
+            logits = lora.multiply(self._router, h, layer, (ROUTER,), (count,))
         return multiply_by_experts(
             h,
             logits,
@@ -101,9 +100,6 @@ class RoutedExperts:
         layer: int = 0,
     ) -> torch.Tensor:
         """Return the weighted sum [rows, hidden]."""
-        change = None
-        if isinstance(lora, TritonLora) and lora.has_experts:
-            change = partial(lora.change_experts, layer, self._count)
         return multiply_by_chosen(
             h,
             experts.int().contiguous(),
@@ -113,7 +109,7 @@ class RoutedExperts:
             self._counts,
             activation=self._activation,
             decodes=decodes,
-            change=change,
+            change=_change(lora, layer, self._count),
         )
 
 
@@ -130,6 +126,11 @@ def laid_out(weight: Weight, count: int, quantization: str | None) -> ExpertMatr
     if quantization is None and isinstance(weight, torch.Tensor):
         return weight.flatten(0, -2)
     return _joined([matrix_of(part, quantization) for part in split(weight, count)])
+
+
+def _change(lora: LoraProducts | None, layer: int, count: int) -> Change | None:
+    """Return what changes the products of a layer's experts; None if no adapter of the step does."""
+    return partial(lora.change_experts, layer, count) if isinstance(lora, TritonLora) and lora.has_experts else None
 
 
 def _joined(parts: Sequence[Matrix]) -> Matrix:

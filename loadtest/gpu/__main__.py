@@ -178,21 +178,22 @@ def measure_attention(notes: Notes) -> None:
 
 def measure_kernels(notes: Notes) -> None:
     """Time every other kernel of that layer."""
-    benches = list(kernels.benches(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
-    compile_all(one.run for one in benches)
-    tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
+    measure_benches(notes, kernels.benches(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
 
 
 def measure_experts(notes: Notes, mixture: Mixture) -> None:
     """Time the experts of one MoE layer."""
-    benches = list(experts.benches(mixture, DEVICE, attempt=notes.attempt))
-    compile_all(one.run for one in benches)
-    tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
+    measure_benches(notes, experts.benches(mixture, DEVICE, attempt=notes.attempt))
 
 
 def measure_states(notes: Notes) -> None:
     """Time the kernels of layers of Qwen3.5 and Granite 4 that keep states."""
-    benches = list(states.benches(QWEN_3_5, GRANITE_4, DEVICE, attempt=notes.attempt))
+    measure_benches(notes, states.benches(QWEN_3_5, GRANITE_4, DEVICE, attempt=notes.attempt))
+
+
+def measure_benches(notes: Notes, found: Iterable[bench.Bench]) -> None:
+    """Compile the kernels of benchmarks, then time one after the other."""
+    benches = list(found)
     compile_all(one.run for one in benches)
     tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
 
