@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -16,8 +16,9 @@ from engine.kv_cache import KvCache
 from engine.lora import AdapterSegment, ResidentAdapters, Segment, collect_segments
 from engine.metrics import StepTimes
 from engine.pooling import Pooler, Vector, pooled_ranges
-from engine.request import RequestId, TokenLogprobs
-from engine.sampling.logprobs import logprobs_of
+from engine.request import RequestId
+from engine.sampling.logprobs import read_told, tell
+from engine.sampling.placing import placed
 from engine.sampling.sampler import NOT_FINITE, Drawing, Sampler
 from engine.speculation.verifying import draw_behind
 from engine.step import StepPlan, StepResult, StepRow
@@ -142,7 +143,7 @@ class Runner:
             logprobs_by_request={
                 request_id: tuple(row.logprobs) for request_id, row in zip(ids, found, strict=True) if row.logprobs
             },
-            prompt_logprobs_by_request=scores,
+            prompt_logprobs_by_request={request_id: read_told(fetched()) for request_id, fetched in scores.items()},
             pooled_by_request={request_id: vector for request_id, vector in pooled.items() if vector is not None},
         )
 
@@ -176,13 +177,36 @@ class Runner:
 
     def _draw(self, plan: StepPlan, output: StepOutput) -> _Submitted:
         rows = [row for row in plan.rows if row.samples]
-        scores, lines = _scored(plan, output.logits)
+        scores, lines = self._scored(plan, output.logits)
         # The sampler may overwrite its input, so that rows needed later are copied.
-        first = output.logits if len(lines) == len(output.logits) else output.logits[lines]
+        are_all = len(lines) == len(output.logits)
+        first = output.logits if are_all else output.logits[placed(lines, output.logits.device)]
         drawing = self._sampler.draw(first, [row.row for row in rows], [row.end for row in rows])
         self._buffers.keep(drawing.token_ids)
         vectors = self._pooler.add(plan, output.hidden) if plan.has_pooled else {}
         return _Submitted(plan, rows, lines, scores, output.logits, drawing, vectors)
+
+    def _scored(
+        self, plan: StepPlan, logits: torch.Tensor
+    ) -> tuple[dict[RequestId, Callable[[], torch.Tensor]], list[int]]:
+        """Return what fetches the requested log-probabilities of prompts, and the line where each sampling row begins.
+
+        Line numbers are those of `logits`.
+        """
+        if not (plan.num_draft_tokens or any(row.scores for row in plan.rows)):
+            return {}, list(range(len(logits)))
+        scores, drawn_from, at = {}, [], 0
+        for row in plan.rows:
+            stop = at + row.num_logits
+            if row.scores:
+                following = row.request.prompt_ids[row.start + 1 : row.end + 1]
+                count = row.request.params.num_prompt_logprobs or 0
+                told = tell(logits[at : at + len(following)], placed(following, logits.device), count)
+                scores[row.request.request_id] = self._sampler.fetch(told)
+            if row.samples:
+                drawn_from.append(stop - 1 - len(row.draft_ids))
+            at = stop
+        return scores, drawn_from
 
 
 class _Submitted(NamedTuple):
@@ -194,7 +218,7 @@ class _Submitted(NamedTuple):
     plan: StepPlan
     rows: list[StepRow]
     lines: list[int]
-    scores: dict[RequestId, list[TokenLogprobs]]
+    scores: dict[RequestId, Callable[[], torch.Tensor]]
     logits: torch.Tensor
     drawing: Drawing
     vectors: dict[RequestId, Vector]
@@ -205,20 +229,3 @@ def _segments(rows: Sequence[StepRow], counts: Sequence[int]) -> Iterator[Segmen
     for row, count in zip(rows, counts, strict=True):
         yield row.adapter, at, at + count
         at += count
-
-
-def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], list[int]]:
-    """Return the requested log-probabilities of prompt tokens, and the index of each sampling row's first logits."""
-    if not (plan.num_draft_tokens or any(row.scores for row in plan.rows)):
-        return {}, list(range(len(logits)))
-    scores, drawn_from, at = {}, [], 0
-    for row in plan.rows:
-        stop = at + row.num_logits
-        if row.scores:
-            following = row.request.prompt_ids[row.start + 1 : row.end + 1]
-            count = row.request.params.num_prompt_logprobs or 0
-            scores[row.request.request_id] = logprobs_of(logits[at : at + len(following)], following, count)
-        if row.samples:
-            drawn_from.append(stop - 1 - len(row.draft_ids))
-        at = stop
-    return scores, drawn_from

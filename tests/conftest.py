@@ -23,7 +23,7 @@ settings.load_profile("same")
 # Where there is no GPU its kernels run in Triton's interpreter; Triton looks at this as it meets a kernel.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    quick_interpreter.remember_names()
+    quick_interpreter.quicken()
 
 # Threads that spin at barriers make products as small as those of most tests many times slower on a busy machine.
 torch.set_num_threads(1)

@@ -8,7 +8,9 @@ from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
@@ -35,6 +37,7 @@ class DecoderBatch:
     Attributes:
         token_ids, positions: [tokens] int64.
         attention: one for the layers of each table of the cache layout; they differ in slots and tables.
+        host_rows: the rows of `attention` as the host knows them, int64 [rows, 4]; None if they are in its memory.
         sampled: [samples] int64, indices of the tokens to compute logits for.
         samples_each: `sampled` is all tokens, in order.
         adapters: segments of the tokens that have an adapter, in ascending order.
@@ -48,6 +51,7 @@ class DecoderBatch:
     positions: torch.Tensor
     sampled: torch.Tensor
     attention: tuple[AttentionBatch, ...]
+    host_rows: NDArray[np.int64] | None = None
     samples_each: bool = False
     adapters: tuple[AdapterSegment, ...] = ()
     sample_adapters: tuple[AdapterSegment, ...] = ()

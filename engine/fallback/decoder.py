@@ -174,7 +174,7 @@ class FallbackDecoder:
             rows[: batch.attention[0].num_decodes],
             {dim: table.repeat(len(batch.token_ids), 1, 1) for dim, table in self._still.items()},
             self._states.singles(rows) if are_single else None,
-            rows.tolist() if has_states and not are_single else (),
+            (rows if batch.host_rows is None else batch.host_rows).tolist() if has_states and not are_single else (),
             NOTHING_KEPT if batch.state_moves is None else batch.state_moves.kept,
         )
         self._lora = lora

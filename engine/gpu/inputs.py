@@ -115,7 +115,8 @@ class DeviceInputs(InputBuffers):
             self._device_tables.view(-1).scatter_(0, grown[:, 0], grown[:, 1])
         batch = self._batch_by_size.get(size)
         if batch is None:
-            batch = replace(super()._batch(num_tokens, num_rows, num_sampled, num_decodes), samples_each=bool(size))
+            batch = super()._batch(num_tokens, num_rows, num_sampled, num_decodes)
+            batch = replace(batch, samples_each=bool(size), host_rows=self._rows[:num_rows])
             if size:
                 self._batch_by_size[size] = batch
         return replace(batch, adapters=adapters) if adapters else batch

@@ -48,9 +48,9 @@ class LogitEdits:
         if params.allowed_token_ids or single:
             forbidden = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             if params.allowed_token_ids:
-                forbidden[:] = True
-                forbidden[placed(allowed, device)] = False
-            forbidden[placed(single, device)] = True
+                forbidden.fill_(True)
+                forbidden.index_fill_(0, placed(allowed, device), False)
+            forbidden.index_fill_(0, placed(single, device), True)
         longer = tuple(word for word in bad_words if len(word) > 1)
         recent = deque(output_ids, maxlen=max((len(word) - 1 for word in longer), default=0))
         return cls(biased=biased, forbidden=forbidden, bad_words=longer, recent=recent)

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from engine.request import TokenLogprobs
 from engine.sampling.logits import select_top_k
 
 
-def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Return the log-probabilities of one token for each row of `logits` [rows, vocab] float32.
-
-    Args:
-        num_top: how many of the likeliest tokens are returned besides; capped at the vocabulary's size.
-    """
-    if not token_ids:
-        return []
-    return read_told(tell(logits, torch.tensor(token_ids, device=logits.device), num_top))
-
-
 def tell(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Return [rows, 2 + 2 n] float64 for `read_told`, without waiting; n is `num_top`, at most the vocabulary's size.
+    """Return the log-probabilities of one token per row as numbers for `read_told`, without waiting for a device.
 
     Args:
         logits: [rows, vocab] float32.
         token_ids: [rows] int64.
+        num_top: how many of the likeliest tokens are returned besides; capped at the vocabulary's size.
+
+    Returns:
+        [rows, 2 + 2 n] float64; n is `num_top`, at most the vocabulary's size.
     """
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1))

@@ -143,7 +143,7 @@ class Sampler:
         if has_penalties:
             in_prompt, output_counts = self._penalty_tables()
             in_prompt[row] = False
-            in_prompt[row, placed(request.prompt_ids, self._device)] = True
+            in_prompt[row].index_fill_(0, placed(request.prompt_ids, self._device), True)
             outputs = placed(output_ids, self._device)
             output_counts[row] = 0
             output_counts[row].index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))

@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.sampling.logprobs import logprobs_of
+from engine.request import TokenLogprobs
+from engine.sampling.logprobs import read_told, tell
+
+
+def logprobs_of(logits: torch.Tensor, token_ids: list[int], num_top: int) -> list[TokenLogprobs]:
+    return read_told(tell(logits, torch.tensor(token_ids, dtype=torch.int64), num_top))
 
 
 def test_each_row_tells_its_token_and_the_likeliest_by_ascending_id() -> None:

@@ -1,64 +1,84 @@
-"""Engines of the GPU's parts, in Triton's interpreter where there is no GPU."""
+"""Engines on a GPU, or on a simulated one where there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 
 from engine import build
 from engine.config import EngineConfig
-from engine.decoder.model_spec import ModelSpec
-from engine.gpu.build import gpu_parts
-from engine.loading.checkpoint import WeightSource
-from engine.parts import Parts
+from engine.gpu import runtime
+from engine.gpu.rehearsal import Rehearsal
 from engine.resolve import Hardware
+from kernels import triton_cache
 from kernels.architecture import pretending
 from kernels.experts import launch as experts_launch
 from kernels.lora_experts import launch as lora_experts_launch
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.streamed_linear import launch as streamed_launch
-from tests.engine.gpu.host_runtime import HostRuntime
+from tests.simulated_gpu.device import simulate
+from tests.simulated_gpu.tensors import Gpu
 
 HAS_GPU = torch.cuda.is_available()
+HARDWARE = Hardware(
+    device="cuda",
+    num_cores=1,
+    free_bytes=1 << 30,
+    host_bytes=1 << 30,
+    has_fast_bfloat16=True,
+    has_fp8=False,
+    has_fp8_products=False,
+)
 
 
 class Replays:
-    """Engines of the GPU's parts: on a GPU where there is one, else on a stand-in that counts its replays."""
+    """Engines on a GPU where there is one, else on a simulated one that counts its replays.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._runtime = HostRuntime()
-        if not HAS_GPU:
-            monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=self._runtime))
-            # The interpreter runs programs one after the other.
-            for launch in (shrink_launch, lora_experts_launch):
-                monkeypatch.setattr(launch, "PROGRAMS_WANTED", 8)
-            monkeypatch.setattr(experts_launch, "ROW_OUTPUTS", 32)
+    Attributes:
+        gpu: the simulated one.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hardware: Hardware = HARDWARE) -> None:
+        self.gpu: Gpu | None = None
+        if HAS_GPU:
+            return
+        self.gpu = simulate(monkeypatch)
+        monkeypatch.setattr(build, "probe", lambda config: hardware if config.device == "cuda" else _PROBE(config))
+        # The interpreter compiles nothing, and measures nothing: what it runs it runs one after the other.
+        monkeypatch.setattr(triton_cache, "compile_ahead", lambda *_: None)
+        monkeypatch.setattr(runtime, "NUM_WARM_UPS", 0)
+        monkeypatch.setattr(runtime.CudaRuntime, "seconds", lambda *_: 0.0)
+        monkeypatch.setattr(Rehearsal, "run", lambda _: None)
+        for launch in (shrink_launch, lora_experts_launch):
+            monkeypatch.setattr(launch, "PROGRAMS_WANTED", 8)
+        monkeypatch.setattr(experts_launch, "ROW_OUTPUTS", 32)
 
     @property
     def are_there(self) -> bool:
         """Whether recorded steps were used, as far as one can tell."""
-        return HAS_GPU or self._runtime.num_replays > 0
+        return self.gpu is None or self.gpu.num_replays > 0
+
+
+_PROBE = build.probe
 
 
 @contextmanager
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let engines be built as on a GPU with 8-bit floats, on the GPU that is here or a stand-in."""
+    """Let engines be built as on a GPU with 8-bit floats, on the GPU that is here or a simulated one."""
     if HAS_GPU:
         yield
         return
-    monkeypatch.setattr(build, "_cpu_parts", _parts_of_a_gpu)
-    monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
+    Replays(monkeypatch, replace(HARDWARE, has_fp8=True))
     monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 8)
     with pretending("sm_90"):
         yield
 
 
-def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineConfig:
+def config_of(path: str, device: str = "cuda") -> EngineConfig:
     return EngineConfig(
         model_path=path,
         device=device,
@@ -69,9 +89,3 @@ def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineCo
         max_batched_tokens=16,
         max_adapter_rank=16,
     )
-
-
-def _parts_of_a_gpu(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource) -> Parts:
-    """Build what a GPU with 8-bit floats has, for a sampler and adapters on the CPU."""
-    parts = gpu_parts(config, spec, replace(hardware, device="cuda", has_fp8=True), weights, HostRuntime())
-    return replace(parts, config=replace(parts.config, device="cpu"))

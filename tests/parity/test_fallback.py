@@ -76,7 +76,7 @@ GPU_OPTIONS: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_batched_tokens": 16,
     "max_adapter_rank": 16,
-    "device": "cuda" if HAS_GPU else "cpu",
+    "device": "cuda",
 }
 
 

@@ -17,7 +17,7 @@ from engine.fallback.decoder import FallbackDecoder
 from engine.request import Request
 from tests.engine.conftest import near_states
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts, run_engine, saved_once
-from tests.parity.gpu_parts import HAS_GPU, Replays
+from tests.parity.gpu_parts import Replays
 from tests.parity.test_fallback import config_of
 from tests.parity.test_states import MODELS, NUM_TOKENS, make
 
@@ -147,7 +147,7 @@ def test_the_operators_of_a_gpu_copy_states_too(
     """Of a prompt by launched steps, of its answer by recorded ones, around which states are copied."""
     replays = Replays(monkeypatch)
     checkpoint, prompt = saved("Qwen3_5ForCausalLM"), random_prompts(2, longest=40)[1]
-    device = "cuda" if HAS_GPU else "cpu"
+    device = "cuda"
     engine = engine_of(checkpoint, kv_cache_bytes=1 << 22, max_batched_tokens=16, device=device)
     text = (*prompt, *checkpoint.generate(prompt, NUM_TOKENS), 3)
     assert cached_of(engine, checkpoint, [greedy("first", prompt, NUM_TOKENS)]) == [0]

@@ -18,7 +18,7 @@ from engine.engine import Engine
 from engine.errors import CheckpointError, ConfigError
 from engine.loading.spec import read_model_spec
 from tests.parity.conftest import GEOMETRY, Checkpoint, fill, greedy, made, random_prompts, run_engine, saved_once
-from tests.parity.gpu_parts import HAS_GPU, Replays
+from tests.parity.gpu_parts import Replays
 from tests.parity.test_fallback import GEMMA4, config_of
 
 DELTA = {
@@ -158,7 +158,7 @@ def test_the_kernels_of_a_gpu_keep_the_states_of_rows_and_attend(
     """Recorded steps find the states of their rows by themselves."""
     replays = Replays(monkeypatch)
     sizes = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16}
-    check(saved(name), random_prompts(3, longest=40), **sizes, device="cuda" if HAS_GPU else "cpu")
+    check(saved(name), random_prompts(3, longest=40), **sizes, device="cuda")
     assert replays.are_there
 
 
@@ -194,7 +194,7 @@ def test_so_they_are_by_the_kernels_of_a_gpu(
 ) -> None:
     replays = Replays(monkeypatch)
     sizes = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16, "max_adapter_rank": 16}
-    check_adapters(saved(name), tmp_path, name, **sizes, device="cuda" if HAS_GPU else "cpu")
+    check_adapters(saved(name), tmp_path, name, **sizes, device="cuda")
     assert replays.are_there
 
 

@@ -10,10 +10,21 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from tests.simulated_gpu.device import faults, simulate
+
+DEVICE = torch.device("cuda")
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Relative to the largest number: sums in another order, and in the short types rounded once or twice."""
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Simulate a GPU where there is none."""
+    if not torch.cuda.is_available():
+        simulate(monkeypatch)
+    yield
+    assert faults() == []
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ from kernels.paged_attention import launch
 from kernels.paged_attention.reference import paged_attention
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
 
-ARRIVED = launch.counters(DEVICE)
 HEADS = [(4, 2, 64), (7, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 256), (4, 1, 512)]
 """Query heads, kv heads and their dimension."""
 
@@ -31,15 +30,17 @@ class Case:
     spans: list[tuple[int, int]]
 
     def expected(self, **options: Any) -> torch.Tensor:
-        return paged_attention(
-            q=self.q.double(),
-            k_cache=self.k_cache.double(),
-            v_cache=self.v_cache.double(),
+        """By the reference, on the host: it takes positions one by one."""
+        expected = paged_attention(
+            q=self.q.double().cpu(),
+            k_cache=self.k_cache.double().cpu(),
+            v_cache=self.v_cache.double().cpu(),
             block_tables=self.tables,
             starts=[start for start, _ in self.spans],
             ends=[end for _, end in self.spans],
-            **options,
+            **{name: given.cpu() if isinstance(given, torch.Tensor) else given for name, given in options.items()},
         )
+        return expected.to(DEVICE)
 
     def found(self, *, num_fillers: int = 0, **options: Any) -> torch.Tensor:
         """By the kernel, with rows of no tokens behind those of one token."""
@@ -56,6 +57,7 @@ class Case:
             rows += [[at + filler, 0, 0, 0] for filler in range(num_fillers)]
             q = torch.cat((q, torch.zeros_like(q[:1]).expand(num_fillers, -1, -1)))
             num_decodes += num_fillers
+        arrived = launch.counters(DEVICE)
         out = launch.paged_attention(
             q=q,
             k_cache=self.k_cache,
@@ -63,10 +65,10 @@ class Case:
             rows=torch.tensor(rows, device=DEVICE),
             num_decodes=num_decodes,
             tables=table.to(DEVICE),
-            arrived=ARRIVED,
+            arrived=arrived,
             **options,
         )
-        assert not ARRIVED.any()
+        assert not arrived.any()
         return out[:at]
 
 

@@ -15,7 +15,6 @@ from kernels.row_quantization.reference import quantize_rows
 from tests.kernels.gpu.conftest import DEVICE, assert_near, randn
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
-ARRIVED = attention.counters(DEVICE)
 TOKENS, BLOCKS, BLOCK_TOKENS, HEADS, KV_HEADS = 21, 4, 16, 6, 2
 FP8 = fp8_dtype() or torch.float8_e4m3fn
 TOLERANCE = {torch.int8: 0.02, FP8: 0.08}
@@ -93,8 +92,9 @@ def check(held: torch.dtype, dtype: torch.dtype, seen: dict[str, float], *, dim:
     last = TOKENS - 1
     ends = {"block_tables": table.tolist(), "starts": [last], "ends": [TOKENS], **seen}
     rows = torch.tensor([[0, last, 1, 0]], device=DEVICE)
+    arrived = attention.counters(DEVICE)
     read = attention.paged_attention(
-        q=q[last:], **found.options(), rows=rows, num_decodes=1, tables=table, arrived=ARRIVED, **seen
+        q=q[last:], **found.options(), rows=rows, num_decodes=1, tables=table, arrived=arrived, **seen
     )
     assert_near(read, paged_attention(q=q[last:].double(), **found.options(), **ends))
     meant = paged_attention(q=q[last:].double(), **plain.options(), **ends)
@@ -105,7 +105,7 @@ def check(held: torch.dtype, dtype: torch.dtype, seen: dict[str, float], *, dim:
         rows=torch.tensor([[0, 0, TOKENS, 0]], device=DEVICE),
         num_decodes=0,
         tables=table,
-        arrived=ARRIVED,
+        arrived=arrived,
         **seen,
     )
     assert_near(chunk[last:], read.double())
@@ -121,7 +121,8 @@ def test_a_value_that_is_not_finite_is_seen_by_those_who_read_it(held: torch.dty
     q = rope.rope_kv_write(qkv=qkv, cos_sin=cos_sin, norms=None, eps=0.0, slots=slots, **cache.options())
     table = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
     rows = torch.tensor([[0, 0, 2, 0]], device=DEVICE)
-    out = attention.paged_attention(q=q, **cache.options(), rows=rows, num_decodes=0, tables=table, arrived=ARRIVED)
+    arrived = attention.counters(DEVICE)
+    out = attention.paged_attention(q=q, **cache.options(), rows=rows, num_decodes=0, tables=table, arrived=arrived)
     assert out[0].isfinite().all()
     assert out[1, :3].isnan().all()
     assert out[1, 3:].isfinite().all()

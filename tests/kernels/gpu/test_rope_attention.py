@@ -14,7 +14,6 @@ from kernels.rope_attention import launch
 from kernels.rope_attention.reference import rope_attention
 from tests.kernels.gpu.conftest import DEVICE, assert_near, randn
 
-ARRIVED = counters(DEVICE)
 TYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 EPS = 1e-6
 
@@ -58,6 +57,7 @@ def check(
     rows += [[len(positions) + filler, 0, 0, 0] for filler in range(num_fillers)]
     found_k, found_v = (_apart(cache) for cache in (k, v))
     assert launch.can_attend(product["qkv"], k)
+    arrived = counters(DEVICE)
     found = launch.rope_attention(
         **product,
         eps=EPS,
@@ -66,23 +66,24 @@ def check(
         slots=torch.tensor([*slots, *[-1] * num_fillers], device=DEVICE),
         rows=torch.tensor(rows, device=DEVICE),
         tables=padded.to(DEVICE),
-        arrived=ARRIVED,
+        arrived=arrived,
         cut=cut,
     )
+    # On the host: the reference takes positions one by one.
     wide = {name: given if given is None else _wide(given) for name, given in product.items()}
-    expected_k, expected_v = k.double(), v.double()
+    expected_k, expected_v = k.double().cpu(), v.double().cpu()
     expected = rope_attention(
         **{name: given[: len(positions)] if name != "norms" else given for name, given in wide.items()},
         eps=EPS,
         k_cache=expected_k,
         v_cache=expected_v,
-        slots=torch.tensor(slots, device=DEVICE),
+        slots=torch.tensor(slots),
         block_tables=tables,
         positions=positions,
     )
-    assert not ARRIVED.any()
-    assert_near(found[: len(positions)], expected)
-    for found_cache, meant, before in ((found_k, expected_k, k), (found_v, expected_v, v)):
+    assert not arrived.any()
+    assert_near(found[: len(positions)], expected.to(DEVICE))
+    for found_cache, meant, before in ((found_k, expected_k.to(DEVICE), k), (found_v, expected_v.to(DEVICE), v)):
         at = torch.tensor(slots, device=DEVICE)
         assert_near(found_cache.flatten(0, 1)[at], meant.flatten(0, 1)[at])
         # Nothing else was written.
@@ -98,7 +99,7 @@ def _apart(cache: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(given: torch.Tensor | tuple[torch.Tensor, ...]) -> object:
-    return given.double() if isinstance(given, torch.Tensor) else tuple(part.double() for part in given)
+    return given.double().cpu() if isinstance(given, torch.Tensor) else tuple(part.double().cpu() for part in given)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

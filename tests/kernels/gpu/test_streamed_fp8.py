@@ -19,7 +19,11 @@ from tests.kernels.gpu.test_streamed_linear import check_alone, check_few_rows, 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SUM_TOLERANCE = 2.0**-10 if torch.cuda.is_available() else 2.0**-20
 """Of all products' sizes together: Hopper keeps 14 bits of the largest of 32 products, the interpreter float32."""
-ARRIVED = launch.counters(300, 140, DEVICE)
+
+
+def counters() -> torch.Tensor:
+    """For all products here."""
+    return launch.counters(300, 140, DEVICE)
 
 
 def drawn(width: int, depth: int) -> Fp8Matrix:
@@ -29,9 +33,10 @@ def drawn(width: int, depth: int) -> Fp8Matrix:
 
 def check(matrix: Fp8Matrix, x: torch.Tensor, bias: torch.Tensor | None, cut: launch.Cut | None = None) -> None:
     """Each result by what its own products amount to: a large row would hide what is wrong of a small one."""
-    found = launch.streamed_linear(x, matrix, bias, ARRIVED, cut)
+    arrived = counters()
+    found = launch.streamed_linear(x, matrix, bias, arrived, cut)
     assert found.dtype == x.dtype
-    assert not ARRIVED.any()
+    assert not arrived.any()
     rounded, weight = dequantize_rows(*quantize_rows(x, FP8)), from_fp8(matrix)
     expected = rounded @ weight.T + (0 if bias is None else bias.double())
     sizes = rounded.abs() @ weight.abs().T + (0 if bias is None else bias.double().abs())
@@ -78,11 +83,11 @@ def test_parts_of_a_depth_are_added_in_their_order() -> None:
     held[:, 256:] *= -1
     matrix = Fp8Matrix.of(held.to(FP8), torch.ones(5, device=DEVICE))
     cut = launch.Cut(block_n=64, block_k=128, num_splits=3, num_warps=4, num_stages=2)
-    assert not launch.streamed_linear(x, matrix, None, ARRIVED, cut).any()
+    assert not launch.streamed_linear(x, matrix, None, counters(), cut).any()
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
-    check_alone(drawn(70, 300), ARRIVED)
+    check_alone(drawn(70, 300), counters())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -106,7 +111,7 @@ def test_what_is_not_finite_is_seen_where_it_is() -> None:
     x, weight = torch.ones(2, 128, device=DEVICE), torch.ones(16, 128, device=DEVICE)
     x[1, 7] = weight[3, 5] = torch.nan
     matrix = launch.to_fp8(weight)
-    for found in (launch.streamed_linear(x, matrix, None, ARRIVED), launch.row_linear(x, matrix, None)):
+    for found in (launch.streamed_linear(x, matrix, None, counters()), launch.row_linear(x, matrix, None)):
         torch.testing.assert_close(found[0, [0, 2, 4, 15]], torch.full((4,), 128.0, device=DEVICE))
         assert found[:, 3].isnan().all()
         assert found[1].isnan().all()
@@ -129,7 +134,7 @@ def test_the_reference_multiplies_what_is_held() -> None:
 
 def test_no_rows() -> None:
     matrix = drawn(5, 64)
-    assert launch.streamed_linear(randn(0, 64, dtype=torch.float32), matrix, None, ARRIVED).shape == (0, 5)
+    assert launch.streamed_linear(randn(0, 64, dtype=torch.float32), matrix, None, counters()).shape == (0, 5)
     assert launch.row_linear(randn(0, 64, dtype=torch.float32), matrix, None).shape == (0, 5)
 
 

@@ -15,18 +15,23 @@ from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, fro
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
 
 SHORT = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
-ARRIVED = launch.counters(140, 70, DEVICE)
+
+
+def counters() -> torch.Tensor:
+    """For all products here."""
+    return launch.counters(140, 70, DEVICE)
 
 
 def check(weight: torch.Tensor | Int4Matrix, rows: int, dtype: torch.dtype, *, has_bias: bool) -> None:
     width, depth = weight.shape
     x = randn(rows, depth, dtype=dtype) / depth**0.5
     bias = randn(width, dtype=dtype) if has_bias else None
-    found = launch.streamed_linear(x, weight, bias, ARRIVED)
+    arrived = counters()
+    found = launch.streamed_linear(x, weight, bias, arrived)
     assert found.dtype == dtype
     whole = from_int4(weight) if isinstance(weight, Int4Matrix) else weight
     assert_near(found, x.double() @ whole.double().T + (0 if bias is None else bias.double()))
-    assert not ARRIVED.any()
+    assert not arrived.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,7 +134,7 @@ def check_few_rows(
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
-    check_alone(randn(70, 300, dtype=torch.float32), ARRIVED)
+    check_alone(randn(70, 300, dtype=torch.float32), counters())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -158,7 +163,7 @@ def test_any_sizes_and_any_cut_of_few_rows(rows: int, width: int, depth: int, bl
 
 def test_no_rows() -> None:
     weight = randn(5, 64, dtype=torch.float16)
-    assert launch.streamed_linear(weight[:0], weight, None, ARRIVED).shape == (0, 5)
+    assert launch.streamed_linear(weight[:0], weight, None, counters()).shape == (0, 5)
     assert launch.row_linear(weight[:0], weight, None).shape == (0, 5)
 
 

@@ -1,0 +1,192 @@
+"""`torch.cuda` of the simulated GPU, as far as the product uses it: streams, events, recordings, page-locked memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._device import _device_constructors
+
+from tests.simulated_gpu.order import Clock, Stream
+from tests.simulated_gpu.tensors import Gpu, Recording, SimulatedTensor, poison
+
+TOTAL_BYTES = 1 << 30
+MILLISECONDS = 1.0
+"""What everything takes."""
+
+
+class CudaStream:
+    """A `torch.cuda.Stream`."""
+
+    def __init__(self, gpu: Gpu, stream: Stream) -> None:
+        self._gpu = gpu
+        self.stream = stream
+
+    def wait_stream(self, other: CudaStream) -> None:
+        """Have what comes on this stream wait for what is on the other."""
+        self._gpu.order.join(self.stream, other.stream)
+        if self._gpu.recording is not None:
+            self._gpu.recording.operations.append((self.stream, other.stream))
+
+    def synchronize(self) -> None:
+        """Have the host wait."""
+        self._gpu.forbid_in_recordings()
+        self._gpu.order.wait_for(self.stream)
+
+
+class CudaEvent:
+    """A `torch.cuda.Event`."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._seen = Clock()
+
+    def record(self) -> None:
+        """Stand for all that is on the current stream."""
+        with self._gpu.order.lock:
+            self._seen = Clock(self._gpu.order.current.seen)
+
+    def synchronize(self) -> None:
+        """Have the host wait for it."""
+        self._gpu.forbid_in_recordings()
+        with self._gpu.order.lock:
+            self._gpu.order.host |= self._seen
+
+    def elapsed_time(self, _: CudaEvent) -> float:
+        """Return a time."""
+        return MILLISECONDS
+
+
+class CudaGraph:
+    """A `torch.cuda.CUDAGraph`: what was recorded is computed again in the same memory."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.recording = Recording()
+        self.stream = gpu.order.default
+
+    def replay(self) -> None:
+        """Enqueue all of it on the current stream, and beside it what was recorded on another."""
+        order = self.gpu.order
+        current = order.current
+
+        def there(stream: Stream) -> Stream:
+            return current if stream is self.stream else stream
+
+        self.gpu.num_replays += 1
+        try:
+            for stream, operation in self.recording.operations:
+                order.current = there(stream)
+                if isinstance(operation, Stream):
+                    order.join(order.current, there(operation))
+                else:
+                    operation()
+        finally:
+            order.current = current
+
+
+@contextmanager
+def recording_of(graph: CudaGraph, *, stream: CudaStream, **_: Any) -> Iterator[None]:
+    """Stand for `torch.cuda.graph`."""
+    gpu = graph.gpu
+    gpu.order.wait_for()
+    before, gpu.order.current = gpu.order.current, stream.stream
+    graph.stream = stream.stream
+    gpu.recording = graph.recording
+    try:
+        yield
+    finally:
+        gpu.recording = None
+        gpu.order.current = before
+        # A GPU only records: what torch computed all the same is over.
+        gpu.order.wait_for()
+
+
+def replace_services(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
+    """Take the place of torch's functions."""
+    order = gpu.order
+
+    @contextmanager
+    def stream_of(stream: CudaStream) -> Iterator[None]:
+        before, order.current = order.current, stream.stream
+        try:
+            yield
+        finally:
+            order.current = before
+
+    @contextmanager
+    def device_of(_: Any) -> Iterator[None]:
+        yield
+
+    def synchronize(_: Any = None) -> None:
+        gpu.forbid_in_recordings()
+        order.wait_for()
+
+    def set_sync_debug_mode(mode: str) -> None:
+        gpu.waits_are_errors = mode == "error"
+
+    for name, value in {
+        "_lazy_init": lambda: None,
+        "init": lambda: None,
+        "Stream": lambda _=None: CudaStream(gpu, order.new_stream()),
+        "Event": lambda **_: CudaEvent(gpu),
+        "CUDAGraph": lambda: CudaGraph(gpu),
+        "graph": recording_of,
+        "graph_pool_handle": lambda: (0, 0),
+        "stream": stream_of,
+        "device": device_of,
+        "current_stream": lambda _=None: CudaStream(gpu, order.current),
+        "default_stream": lambda _=None: CudaStream(gpu, order.default),
+        "synchronize": synchronize,
+        "is_current_stream_capturing": lambda: gpu.recording is not None,
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda _=None: None,
+        "max_memory_reserved": lambda _=None: 0,
+        "mem_get_info": lambda _=None: (TOTAL_BYTES, TOTAL_BYTES),
+    }.items():
+        patch.setattr(torch.cuda, name, value)
+    # Looks up, once, the functions whose place is taken now.
+    _device_constructors()
+    for make in (torch.empty, torch.zeros):
+        patch.setattr(torch, make.__name__, _or_pinned(gpu, make))
+    patch.setattr(torch.Tensor, "data", _data(torch.Tensor.data))
+    patch.setattr(torch.Tensor, "pin_memory", lambda tensor: _pinned(gpu, tensor.clone()))
+
+
+def _data(known: Any) -> property:
+    """Return `torch.Tensor.data`, by which a tensor of the host can become one of the device."""
+
+    def put(tensor: torch.Tensor, numbers: torch.Tensor) -> None:
+        if not isinstance(numbers, SimulatedTensor):
+            known.__set__(tensor, numbers)
+            return
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        torch.utils.swap_tensors(
+            tensor, torch.nn.Parameter(numbers, tensor.requires_grad) if is_parameter else numbers.detach()
+        )
+
+    return property(known.__get__, put)
+
+
+def _or_pinned(gpu: Gpu, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        numbers = make(*args, **kwargs)
+        if not pin_memory:
+            return numbers
+        if make is _EMPTY:
+            poison(numbers)
+        return _pinned(gpu, numbers)
+
+    return made
+
+
+_EMPTY = torch.empty
+
+
+def _pinned(gpu: Gpu, numbers: torch.Tensor) -> torch.Tensor:
+    gpu.forbid_in_recordings()
+    return SimulatedTensor.allocated(gpu, numbers, is_pinned=True)
