@@ -260,10 +260,13 @@ class AdapterPool:
                 if pages:
                     # Steps already launched may still read the previous content.
                     self._stream.wait_stream(torch.cuda.default_stream(self._device))
-                weights = host.to(self._device, pages)
-                # Allocated on this stream, but read on the engine's.
-                weights.keep_for(torch.cuda.default_stream(self._device))
-                self._stream.synchronize()
+                try:
+                    weights = host.to(self._device, pages)
+                    # Allocated on this stream, but read on the engine's.
+                    weights.keep_for(torch.cuda.default_stream(self._device))
+                finally:
+                    # On an error, too: others may get the pages then.
+                    self._stream.synchronize()
         except Exception:
             # Last resort of the thread: otherwise the slot would stay in flight and its requests wait forever.
             _logger.exception("copying adapter %s to %s failed", digest, self._device)

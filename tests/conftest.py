@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -27,6 +28,19 @@ if not torch.cuda.is_available():
 
 # Threads that spin at barriers make products as small as those of most tests many times slower on a busy machine.
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU, simulated where there is none; what a real one might compute otherwise fails the test."""
+    # Imported here: few tests need it, and it imports Triton.
+    from tests.simulated_gpu.device import faults, simulate
+
+    faults()
+    if not torch.cuda.is_available():
+        simulate(monkeypatch)
+    yield
+    assert faults() == []
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -25,12 +26,10 @@ class CacheBytes:
         """Return the content of blocks, bytes [len(blocks), block_bytes], once the copy is done."""
         if self._stream is None:
             return self._cache.read(blocks)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._stream.wait_stream(torch.cuda.default_stream(self._device))
+        with self._beside(self._stream):
             content = self._cache.read(blocks)
             copied = torch.empty(content.shape, dtype=content.dtype, pin_memory=True)
             copied.copy_(content, non_blocking=True)
-            self._stream.synchronize()
         return copied
 
     def write(self, blocks: Sequence[int], contents: Sequence[torch.Tensor]) -> None:
@@ -38,8 +37,16 @@ class CacheBytes:
         if self._stream is None:
             self._cache.write(blocks, torch.stack([*contents]))
             return
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._stream.wait_stream(torch.cuda.default_stream(self._device))
+        with self._beside(self._stream):
             arrived = [content.to(self._device, non_blocking=True) for content in contents]
             self._cache.write(blocks, torch.stack(arrived))
-            self._stream.synchronize()
+
+    @contextmanager
+    def _beside(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """Enqueue on a stream, and wait for it in the end, even on an error: others may use both sides then."""
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            stream.wait_stream(torch.cuda.default_stream(self._device))
+            try:
+                yield
+            finally:
+                stream.synchronize()

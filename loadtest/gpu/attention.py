@@ -85,12 +85,12 @@ def attention_inputs(
 
     The bytes are those that it must move. If `longest` is given, the first row has so many keys, shared with others.
     """
-    cache, spans = random_cache(geometry, rows * context, device), None
+    per_row = -(-context // BLOCK_TOKENS)
+    cache, spans = random_cache(geometry, rows * per_row * BLOCK_TOKENS, device), None
     if held is not None:
         flat, found = quantize_rows(cache.view(-1, geometry.head_dim), held)
         cache, found = flat.view(cache.shape), found.view(cache.shape[:-1])
         spans = found[0], found[1]
-    per_row = -(-context // BLOCK_TOKENS)
     tables = torch.randperm(rows * per_row, device=device).view(rows, per_row)
     at = torch.arange(rows, device=device)
     table = torch.stack((at, torch.full_like(at, context - 1), torch.ones_like(at), at), dim=1)
@@ -135,8 +135,8 @@ def rope_attention_inputs(
     geometry: Geometry, device: torch.device, *, rows: int, context: int
 ) -> tuple[Callable[[Cut], torch.Tensor], float]:
     """Return a function from cut to fused RoPE, cache write and attention over `context` keys, and its bytes."""
-    cache = random_cache(geometry, rows * context, device)
     per_row = -(-context // BLOCK_TOKENS)
+    cache = random_cache(geometry, rows * per_row * BLOCK_TOKENS, device)
     tables = torch.randperm(rows * per_row, device=device).view(rows, per_row)
     at = torch.arange(rows, device=device)
     last = tables[:, (context - 1) // BLOCK_TOKENS] * BLOCK_TOKENS + (context - 1) % BLOCK_TOKENS

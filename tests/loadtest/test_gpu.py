@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -17,10 +17,8 @@ import pytest
 import torch
 import transformers
 
-from engine import build
 from engine.costs import prompt_flop
 from engine.decoder.spec import read_spec
-from engine.gpu.build import gpu_parts
 from kernels.architecture import pretending
 from kernels.launches import Geometry
 from kernels.lora_shrink import launch as shrink_launch
@@ -32,11 +30,13 @@ from loadtest.gpu.parts import LEAST_S, Notes, Part
 from loadtest.gpu.timing import Ceilings
 from loadtest.workloads import token_prompt
 from tests.architecture.source_tree import ROOT
-from tests.engine.gpu.host_runtime import HostRuntime
+from tests.parity.gpu_parts import Replays
+from tests.simulated_gpu.device import faults
+from tests.simulated_gpu.services import CudaGraph
 
 CEILINGS = Ceilings(bytes_per_s=4e12, flop_per_s=8e14)
 GEOMETRY = Geometry(name="tiny", hidden=128, inner=128, heads=8, kv_heads=2, head_dim=16)
-HERE = torch.device("cpu")
+HERE = torch.device("cuda")
 TINY = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -63,9 +63,13 @@ class CountingTimer:
 
 
 @pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replays]:
+    """A simulated one, of few programs."""
     monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 2)
     monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 2)
+    faults()
+    yield Replays(monkeypatch)
+    assert faults() == []
 
 
 def test_a_floor_is_the_longer_of_moving_and_computing() -> None:
@@ -108,7 +112,7 @@ def test_others_attend_in_the_shape_of_the_target(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
     monkeypatch.setattr(attention, "WORKSPACE_BYTES", 16)
     monkeypatch.setattr(attention, "CONTEXT", 62 * 32)
-    benches = [make() for _, make in attention.peers(GEOMETRY, HERE, scale=32)]
+    benches = [make() for _, make in attention.peers(GEOMETRY, torch.device("cpu"), scale=32)]
     assert [one.name.split(" decode")[0] for one in benches] == ["torch's", "torch's compiled flex", "flashinfer's"]
     expected, flex, _ = [one.run() for one in benches]
     assert isinstance(expected, torch.Tensor)
@@ -303,12 +307,11 @@ def test_rows_of_one_engine_are_one_part() -> None:
 
 @no_gpu
 def test_engine_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
     monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["llama-3.1-8b"] | TINY)
     work = engine.Work(model="tiny", batch=2, context=5, answer_tokens=3, target=0.9)
     with_adapters = replace(work, num_adapters=2)
     works = (work, with_adapters, replace(work, batch=1, answer_tokens=1), replace(with_adapters, batch=1))
-    options = {"device": "cpu", "dtype": "float32", "max_batched_tokens": 16, "num_threads": 1}
+    options = {"dtype": "float32", "max_batched_tokens": 16, "num_threads": 1}
     prompts: list[list[int]] = []
 
     def noted(*args: Any, **named: Any) -> list[int]:
@@ -339,29 +342,24 @@ def test_engine_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @no_gpu
-def test_a_model_that_transformers_computes_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_transformers_computes_is_measured_too(a_gpu: Replays, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a checkpoint that is written for it, and by recorded steps."""
-    runtime = HostRuntime()
-    monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=runtime))
     monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["seed-oss-0.6b"] | TINY | {"head_dim": 16})
     work = engine.Work(model="tiny", batch=2, context=5, answer_tokens=3)
-    options = {"device": "cpu", "dtype": "float32", "max_batched_tokens": 16, "num_threads": 1}
+    options = {"dtype": "float32", "max_batched_tokens": 16, "num_threads": 1}
     (result,) = engine.measure([work], CEILINGS, kv_cache_bytes=1 << 20, **options)
     assert result.step_ms > result.floor_ms > 0
-    assert runtime.num_replays > 0
+    assert a_gpu.are_there
 
 
-class AnnotatedRuntime(HostRuntime):
-    """Replays as a GPU's trace has them."""
+def _annotated(replay: Callable[[CudaGraph], None]) -> Callable[[CudaGraph], None]:
+    """Return what replays as a GPU's trace has it."""
 
-    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        replay, out = super().record(run)
+    def annotated(graph: CudaGraph) -> None:
+        with torch.profiler.record_function(f"stand-in for a {tracing.LAUNCH}"):
+            replay(graph)
 
-        def annotated() -> None:
-            with torch.profiler.record_function(f"stand-in for a {tracing.LAUNCH}"):
-                replay()
-
-        return annotated, out
+    return annotated
 
 
 @no_gpu
@@ -369,13 +367,13 @@ def test_steps_of_the_engines_loop_are_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the profiler, from the engine's own loop, through the trace that is kept; operators stand in for kernels."""
-    monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=AnnotatedRuntime()))
+    monkeypatch.setattr(CudaGraph, "replay", _annotated(CudaGraph.replay))
     monkeypatch.setattr(tracing, "DEVICE_CATEGORIES", frozenset({"cpu_op"}))
     monkeypatch.setattr(tracing, "SKIPPED_STEPS", 1)
     monkeypatch.setattr(tracing, "NUM_STEPS", 2)
     monkeypatch.setattr(command, "measure_ceilings", lambda: CEILINGS)
     monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["llama-3.1-8b"] | TINY)
-    options = {"device": "cpu", "dtype": "float32", "max_batched_tokens": 16, "num_threads": 1}
+    options = {"dtype": "float32", "max_batched_tokens": 16, "num_threads": 1}
     monkeypatch.setattr(engine, "measure", partial(engine.measure, kv_cache_bytes=1 << 20, **options))
     work = engine.Work(model="tiny", batch=2, context=5, answer_tokens=6, is_traced=True)
     short = replace(work, batch=1, answer_tokens=3)

@@ -1,4 +1,4 @@
-"""What is measured of mixtures of experts, run on the CPU."""
+"""What is measured of mixtures of experts, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from loadtest.gpu.parts import Notes
 from loadtest.gpu.timing import Ceilings
 from tests.loadtest.test_geometries import SMALL
 
-HERE = torch.device("cpu")
+HERE = torch.device("cuda")
 MIXTURE = Mixture(name="tiny", hidden=128, inner=128, experts=4, chosen=2)
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tries on a CPU what is measured on a GPU")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tries what is measured on a GPU"),
+    pytest.mark.usefixtures("a_gpu"),
+]
 
 
 class Timer:
@@ -66,7 +69,7 @@ def test_weights_of_gpt_oss_are_drawn_in_four_bits(tmp_path: Path) -> None:
     small = SMALL | {"intermediate_size": 64, "num_local_experts": 4, "num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2} | CONFIG_BY_NAME["gpt-oss-20b"] | small))
     spec = read_spec(str(tmp_path))
-    drawn = dict(engine.random_weights(str(tmp_path), spec, torch.bfloat16, HERE))
+    drawn = dict(engine.random_weights(str(tmp_path), spec, torch.bfloat16, torch.device("cpu")))
     experts = [drawn[f"layers.0.experts.{name}"] for name in ("gate_up", "down")]
     assert [tuple(weight.shape) for weight in experts] == [(4 * 128, 32), (4 * 32, 64)]
     for weight in experts:

@@ -1,4 +1,4 @@
-"""What is measured of products by 8-bit floats, run on the CPU."""
+"""What is measured of products by 8-bit floats, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from loadtest.gpu import kernels, sweep
 from loadtest.gpu.timing import Ceilings
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
-HERE = torch.device("cpu")
+HERE = torch.device("cuda")
 GEOMETRY = Geometry(name="tiny", hidden=64, inner=96, heads=2, kv_heads=1, head_dim=32)
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tries on a CPU what is measured on a GPU")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tries what is measured on a GPU"),
+    pytest.mark.usefixtures("a_gpu"),
+]
 
 
 def test_every_way_is_timed_in_every_shape() -> None:

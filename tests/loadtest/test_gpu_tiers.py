@@ -1,4 +1,4 @@
-"""The way of blocks to the host and back, here from one part of the same memory to the other."""
+"""The way of blocks to the host and back, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from kernels.launches import Geometry
 from loadtest.gpu import __main__ as command
@@ -16,10 +15,10 @@ from loadtest.gpu.parts import Notes
 GEOMETRY = Geometry(name="tiny", hidden=16, inner=16, heads=2, kv_heads=1, head_dim=8)
 
 
+@pytest.mark.usefixtures("a_gpu")
 def test_both_ways_are_measured_noted_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "DEVICE", torch.device("cpu"))
     monkeypatch.setattr(command, "GEOMETRIES", (GEOMETRY,))
     monkeypatch.setattr(tiers, "NUM_LAYERS", 2)
     (part,) = [part for part in command.parts() if part.name == "tiers"]

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,13 +16,16 @@ from typing import Any
 import pytest
 import torch
 
+from engine.build import build_engine
 from engine.cache.prefix_index import BlockName
 from engine.engine import Engine
 from engine.errors import OverloadError
 from engine.request import FinishReason, Request, RequestId
 from engine.scheduling.step_costs import StepCosts
+from engine.tiers.cache_bytes import CacheBytes
 from engine.tiers.disk_slots import DiskSlots
-from tests.parity.conftest import VOCAB, Checkpoint, emissions_of, greedy, make_engine
+from tests.parity.conftest import VOCAB, Checkpoint, emissions_of, greedy, make_engine, run_engine
+from tests.parity.gpu_parts import Replays, config_of
 
 PATIENCE_S = (10.0, 0.0, 10.0, 0.0)
 """Of one engine after the other, with a fetch that somebody waits for."""
@@ -164,3 +168,36 @@ def test_what_lay_on_a_disk_is_what_was_computed(
         engine.stop()
         engine.run(lambda _: None)
     assert num_fetched > 0
+
+
+def test_what_a_gpu_gave_to_the_host_is_what_was_computed(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copied beside the steps, both ways, while others are computed."""
+    replays, model = Replays(monkeypatch), checkpoint("llama3")
+    read = CacheBytes.read
+
+    def read_optimistically(cache: CacheBytes, blocks: Sequence[int]) -> torch.Tensor:
+        with nullcontext() if replays.gpu is None else replays.gpu.order.optimistic():
+            return read(cache, blocks)
+
+    # A block that was given to another request meanwhile is not kept.
+    monkeypatch.setattr(CacheBytes, "read", read_optimistically)
+    monkeypatch.setattr(StepCosts, "saved_s", lambda *_: math.inf)
+    monkeypatch.setattr("engine.cache.block_tables.SEEK_AGAIN_S", 0.0)
+    config = replace(
+        config_of(model.path),
+        max_model_len=64,
+        max_batched_tokens=64,
+        kv_cache_bytes=144 * model.token_bytes,
+        kv_host_bytes=1000 * model.token_bytes,
+        max_lent_cache_share=0.0,
+    )
+    engine, prompts = build_engine(config), [tuple(range(start, start + 50)) for start in range(3, 7)]
+    for turn in range(2):
+        found = run_engine(engine, [greedy(f"{turn}-{i}", prompt, 3) for i, prompt in enumerate(prompts)])
+        assert [*found.values()] == [model.generate(prompt, 3) for prompt in prompts]
+    assert engine.snapshot().fetched_tokens > 0
+    assert replays.are_there
+    engine.stop()
+    engine.run(lambda _: None)

@@ -34,7 +34,7 @@ _watched: list[Gpu] = []
 
 
 def faults() -> list[str]:
-    """Return the faults of all devices that were simulated since the last call."""
+    """Return the faults of all devices simulated since the last call."""
     found = [fault for gpu in _watched for fault in gpu.order.faults]
     _watched.clear()
     return found

@@ -12,6 +12,8 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,11 +128,22 @@ class Order:
 
     def access(self, block: Block, grains: Grains, *, is_write: bool) -> None:
         """Check and note an access of the operation that this thread has started last."""
+        if not is_write and getattr(self._local, "is_optimistic", False):
+            return
         with self.lock:
             stream = self.current
             if not block.is_behind(stream.seen, grains, is_write=is_write):
                 self.fault(f"stream {stream.number} {'writes' if is_write else 'reads'} what another still uses")
             block.mark(block.written if is_write else block.read, stream.number, grains, stream.seen[stream.number])
+
+    @contextmanager
+    def optimistic(self) -> Iterator[None]:
+        """Let this thread read what others may write meanwhile: it finds out, and throws away what it has read."""
+        self._local.is_optimistic = True
+        try:
+            yield
+        finally:
+            self._local.is_optimistic = False
 
     def access_by_host(self, block: Block, grains: Grains, *, is_write: bool) -> None:
         """Check that the device is done with what the host accesses."""

@@ -21,9 +21,10 @@ MILLISECONDS = 1.0
 class CudaStream:
     """A `torch.cuda.Stream`."""
 
-    def __init__(self, gpu: Gpu, stream: Stream) -> None:
-        self._gpu = gpu
-        self.stream = stream
+    _gpu: Gpu
+
+    def __init__(self, device: object = None, *, stream: Stream | None = None) -> None:
+        self.stream = self._gpu.order.new_stream() if stream is None else stream
 
     def wait_stream(self, other: CudaStream) -> None:
         """Have what comes on this stream wait for what is on the other."""
@@ -40,8 +41,9 @@ class CudaStream:
 class CudaEvent:
     """A `torch.cuda.Event`."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+    _gpu: Gpu
+
+    def __init__(self, **_: Any) -> None:
         self._seen = Clock()
 
     def record(self) -> None:
@@ -63,20 +65,21 @@ class CudaEvent:
 class CudaGraph:
     """A `torch.cuda.CUDAGraph`: what was recorded is computed again in the same memory."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
+    _gpu: Gpu
+
+    def __init__(self) -> None:
         self.recording = Recording()
-        self.stream = gpu.order.default
+        self.stream = self._gpu.order.default
 
     def replay(self) -> None:
         """Enqueue all of it on the current stream, and beside it what was recorded on another."""
-        order = self.gpu.order
+        order = self._gpu.order
         current = order.current
 
         def there(stream: Stream) -> Stream:
             return current if stream is self.stream else stream
 
-        self.gpu.num_replays += 1
+        self._gpu.num_replays += 1
         try:
             for stream, operation in self.recording.operations:
                 order.current = there(stream)
@@ -91,7 +94,7 @@ class CudaGraph:
 @contextmanager
 def recording_of(graph: CudaGraph, *, stream: CudaStream, **_: Any) -> Iterator[None]:
     """Stand for `torch.cuda.graph`."""
-    gpu = graph.gpu
+    gpu = graph._gpu
     gpu.order.wait_for()
     before, gpu.order.current = gpu.order.current, stream.stream
     graph.stream = stream.stream
@@ -108,6 +111,10 @@ def recording_of(graph: CudaGraph, *, stream: CudaStream, **_: Any) -> Iterator[
 def replace_services(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
     """Take the place of torch's functions."""
     order = gpu.order
+    # Classes, since others name them in annotations.
+    stream_class, event_class, graph_class = (
+        type(kind.__name__, (kind,), {"_gpu": gpu}) for kind in (CudaStream, CudaEvent, CudaGraph)
+    )
 
     @contextmanager
     def stream_of(stream: CudaStream) -> Iterator[None]:
@@ -131,15 +138,15 @@ def replace_services(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "_lazy_init": lambda: None,
         "init": lambda: None,
-        "Stream": lambda _=None: CudaStream(gpu, order.new_stream()),
-        "Event": lambda **_: CudaEvent(gpu),
-        "CUDAGraph": lambda: CudaGraph(gpu),
+        "Stream": stream_class,
+        "Event": event_class,
+        "CUDAGraph": graph_class,
         "graph": recording_of,
         "graph_pool_handle": lambda: (0, 0),
         "stream": stream_of,
         "device": device_of,
-        "current_stream": lambda _=None: CudaStream(gpu, order.current),
-        "default_stream": lambda _=None: CudaStream(gpu, order.default),
+        "current_stream": lambda _=None: stream_class(stream=order.current),
+        "default_stream": lambda _=None: stream_class(stream=order.default),
         "synchronize": synchronize,
         "is_current_stream_capturing": lambda: gpu.recording is not None,
         "set_sync_debug_mode": set_sync_debug_mode,
@@ -151,8 +158,8 @@ def replace_services(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, name, value)
     # Looks up, once, the functions whose place is taken now.
     _device_constructors()
-    for make in (torch.empty, torch.zeros):
-        patch.setattr(torch, make.__name__, _or_pinned(gpu, make))
+    patch.setattr(torch, "empty", _or_pinned(gpu, torch.empty, is_empty=True))
+    patch.setattr(torch, "zeros", _or_pinned(gpu, torch.zeros))
     patch.setattr(torch.Tensor, "data", _data(torch.Tensor.data))
     patch.setattr(torch.Tensor, "pin_memory", lambda tensor: _pinned(gpu, tensor.clone()))
 
@@ -172,19 +179,16 @@ def _data(known: Any) -> property:
     return property(known.__get__, put)
 
 
-def _or_pinned(gpu: Gpu, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _or_pinned(gpu: Gpu, make: Callable[..., torch.Tensor], *, is_empty: bool = False) -> Callable[..., torch.Tensor]:
     def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
         numbers = make(*args, **kwargs)
         if not pin_memory:
             return numbers
-        if make is _EMPTY:
+        if is_empty:
             poison(numbers)
         return _pinned(gpu, numbers)
 
     return made
-
-
-_EMPTY = torch.empty
 
 
 def _pinned(gpu: Gpu, numbers: torch.Tensor) -> torch.Tensor:

@@ -65,8 +65,10 @@ class Bench:
         return num_good
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", "cuda"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    if request.param == "cuda":
+        request.getfixturevalue("a_gpu")
     bench = Bench(a_cache(device=request.param))
     yield bench
     bench.host.may_write.set()
@@ -202,15 +204,15 @@ def test_nothing_is_written_for_a_fetch_that_was_given_up(bench: Bench, monkeypa
         assert may_read.wait(10)
         return torch.zeros(bench.cache.block_bytes, dtype=torch.uint8)
 
-    monkeypatch.setattr(bench.host, "read", read)
-    bench.arrived.clear()
-    bench.mover.fetch(7, [up(4, 1, 0)])
-    bench.mover.give_up(7)
-    may_read.set()
-    assert bench.arrived.wait(10)
-    assert bench.mover.fetched() == [(7, 0)]
-    assert torch.equal(bench.cache.data, before)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.host, "read", read)
+        bench.arrived.clear()
+        bench.mover.fetch(7, [up(4, 1, 0)])
+        bench.mover.give_up(7)
+        may_read.set()
+        assert bench.arrived.wait(10)
+        assert bench.mover.fetched() == [(7, 0)]
+        assert torch.equal(bench.cache.data, before)
     assert bench.fetch(up(4, 1, 0)) == 1
 
 

@@ -1,4 +1,4 @@
-"""The GPU kernels: on a GPU where there is one, in Triton's interpreter elsewhere.
+"""The GPU kernels: on a GPU where there is one, elsewhere on a simulated one, in Triton's interpreter.
 
 The interpreter multiplies bfloat16 matrices wrongly, so that bfloat16 is for GPUs only.
 """
@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.simulated_gpu.device import faults, simulate
-
 DEVICE = torch.device("cuda")
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -19,12 +17,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 @pytest.fixture(autouse=True)
-def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Simulate a GPU where there is none."""
-    if not torch.cuda.is_available():
-        simulate(monkeypatch)
-    yield
-    assert faults() == []
+def on_a_gpu(a_gpu: None) -> None:
+    """Run every test here on a GPU, if only a simulated one."""
 
 
 @pytest.fixture(autouse=True)
