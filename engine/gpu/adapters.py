@@ -18,7 +18,7 @@ import torch
 
 from adapters.peft_format import WHOLE_MODEL
 from engine.errors import EngineError
-from engine.gpu.runtime import GpuRuntime
+from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging
 from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
 from engine.lora import (
@@ -90,7 +90,7 @@ class TritonLora:
 
     def __init__(
         self,
-        runtime: GpuRuntime,
+        runtime: CudaRuntime,
         max_segments: int,
         max_rank: int,
         max_tokens: int,

@@ -25,7 +25,7 @@ from engine.gpu.choosing import TokenChooser
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.model import GpuModel, recorded_sizes
 from engine.gpu.rehearsal import Rehearsal
-from engine.gpu.runtime import GpuRuntime
+from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import measure, stream_each
 from engine.gpu.tabled_adapter import TabledAdapter
 from engine.hardware import DTYPE_BY_NAME
@@ -46,7 +46,7 @@ RESERVED_BYTES = 512 << 20
 
 
 def gpu_parts(
-    config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource, runtime: GpuRuntime
+    config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource, runtime: CudaRuntime
 ) -> Parts:
     """Load the weights, compile, measure a full step, give the cache the memory left, and record decode steps.
 
@@ -73,7 +73,7 @@ def _build(
     checked: ResolvedConfig,
     spec: ModelSpec,
     hardware: Hardware,
-    runtime: GpuRuntime,
+    runtime: CudaRuntime,
     weights: WeightSource,
 ) -> Parts:
     adapters = _adapters(spec, checked, runtime)
@@ -128,7 +128,7 @@ def _build(
     )
 
 
-def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: GpuRuntime) -> TritonLora:
+def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: CudaRuntime) -> TritonLora:
     sizes = config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens
     return TritonLora(runtime, *sizes, is_mixture=_num_experts(spec) > 0, entries=_entries(spec))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.gpu.runtime import GpuRuntime
+from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging
 from engine.request import SamplingParams
 from kernels.token_choice.launch import choose_tokens, counters
@@ -18,7 +18,7 @@ _HALF = 1 << 63
 class TokenChooser:
     """Chooses tokens for rows that are greedy or use only temperature, top-k, top-p and min-p."""
 
-    def __init__(self, runtime: GpuRuntime, max_rows: int) -> None:
+    def __init__(self, runtime: CudaRuntime, max_rows: int) -> None:
         self._runtime = runtime
         self._staging = Staging(6 * max_rows, runtime)
         self._params: Sequence[SamplingParams] = ()

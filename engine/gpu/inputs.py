@@ -19,7 +19,7 @@ import torch
 from engine.buffers import InputBuffers, Integers
 from engine.config import ResolvedConfig
 from engine.decoder.decoder import DecoderBatch
-from engine.gpu.runtime import GpuRuntime
+from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging
 from engine.lora import AdapterSegment
 from engine.scheduling.live_request import PENDING
@@ -40,7 +40,9 @@ class DeviceInputs(InputBuffers):
     its logits are wanted, and `has_pending` is whether `put_drawn` has anything to do.
     """
 
-    def __init__(self, config: ResolvedConfig, null_block: int, runtime: GpuRuntime, sizes: Sequence[int] = ()) -> None:
+    def __init__(
+        self, config: ResolvedConfig, null_block: int, runtime: CudaRuntime, sizes: Sequence[int] = ()
+    ) -> None:
         self._sizes = sorted(size for size in sizes if size <= config.max_num_seqs)
         # The most table entries that a step adds: blocks for new tokens, and for admissions those found in the cache.
         num_tables = len(config.windows)

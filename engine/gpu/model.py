@@ -17,7 +17,7 @@ from engine.fallback.decoder import FallbackDecoder
 from engine.gpu.adapters import Reach
 from engine.gpu.backend import TritonBackend
 from engine.gpu.inputs import DeviceInputs
-from engine.gpu.runtime import GpuRuntime
+from engine.gpu.runtime import CudaRuntime
 from engine.kv_cache import KvCache
 from engine.progress import Progress
 
@@ -45,7 +45,7 @@ class GpuModel:
         self._recorded: dict[tuple[int, Reach, bool], tuple[Callable[[], None], torch.Tensor]] = {}
 
     @torch.inference_mode()
-    def record(self, cache: KvCache, sizes: Sequence[int], runtime: GpuRuntime) -> int:
+    def record(self, cache: KvCache, sizes: Sequence[int], runtime: CudaRuntime) -> int:
         """Record a decode step of each size and kind of adapters, the largest first: all share its memory.
 
         Returns:

@@ -1,14 +1,13 @@
 """CUDA services besides kernels: pinned memory, fences, recorded steps, memory statistics.
 
-They are behind one interface, so that everything else here runs, and is tested, on tensors of any device.
+The tests have a simulated device under them (`tests.simulated_gpu`), which torch.cuda's names are enough for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 import torch
 
@@ -21,63 +20,12 @@ BRANCHES_ARE_WANTED = True
 """Whether recordings use a second stream; `loadtest.gpu` turns it off to measure its gain."""
 
 
-class GpuRuntime(Protocol):
-    """One device."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where tensors live."""
-        ...
-
-    def staging(self, count: int) -> torch.Tensor:
-        """Return host memory for `count` int64, from which copies to the device are asynchronous."""
-        ...
-
-    def fence(self) -> Callable[[], None]:
-        """Return a function that waits until everything enqueued so far is done."""
-        ...
-
-    def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start copying numbers to the host; return a function that waits for them, but for nothing enqueued later."""
-        ...
-
-    def can_record(self, run: Callable[[], torch.Tensor]) -> bool:
-        """Return whether `run` only enqueues, so that `record` is possible: the host never waits for the device."""
-        ...
-
-    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Record what `run` enqueues; return the replay function, and the tensor that each replay fills."""
-        ...
-
-    def beside(self) -> AbstractContextManager[Callable[[], None]]:
-        """Let what is enqueued inside run concurrently with what follows, until the yielded function is called.
-
-        Tensors made inside must not be used after the next `beside`.
-        """
-        ...
-
-    def seconds(self, run: Callable[[], torch.Tensor]) -> float:
-        """Return the device time of what `run` enqueues, without the host's part."""
-        ...
-
-    def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Return the peak device memory that this process held while `run` ran."""
-        ...
-
-    def taken_bytes(self) -> int:
-        """Return how much device memory is in use, by all processes together."""
-        ...
-
-    def compile_ahead(self, run: Callable[[], object], num_processes: int, tell: Callable[[int, int], None]) -> None:
-        """Compile the kernels that `run` launches, in parallel; `run` computes nothing meanwhile.
-
-        `tell` is called with how many are done, and of how many.
-        """
-        ...
-
-
 class CudaRuntime:
-    """A GPU through CUDA (or HIP, which torch exposes under the same names)."""
+    """A GPU through CUDA (or HIP, which torch exposes under the same names).
+
+    Attributes:
+        device: where tensors live.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -88,17 +36,17 @@ class CudaRuntime:
         self._anchor = self.record(lambda: torch.zeros(1, device=device))
 
     def staging(self, count: int) -> torch.Tensor:
-        """Return page-locked memory."""
+        """Return page-locked memory for `count` int64, from which copies to the device are asynchronous."""
         return torch.zeros(count, dtype=torch.int64, pin_memory=True)
 
     def fence(self) -> Callable[[], None]:
-        """Record an event."""
+        """Return a function that waits until everything enqueued so far is done."""
         event = torch.cuda.Event()
         event.record()
         return event.synchronize
 
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Copy to page-locked memory and record an event."""
+        """Start copying numbers to the host; return a function that waits for them, but for nothing enqueued later."""
         host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         host.copy_(numbers, non_blocking=True)
         wait = self.fence()
@@ -110,8 +58,9 @@ class CudaRuntime:
         return fetched
 
     def can_record(self, run: Callable[[], torch.Tensor]) -> bool:
-        """Have torch report what waits, then capture: only a capture tells the rest, but it fails less gracefully."""
-        # Waiting at the first call, to initialize, does not count.
+        """Return whether `run` only enqueues, so that `record` is possible: the host never waits for the device."""
+        # First torch reports what waits. Only a capture tells the rest, but it fails less gracefully. Waiting at the
+        # first call, to initialize, does not count.
         run()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -129,7 +78,10 @@ class CudaRuntime:
         return True
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Capture a CUDA graph; all graphs share one memory pool, as no two run at once."""
+        """Record what `run` enqueues; return the replay function, and the tensor that each replay fills.
+
+        All recordings (CUDA graphs) share one memory pool, as no two run at once.
+        """
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             for _ in range(NUM_WARM_UPS):
@@ -145,7 +97,11 @@ class CudaRuntime:
 
     @contextmanager
     def beside(self) -> Iterator[Callable[[], None]]:
-        """Switch to a second stream in a recording, where that costs the host nothing later; elsewhere do nothing."""
+        """Let what is enqueued inside run concurrently with what follows, until the yielded function is called.
+
+        Only in a recording, where a second stream costs the host nothing later. Tensors made inside must not be used
+        after the next `beside`.
+        """
         if not (BRANCHES_ARE_WANTED and torch.cuda.is_current_stream_capturing()):
             yield lambda: None
             return
@@ -155,7 +111,7 @@ class CudaRuntime:
             yield lambda: stream.wait_stream(self._side)
 
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
-        """Time several replays by the device's clock; return the shortest, the least disturbed one."""
+        """Return the device time of what `run` enqueues: the shortest of several replays, the least disturbed one."""
         replay, _ = self.record(run)
         times: list[float] = []
         for _ in range(NUM_TIMED):
@@ -168,7 +124,7 @@ class CudaRuntime:
         return min(times)
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Query torch's allocator."""
+        """Return the peak device memory that this process held while `run` ran."""
         torch.cuda.synchronize(self.device)
         # The allocator still caches the memory of weights that were re-laid out.
         torch.cuda.empty_cache()
@@ -178,14 +134,17 @@ class CudaRuntime:
         return torch.cuda.max_memory_reserved(self.device)
 
     def taken_bytes(self) -> int:
-        """Query the driver, after torch has released its cached memory."""
+        """Return how much device memory is in use, by all processes together."""
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
         return total_bytes - free_bytes
 
     def compile_ahead(self, run: Callable[[], object], num_processes: int, tell: Callable[[int, int], None]) -> None:
-        """Collect launches instead of making them, and have other processes fill Triton's cache."""
+        """Have other processes compile the kernels that `run` launches; `run` computes nothing meanwhile.
+
+        `tell` is called with how many are done, and of how many.
+        """
         # Imported here: users of this file that launch no kernels need no Triton.
         from kernels.triton_cache import compile_ahead
 

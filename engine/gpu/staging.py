@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.gpu.runtime import GpuRuntime
+from engine.gpu.runtime import CudaRuntime
 
 NUM_BUFFERS = 2
 """One for the step being prepared and one for the step under way, so that nobody waits for a copy."""
@@ -15,7 +15,7 @@ NUM_BUFFERS = 2
 class Staging:
     """One int64 array on the device, at a fixed address, and the host buffers that it is written from."""
 
-    def __init__(self, count: int, runtime: GpuRuntime) -> None:
+    def __init__(self, count: int, runtime: CudaRuntime) -> None:
         self.device = torch.zeros(count, dtype=torch.int64, device=runtime.device)
         self._runtime = runtime
         self._buffers = [runtime.staging(count) for _ in range(NUM_BUFFERS)]

@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional
 
 from engine.gpu.rounding import InputRounding
-from engine.gpu.runtime import GpuRuntime
+from engine.gpu.runtime import CudaRuntime
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense
@@ -203,7 +203,7 @@ def _scaled_linear(x: Rounded, weight: Fp8Matrix, bias: torch.Tensor | None, dty
 
 
 @torch.inference_mode()
-def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
+def measure(linears: Sequence[StreamedLinear], runtime: CudaRuntime) -> None:
     """Time each kernel for each shape and row count, over all layers of the shape in turn; set `ways` accordingly."""
     kinds = _by_kind(linears)
     progress = Progress("timing products")
@@ -254,7 +254,7 @@ def _last(products: Iterator[torch.Tensor]) -> torch.Tensor:
     return deque(products, maxlen=1)[0]
 
 
-def _fastest(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) -> Way:
+def _fastest(alike: Sequence[StreamedLinear], rows: int, runtime: CudaRuntime) -> Way:
     """Return the fastest kernel for this many rows whose result is right."""
     first = alike[0]
     x = _inputs(first, rows, runtime.device)
@@ -268,7 +268,7 @@ def _fastest(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) ->
     raise AssertionError("the library is one of them")
 
 
-def _gains_by_norm(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) -> bool:
+def _gains_by_norm(alike: Sequence[StreamedLinear], rows: int, runtime: CudaRuntime) -> bool:
     """Return whether this many rows take less time with the norm fused into the product."""
     first = alike[0]
     if not (first.is_after_norm and first.can_add(rows)):

@@ -67,7 +67,7 @@ _PROBE = build.probe
 
 
 @contextmanager
-def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def an_fp8_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let engines be built as on a GPU with 8-bit floats, on the GPU that is here or a simulated one."""
     if HAS_GPU:
         yield

@@ -20,7 +20,7 @@ from engine.fallback import experts
 from engine.request import Pooling
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.parity.conftest import GEOMETRY, Checkpoint, greedy, made, random_prompts, run_engine, saved_once
-from tests.parity.gpu_parts import HAS_GPU, Replays, a_gpu
+from tests.parity.gpu_parts import HAS_GPU, Replays, an_fp8_gpu
 from tests.parity.peft_adapters import save_adapters
 from tests.parity.test_pooling import assert_same, vector_request, vectors_of
 
@@ -229,7 +229,7 @@ def test_a_gpu_rounds_what_divides_into_groups_and_leaves_the_rest(
     options = {**GPU_OPTIONS, "dtype": "float16", "quantization": "int4"}
     prompts = random_prompts(2, longest=8)
     requests = [greedy(str(i), prompt, 4) for i, prompt in enumerate(prompts)]
-    with a_gpu(monkeypatch):
+    with an_fp8_gpu(monkeypatch):
         found = run_engine(build_engine(config_of(str(tmp_path), **options)), requests)
     rounded = Checkpoint(path=str(tmp_path), model=model)
     assert found == {str(i): rounded.generate(prompt, 4) for i, prompt in enumerate(prompts)}

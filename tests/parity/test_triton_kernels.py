@@ -23,7 +23,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.gpu import backend, streamed_linear
 from engine.gpu import build as gpu_build
-from engine.gpu.runtime import GpuRuntime
+from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import StreamedLinear, Way
 from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
 from kernels import overlap
@@ -35,7 +35,7 @@ from tests.deployments.tiny_models import write_chat_model
 from tests.engine import fp8_checkpoints, int4_checkpoints
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
-from tests.parity.gpu_parts import HAS_GPU, Replays, a_gpu, config_of
+from tests.parity.gpu_parts import HAS_GPU, Replays, an_fp8_gpu, config_of
 from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyond_products
 
 NUM_TOKENS = 4
@@ -104,7 +104,7 @@ def test_a_row_or_two_get_the_tokens_of_transformers_by_kernels_that_do_more_at_
     assert launched.keys() == joins
 
 
-def _take_rows_alone(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
+def _take_rows_alone(linears: Sequence[StreamedLinear], runtime: CudaRuntime) -> None:
     for linear in linears:
         linear.ways = tuple(Way.ROWS if rows <= 2 else Way.LIBRARY for rows in linear.rows)
         linear.normed_rows = (1, 2)
@@ -171,7 +171,7 @@ def test_adapters_that_lie_in_lent_blocks_of_the_cache_give_the_tokens_of_the_cp
     loans = Counter[str]()
     for name in ("lend", "give_back"):
         monkeypatch.setattr(AdapterPool, name, _counted(getattr(AdapterPool, name), loans))
-    with a_gpu(monkeypatch):
+    with an_fp8_gpu(monkeypatch):
         engine = build_engine(replace(config, max_device_adapter_bytes=120_000, max_lent_cache_share=0.5), adapters)
     assert [run_engine(engine, requests) for requests in turns] == expected
     assert loans["lend"] > 1
@@ -223,7 +223,7 @@ def test_adapters_of_the_whole_model_give_nearly_the_same_probabilities_in_half_
     family = checkpoint("llama3")
     adapter = reference(name, save_beyond_products(lambda: deepcopy(family.model), tmp_path)[name])
     expected = _logprobs(config_of(family.path, "cpu"), adapter)
-    with a_gpu(monkeypatch):
+    with an_fp8_gpu(monkeypatch):
         found = _logprobs(replace(config_of(family.path), dtype="float16"), adapter)
     variation = float((found.exp() - expected.exp()).abs().sum()) / 2
     assert variation < 0.01
@@ -239,7 +239,7 @@ def test_a_cache_of_one_byte_a_number_gives_nearly_the_same_probabilities(
     """
     path = checkpoint("llama3").path
     expected = _logprobs(config_of(path, "cpu"))
-    with a_gpu(monkeypatch):
+    with an_fp8_gpu(monkeypatch):
         found = _logprobs(replace(config_of(path), kv_cache_dtype=held))
     variation = float((found.exp() - expected.exp()).abs().sum()) / 2
     assert 0 < variation < tolerance
@@ -261,7 +261,7 @@ def test_weights_of_four_bits_give_the_probabilities_of_the_numbers_they_stand_f
     model.save_pretrained(tmp_path / "rounded")
     expected = _logprobs(config_of(str(tmp_path / "rounded"), "cpu"), adapter)
     monkeypatch.setattr(gpu_build, "measure", _stream_few_rows)
-    with a_gpu(monkeypatch):
+    with an_fp8_gpu(monkeypatch):
         config = config_of(str(tmp_path / "base"))
         found = _logprobs(replace(config, dtype="float16", quantization="int4"), adapter)
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
@@ -280,7 +280,7 @@ def test_a_checkpoint_of_four_bits_gives_the_probabilities_of_the_numbers_it_sta
     expected = _logprobs(config_of(str(tmp_path / "meant"), "cpu"))
     torch.testing.assert_close(_logprobs(config_of(str(tmp_path / "stored"), "cpu")), expected, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(gpu_build, "measure", _stream_few_rows)
-    with a_gpu(monkeypatch):
+    with an_fp8_gpu(monkeypatch):
         found = _logprobs(replace(config_of(str(tmp_path / "stored")), dtype="float16"))
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
 
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_eight_bits_gives_the_probabilities_of_the_numbers_it_st
     _save(tmp_path, stored, meant, fp8_checkpoints.CONFIGS[kind])
     expected = _logprobs(config_of(str(tmp_path / "meant"), "cpu"))
     assert torch.equal(_logprobs(config_of(str(tmp_path / "stored"), "cpu")), expected)
-    with a_gpu(monkeypatch):
+    with an_fp8_gpu(monkeypatch):
         found = _logprobs(replace(config_of(str(tmp_path / "stored")), dtype=dtype))
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < tolerance
 
@@ -324,7 +324,7 @@ def test_our_products_of_eight_bits_give_the_probabilities_of_the_definition(
     monkeypatch.setattr(gpu_build, "measure", _stream_all)
     # Interpreted, a program for each output takes its time.
     monkeypatch.setattr(streamed_linear, "to_fp8", to_fp8)
-    with a_gpu(monkeypatch):
+    with an_fp8_gpu(monkeypatch):
         found = _logprobs(config)
         monkeypatch.setattr(StreamedLinear, "multiply", _multiply_by_definition)
         expected = _logprobs(config)
@@ -338,7 +338,7 @@ def _multiply_by_definition(
     return y if out is None else out.copy_(y)
 
 
-def _stream_all(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
+def _stream_all(linears: Sequence[StreamedLinear], runtime: CudaRuntime) -> None:
     for linear in linears:
         linear.ways = (Way.TILES,) * len(linear.rows)
 
@@ -376,7 +376,7 @@ def _logprobs(config: EngineConfig, adapter: AdapterRef | None = None) -> torch.
     return torch.tensor([logprob for _, logprob in sorted(entry.top)])
 
 
-def _stream_few_rows(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
+def _stream_few_rows(linears: Sequence[StreamedLinear], runtime: CudaRuntime) -> None:
     for linear in linears:
         linear.ways = tuple(Way.TILES if rows <= 4 else Way.LIBRARY for rows in linear.rows)
 

@@ -18,6 +18,9 @@ from triton.runtime import interpreter
 from tests.simulated_gpu.order import GRAIN, Block
 from tests.simulated_gpu.tensors import Access, Gpu, SimulatedTensor
 
+# As they are before anything takes their place: a test may ask for a device twice.
+_CALL, _MEMORY = interpreter.GridExecutor.__call__, interpreter._interpreter
+
 
 class Touched:
     """What a launch has read and written."""
@@ -93,8 +96,8 @@ class Watched:
 class Launch:
     """A launch of a kernel, which can be made again."""
 
-    def __init__(self, gpu: Gpu, watched: Watched, call: Any, executor: Any, args: Any, kwargs: Any) -> None:
-        self._gpu, self._watched, self._call = gpu, watched, call
+    def __init__(self, gpu: Gpu, watched: Watched, executor: Any, args: Any, kwargs: Any) -> None:
+        self._gpu, self._watched = gpu, watched
         self._executor, self._args, self._kwargs = executor, args, kwargs
 
     def __call__(self) -> None:
@@ -102,7 +105,7 @@ class Launch:
         with self._gpu.order.lock:
             touched = self._watched.touched = Touched()
             try:
-                self._call(self._executor, *self._args, **self._kwargs)
+                _CALL(self._executor, *self._args, **self._kwargs)
             finally:
                 self._watched.touched = None
             self._gpu.note(touched.accesses())
@@ -110,8 +113,7 @@ class Launch:
 
 def watch_launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have kernels run on the simulated GPU."""
-    call = interpreter.GridExecutor.__call__
-    watched = Watched(gpu, interpreter._interpreter)
+    watched = Watched(gpu, _MEMORY)
     monkeypatch.setattr(interpreter, "_interpreter", watched)
 
     def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
@@ -119,7 +121,7 @@ def watch_launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
             if isinstance(leaf, torch.Tensor) and not (isinstance(leaf, SimulatedTensor) and not leaf.is_on_host):
                 raise AssertionError(f"{executor.fn.__name__} is given a tensor of the host")
         plain = pytree.tree_map(lambda leaf: leaf.elem if isinstance(leaf, SimulatedTensor) else leaf, (args, kwargs))
-        made = Launch(gpu, watched, call, executor, *plain)
+        made = Launch(gpu, watched, executor, *plain)
         if gpu.recording is None:
             made()
         else:

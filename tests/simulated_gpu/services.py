@@ -16,6 +16,11 @@ from tests.simulated_gpu.tensors import Gpu, Recording, SimulatedTensor, poison
 TOTAL_BYTES = 1 << 30
 MILLISECONDS = 1.0
 """What everything takes."""
+RECORDING_BYTES = 1 << 20
+"""What every recording takes."""
+
+# As they are before anything takes their place: a test may ask for a device twice.
+_EMPTY, _ZEROS, _DATA = torch.empty, torch.zeros, torch.Tensor.data
 
 
 class CudaStream:
@@ -99,6 +104,7 @@ def recording_of(graph: CudaGraph, *, stream: CudaStream, **_: Any) -> Iterator[
     before, gpu.order.current = gpu.order.current, stream.stream
     graph.stream = stream.stream
     gpu.recording = graph.recording
+    gpu.num_recordings += 1
     try:
         yield
     finally:
@@ -153,14 +159,14 @@ def replace_services(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda _=None: None,
         "max_memory_reserved": lambda _=None: 0,
-        "mem_get_info": lambda _=None: (TOTAL_BYTES, TOTAL_BYTES),
+        "mem_get_info": lambda _=None: (TOTAL_BYTES - gpu.num_recordings * RECORDING_BYTES, TOTAL_BYTES),
     }.items():
         patch.setattr(torch.cuda, name, value)
     # Looks up, once, the functions whose place is taken now.
     _device_constructors()
-    patch.setattr(torch, "empty", _or_pinned(gpu, torch.empty, is_empty=True))
-    patch.setattr(torch, "zeros", _or_pinned(gpu, torch.zeros))
-    patch.setattr(torch.Tensor, "data", _data(torch.Tensor.data))
+    patch.setattr(torch, "empty", _or_pinned(gpu, _EMPTY, is_empty=True))
+    patch.setattr(torch, "zeros", _or_pinned(gpu, _ZEROS))
+    patch.setattr(torch.Tensor, "data", _data(_DATA))
     patch.setattr(torch.Tensor, "pin_memory", lambda tensor: _pinned(gpu, tensor.clone()))
 
 

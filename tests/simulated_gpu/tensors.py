@@ -36,7 +36,7 @@ class Gpu:
         self.order = Order()
         self.blocks = Blocks(self.order)
         self.waits_are_errors = False
-        self.num_replays = 0
+        self.num_replays = self.num_recordings = 0
         self._local = threading.local()
 
     @property

@@ -8,7 +8,7 @@ from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras, RawProjection
 from engine.gpu.tabled_adapter import TabledAdapter
 from tests.adapters.handmade import packed
-from tests.engine.gpu.host_runtime import runtime_here
+from tests.kernels.gpu.conftest import DEVICE
 
 HIDDEN, VOCAB, INNER, LAYERS, MAX_RANK = 32, 40, 24, 2, 8
 
@@ -37,7 +37,7 @@ def make_sources() -> dict[str, AdapterWeights]:
 
 
 def tabled(sources: dict[str, AdapterWeights], page_bytes: int = 0) -> dict[str, AdapterWeights]:
-    device = runtime_here().device
+    device = DEVICE
     adapters = {name: TabledAdapter.of(source, LAYERS, page_bytes=page_bytes) for name, source in sources.items()}
     return {
         name: adapter.to(device, [torch.full((page_bytes,), 255, dtype=torch.uint8, device=device) for _ in range(num)])

@@ -12,12 +12,13 @@ from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights
 from engine.errors import EngineError
 from engine.gpu.adapters import Reach, TritonLora
+from engine.gpu.runtime import CudaRuntime
 from engine.gpu.tabled_adapter import TabledAdapter
 from engine.lora import ENTRIES, AdapterSegment, LinearProducts, LoraBatch
 from kernels.recording import Launch, recording
 from tests.adapters.handmade import packed
 from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, LAYERS, MAX_RANK, VOCAB, make_sources, raw, tabled
-from tests.engine.gpu.host_runtime import HostRuntime, runtime_here
+from tests.kernels.gpu.conftest import DEVICE
 
 MAX_SEGMENTS = 5
 TOKENS, SAMPLES = 9, 4
@@ -41,7 +42,7 @@ def segments(adapters: dict[str, AdapterWeights], spans: dict[str, tuple[int, in
 
 def change(lora: LoraBatch | TritonLora) -> list[torch.Tensor]:
     """Do everything that a step does, each to numbers of its own."""
-    device = runtime_here().device if isinstance(lora, TritonLora) else torch.device("cpu")
+    device = DEVICE if isinstance(lora, TritonLora) else torch.device("cpu")
     generator = torch.Generator().manual_seed(1)
 
     def numbers(*shape: int) -> torch.Tensor:
@@ -68,7 +69,7 @@ def test_every_part_of_a_step_is_the_cpu_s(
 ) -> None:
     """In one buffer, and in pages that hold not a number else."""
     chosen = {name: sources[name] for name in names}
-    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS)
+    lora = TritonLora(CudaRuntime(DEVICE), MAX_SEGMENTS, MAX_RANK, TOKENS)
     on_device = tabled(chosen, page_bytes)
     lora.fill(segments(on_device, TOKEN_SPANS), segments(on_device, SAMPLE_SPANS))
     expected = change(LoraBatch(segments(chosen, TOKEN_SPANS), segments(chosen, SAMPLE_SPANS)))
@@ -81,13 +82,13 @@ def test_some_tokens_alone_get_what_they_get_among_all(
     sources: dict[str, AdapterWeights], start: int, end: int
 ) -> None:
     """With entries for modules of layers that few models have."""
-    device = runtime_here().device
+    device = DEVICE
     module, x = "linear_attn.in_proj_qkv", torch.randn(TOKENS, HIDDEN, device=device)
     other = packed({(1, module): raw(3, INNER, HIDDEN)}, torch.float32)
     entries = (*ENTRIES, "conv.in_proj", module)
     laid_out = TabledAdapter.of(other, LAYERS, entries=entries).to(device)
     spans = [AdapterSegment(weights=laid_out, start=1, end=4), AdapterSegment(weights=laid_out, start=5, end=TOKENS)]
-    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS, entries=entries)
+    lora = TritonLora(CudaRuntime(DEVICE), MAX_SEGMENTS, MAX_RANK, TOKENS, entries=entries)
     lora.fill(spans)
 
     def added(products: LinearProducts, of: torch.Tensor) -> torch.Tensor:
@@ -108,7 +109,7 @@ def test_a_shrink_begins_before_its_product_and_has_ended_before_its_expand(
 ) -> None:
     order: list[str] = []
 
-    class Watched(HostRuntime):
+    class Watched(CudaRuntime):
         @contextmanager
         def beside(self) -> Iterator[Callable[[], None]]:
             order.append("apart")
@@ -117,7 +118,7 @@ def test_a_shrink_begins_before_its_product_and_has_ended_before_its_expand(
 
     for name in ("lora_shrink", "lora_expand"):
         monkeypatch.setattr(f"engine.gpu.adapters.{name}", lambda *_, name=name, **__: order.append(name))
-    lora = TritonLora(Watched(), MAX_SEGMENTS, MAX_RANK, TOKENS)
+    lora = TritonLora(Watched(DEVICE), MAX_SEGMENTS, MAX_RANK, TOKENS)
 
     def product(x: torch.Tensor) -> torch.Tensor:
         order.append("product")
@@ -128,7 +129,7 @@ def test_a_shrink_begins_before_its_product_and_has_ended_before_its_expand(
 
 
 def test_what_was_recorded_changes_nothing_until_it_is_told_of_adapters(sources: dict[str, AdapterWeights]) -> None:
-    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS)
+    lora = TritonLora(CudaRuntime(DEVICE), MAX_SEGMENTS, MAX_RANK, TOKENS)
     lora.expect(MAX_SEGMENTS)
     for found, known in zip(change(lora), change(LoraBatch(())), strict=True):
         assert torch.equal(found, known)
@@ -138,7 +139,7 @@ def test_what_was_recorded_changes_nothing_until_it_is_told_of_adapters(sources:
 def test_a_step_without_such_an_adapter_launches_nothing_for_it(
     sources: dict[str, AdapterWeights], names: tuple[str, ...], reach: Reach
 ) -> None:
-    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS)
+    lora = TritonLora(CudaRuntime(DEVICE), MAX_SEGMENTS, MAX_RANK, TOKENS)
     lora.fill(segments(tabled({name: sources[name] for name in names}), TOKEN_SPANS))
     assert lora.reach == reach
     states, logits = torch.zeros(SAMPLES, HIDDEN), torch.zeros(SAMPLES, VOCAB)
@@ -153,4 +154,4 @@ def test_a_step_without_such_an_adapter_launches_nothing_for_it(
 
 def test_an_adapter_that_was_not_laid_out_is_a_bug(sources: dict[str, AdapterWeights]) -> None:
     with pytest.raises(EngineError, match="laid out"):
-        TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS).fill(segments(sources, TOKEN_SPANS))
+        TritonLora(CudaRuntime(DEVICE), MAX_SEGMENTS, MAX_RANK, TOKENS).fill(segments(sources, TOKEN_SPANS))

@@ -18,11 +18,13 @@ from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import ConfigError
 from engine.gpu import build
 from engine.gpu.build import gpu_parts
+from engine.gpu.runtime import CudaRuntime
 from engine.resolve import Hardware
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
 from tests.engine.gpu.handmade_adapters import raw
-from tests.engine.gpu.host_runtime import HostRuntime
+from tests.kernels.gpu.conftest import DEVICE
+from tests.parity.gpu_parts import Replays
 
 TINY = {
     "hidden_size": 32,
@@ -39,6 +41,11 @@ HARDWARE = Hardware(device="cpu", num_cores=1, free_bytes=16 << 30, host_bytes=1
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is pretended here is true there")
 
 
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    Replays(monkeypatch)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> EngineConfig:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | TINY))
@@ -50,7 +57,7 @@ def config(tmp_path: Path) -> EngineConfig:
 def test_a_start_says_how_far_it_has_come(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> None:
     """A large model takes minutes, in which nobody should have to guess whether it hangs."""
     caplog.set_level(logging.INFO)
-    gpu_parts(config, read_spec(config.model_path), HARDWARE, random_weights, HostRuntime())
+    gpu_parts(config, read_spec(config.model_path), HARDWARE, random_weights, CudaRuntime(DEVICE))
     bars = [message for message in caplog.messages if "[#" in message]
     assert [bar.partition(" [")[0] for bar in bars] == ["loading weights", "recording decode steps"]
     assert "] 2 of 2, " in bars[-1]
@@ -61,12 +68,12 @@ def test_recordings_that_take_more_than_was_left_for_them_are_told(
 ) -> None:
     caplog.set_level(logging.INFO)
     spec = read_spec(config.model_path)
-    gpu_parts(config, spec, HARDWARE, random_weights, HostRuntime())
+    gpu_parts(config, spec, HARDWARE, random_weights, CudaRuntime(DEVICE))
     # Steps of 1 and 2 rows, each for three reaches, a MiB each.
     assert "they take 0.01 GiB" in caplog.text
     assert "gpu_memory_fraction" not in caplog.text
     monkeypatch.setattr(build, "RESERVED_BYTES", 1 << 20)
-    gpu_parts(config, spec, HARDWARE, random_weights, HostRuntime())
+    gpu_parts(config, spec, HARDWARE, random_weights, CudaRuntime(DEVICE))
     assert "gpu_memory_fraction" in caplog.text
 
 
@@ -77,7 +84,7 @@ def test_adapters_are_laid_out_in_pages_where_some_can_be_lent(
     """Of two blocks one is left for a request, and a quarter of them is none."""
     monkeypatch.setattr(resolve, "LENT_PAGE_BYTES", 1024)
     spec, gpu = read_spec(config.model_path), replace(HARDWARE, device="cuda")
-    parts = gpu_parts(replace(config, max_lent_cache_share=share), spec, gpu, random_weights, HostRuntime())
+    parts = gpu_parts(replace(config, max_lent_cache_share=share), spec, gpu, random_weights, CudaRuntime(DEVICE))
     assert (parts.config.lent_run_blocks, parts.config.max_lent_blocks) == (1, int(is_lent))
     laid_out = parts.lay_out(RawAdapter(projections={(0, "q_proj"): raw(2, 32, 32)}, dtype=torch.float32))
     assert (laid_out.num_pages > 0) == is_lent
@@ -91,6 +98,6 @@ def test_memory_that_does_not_do_names_what_was_set(config: EngineConfig) -> Non
 
     spec = read_spec(config.model_path)
     with pytest.raises(ConfigError, match=r"gpu_memory_fraction \(0.9\), or lower max_batched_tokens \(4\)"):
-        gpu_parts(config, spec, HARDWARE, weights, HostRuntime())
+        gpu_parts(config, spec, HARDWARE, weights, CudaRuntime(DEVICE))
     with pytest.raises(ConfigError, match=r"lower kv_cache_bytes \(1000000\), max_batched_tokens"):
-        gpu_parts(replace(config, kv_cache_bytes=1_000_000), spec, HARDWARE, weights, HostRuntime())
+        gpu_parts(replace(config, kv_cache_bytes=1_000_000), spec, HARDWARE, weights, CudaRuntime(DEVICE))

@@ -10,6 +10,7 @@ from engine.decoder.experts import ExpertSpec
 from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.experts import laid_out
+from engine.gpu.runtime import CudaRuntime
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.mxfp4 import Mxfp4Weight
@@ -17,7 +18,6 @@ from engine.loading.weight import Weight, dense
 from kernels.mxfp4.reference import MAX_EXPONENT, Mxfp4Matrix, from_mxfp4
 from kernels.streamed_linear.layout import GROUP
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, from_fp8, from_int4, to_fp8, to_int4
-from tests.engine.gpu.host_runtime import runtime_here
 from tests.kernels.gpu.conftest import DEVICE, assert_near
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
@@ -48,7 +48,7 @@ def numbers(out: int, depth: int) -> torch.Tensor:
 
 
 def backend(quantization: str | None, *, is_mixed: bool = False) -> TritonBackend:
-    lora = TritonLora(runtime_here(), max_segments=1, max_rank=16, max_tokens=8)
+    lora = TritonLora(CudaRuntime(DEVICE), max_segments=1, max_rank=16, max_tokens=8)
     return TritonBackend(lora, 8, quantization, is_mixed=is_mixed)
 
 

@@ -11,9 +11,10 @@ import torch
 from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
 from engine.gpu.inputs import NO_SLOT, DeviceInputs
+from engine.gpu.runtime import CudaRuntime
 from engine.request import Request, RequestId, SamplingParams
 from engine.step import StepPlan, StepRow
-from tests.engine.gpu.host_runtime import HostRuntime
+from tests.kernels.gpu.conftest import DEVICE
 
 BLOCK_TOKENS, NULL = 4, 99
 CONFIG = ResolvedConfig(
@@ -56,7 +57,7 @@ def row(index: int, start: int, end: int, *tables: list[int], is_admission: bool
 def test_random_steps_are_seen_as_on_the_host(config: ResolvedConfig) -> None:
     """Requests come, grow by chunks and tokens, go, and give their rows to others."""
     draw = random.Random(3)
-    host, device = InputBuffers(config, NULL), DeviceInputs(config, NULL, HostRuntime(), sizes=[1, 2, 4, 6])
+    host, device = InputBuffers(config, NULL), DeviceInputs(config, NULL, CudaRuntime(DEVICE), sizes=[1, 2, 4, 6])
     live: dict[int, tuple[int, list[list[int]]]] = {}
     for step in range(300):
         rows = []
@@ -78,12 +79,12 @@ def test_random_steps_are_seen_as_on_the_host(config: ResolvedConfig) -> None:
         expected, found = host.fill(plan), device.fill(plan)
         tokens, count = len(expected.token_ids), len(plan.rows)
         assert device.num_samples == len(expected.sampled)
-        assert torch.equal(found.token_ids[:tokens], expected.token_ids)
-        assert torch.equal(found.positions[:tokens], expected.positions)
-        assert torch.equal(found.sampled[: device.num_samples], expected.sampled)
+        assert torch.equal(found.token_ids[:tokens].cpu(), expected.token_ids)
+        assert torch.equal(found.positions[:tokens].cpu(), expected.positions)
+        assert torch.equal(found.sampled[: device.num_samples].cpu(), expected.sampled)
         for table, (seen, wanted) in enumerate(zip(found.attention, expected.attention, strict=True)):
-            assert torch.equal(seen.slots[:tokens], wanted.slots)
-            assert torch.equal(seen.rows[:count], wanted.rows)
+            assert torch.equal(seen.slots[:tokens].cpu(), wanted.slots)
+            assert torch.equal(seen.rows[:count].cpu(), wanted.rows)
             for planned in plan.rows:
                 blocks = planned.block_tables[table]
                 assert seen.tables[planned.row, : len(blocks)].tolist() == list(blocks)
@@ -96,13 +97,13 @@ def test_random_steps_are_seen_as_on_the_host(config: ResolvedConfig) -> None:
 
 
 def test_a_batch_is_padded_to_the_next_size() -> None:
-    inputs = DeviceInputs(CONFIG, NULL, HostRuntime(), sizes=[1, 4, 900])
+    inputs = DeviceInputs(CONFIG, NULL, CudaRuntime(DEVICE), sizes=[1, 4, 900])
     assert [inputs.padded(count) for count in (1, 2, 4, 5)] == [1, 4, 4, 5]
     assert inputs.padding(4).attention[0].rows[:, 2].eq(0).all()
 
 
 def test_padding_lies_where_later_steps_lie() -> None:
-    inputs = DeviceInputs(replace(CONFIG, max_num_seqs=2), NULL, HostRuntime(), sizes=[2])
+    inputs = DeviceInputs(replace(CONFIG, max_num_seqs=2), NULL, CudaRuntime(DEVICE), sizes=[2])
     padding = inputs.padding(2)
     batch = inputs.fill(StepPlan(step_id=1, rows=(row(0, 5, 6, [7, 8], is_admission=True),)))
     for name in ("token_ids", "positions", "sampled"):
@@ -112,7 +113,7 @@ def test_padding_lies_where_later_steps_lie() -> None:
 
 def test_addresses_are_those_that_kernels_were_compiled_for_whatever_the_bounds_are() -> None:
     config = replace(TWO_TABLES, max_num_seqs=3, max_batched_tokens=7, max_blocks_per_request=19)
-    inputs = DeviceInputs(config, NULL, HostRuntime(), sizes=[2])
+    inputs = DeviceInputs(config, NULL, CudaRuntime(DEVICE), sizes=[2])
     batch = inputs.fill(StepPlan(step_id=1, rows=(row(0, 5, 6, [7, 8], [9, 3], is_admission=True),)))
     staged = [batch.token_ids, batch.positions, batch.sampled]
     staged += [part for seen in batch.attention for part in (seen.slots, seen.rows)]

@@ -18,18 +18,19 @@ from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.rehearsal import Rehearsal, _steps
+from engine.gpu.runtime import CudaRuntime
 from engine.kv_cache import KvCache
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
 from tests.architecture.source_tree import ROOT
-from tests.engine.gpu.host_runtime import HostRuntime
 from tests.engine.gpu.test_inputs import CONFIG
+from tests.kernels.gpu.conftest import DEVICE
 
 STEPS = """
 import json, random, sys
 from dataclasses import replace
 from pathlib import Path
-import torch
+import pytest, torch
 from engine.kv_cache import KvCache
 from engine.decoder.decoder import Decoder
 from engine.decoder.spec import read_spec
@@ -38,21 +39,23 @@ from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.model import recorded_sizes
 from engine.gpu.rehearsal import Rehearsal
+from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import stream_each
 from kernels.architecture import pretending
 from kernels.embedding.launch import put_drawn
 from kernels.recording import recording
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
-from tests.engine.gpu.host_runtime import HostRuntime
 from tests.engine.gpu.test_inputs import CONFIG
+from tests.simulated_gpu.device import simulate
 
+simulate(pytest.MonkeyPatch())
 TINY = {"hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 1, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 320, "eos_token_id": 2, "hidden_act": "silu"}
 FEW = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 folder = Path(sys.argv[1])
 (folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME[sys.argv[2]] | TINY | FEW))
-spec, device, runtime = read_spec(str(folder)), torch.device("cpu"), HostRuntime()
+spec, device, runtime = read_spec(str(folder)), torch.device("cuda"), CudaRuntime(torch.device("cuda"))
 config = replace(CONFIG, max_num_seqs=24, max_batched_tokens=2000, max_model_len=1100, max_adapter_rank=16)
 sizes = config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens
 adapters = TritonLora(runtime, *sizes, is_mixture=spec.experts is not None)
@@ -115,7 +118,7 @@ def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, monkeypatch: py
     tiny = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     tiny |= {"num_key_value_heads": 1, "vocab_size": 70, "eos_token_id": 2, "hidden_act": "silu"}
     (tmp_path / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | tiny))
-    spec, runtime = read_spec(str(tmp_path)), HostRuntime()
+    spec, runtime = read_spec(str(tmp_path)), CudaRuntime(DEVICE)
     config = replace(CONFIG, max_num_seqs=3, max_batched_tokens=6, max_model_len=8, max_blocks_per_request=2)
     adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens)
     backend = TritonBackend(adapters, config.max_num_seqs)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from engine.gpu.choosing import TokenChooser
+from engine.gpu.runtime import CudaRuntime
 from engine.request import Request, RequestId, SamplingParams, TokenLogprobs
 from engine.sampling import sampler as sampling
 from engine.sampling.sampler import Sampler
-from tests.engine.gpu.host_runtime import runtime_here
 from tests.kernels.gpu.conftest import DEVICE
 
 VOCAB, STEPS = 600, 4
@@ -41,7 +41,7 @@ def tokens_of(sampler: Sampler, *, ahead: bool) -> list[Told]:
 
 def test_drawn_ahead_by_the_kernel_the_tokens_and_their_logprobs_are_those_of_torch() -> None:
     expected = tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,)), ahead=False)
-    chooser = TokenChooser(runtime_here(), len(PARAMS))
+    chooser = TokenChooser(CudaRuntime(DEVICE), len(PARAMS))
     assert tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=chooser), ahead=True) == expected
     # The penalties have had their say: by greedy choice the same logits would bring one token again and again.
     assert len({ids[2] for ids, _ in expected}) > 1
@@ -49,4 +49,6 @@ def test_drawn_ahead_by_the_kernel_the_tokens_and_their_logprobs_are_those_of_to
 
 def test_top_k_and_top_p_sort_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_draw", lambda *_: pytest.fail("candidates were sorted"))
-    tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=TokenChooser(runtime_here(), len(PARAMS))), ahead=True)
+    tokens_of(
+        Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=TokenChooser(CudaRuntime(DEVICE), len(PARAMS))), ahead=True
+    )

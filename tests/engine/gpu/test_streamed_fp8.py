@@ -7,11 +7,11 @@ import torch
 
 from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
+from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import ROWS, StreamedLinear, Way, _inputs, measure
 from engine.loading.fp8 import Fp8Weight
 from kernels.gated_activation.reference import activate_and_multiply
 from kernels.row_quantization.reference import dequantize_rows, quantize_rows
-from tests.engine.gpu.host_runtime import runtime_here
 from tests.engine.gpu.test_streamed_linear import Timed
 from tests.kernels.gpu.conftest import DEVICE
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
@@ -88,7 +88,7 @@ def test_what_ways_are_compared_on_is_held_as_it_is() -> None:
 
 
 def test_among_weights_of_8_bits_others_stay_as_they_are() -> None:
-    adapters, plain = TritonLora(runtime_here(), 1, 8, 4), torch.randn(48, 96, device=DEVICE).bfloat16()
+    adapters, plain = TritonLora(CudaRuntime(DEVICE), 1, 8, 4), torch.randn(48, 96, device=DEVICE).bfloat16()
     for is_mixed in (True, False):
         backend = TritonBackend(adapters, 1, "fp8", is_mixed=is_mixed)
         products = [backend.linear("a", stored(), None), backend.linear("b", plain, None)]
@@ -98,7 +98,7 @@ def test_among_weights_of_8_bits_others_stay_as_they_are() -> None:
 
 def test_where_8_bits_are_not_multiplied_they_become_numbers() -> None:
     weight = stored()
-    product = TritonBackend(TritonLora(runtime_here(), 1, 8, 4), 1, is_mixed=True).linear("a", weight, None)
+    product = TritonBackend(TritonLora(CudaRuntime(DEVICE), 1, 8, 4), 1, is_mixed=True).linear("a", weight, None)
     x = torch.randn(3, 96, device=DEVICE).bfloat16()
     assert torch.equal(product(x), torch.nn.functional.linear(x, weight.dense()))
 

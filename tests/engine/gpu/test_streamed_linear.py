@@ -8,23 +8,24 @@ from typing import Any
 import pytest
 import torch
 
+from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import ROWS, StreamedLinear, Way, measure
 from kernels.gated_activation.reference import activate_and_multiply
 from kernels.streamed_linear.launch import MAX_ROWS
 from kernels.streamed_linear.reference import from_int4, to_int4
-from tests.engine.gpu.host_runtime import HostRuntime
 from tests.kernels.gpu.conftest import DEVICE
 
-WEIGHT = torch.randn(48, 128, dtype=torch.float16, device=DEVICE)
+
+@pytest.fixture
+def weight() -> torch.Tensor:
+    return torch.randn(48, 128, device=DEVICE).half()
 
 
-class Timed(HostRuntime):
+class Timed(CudaRuntime):
     """By its clock a way takes what a table says of it and a number of rows, 2 where it says nothing."""
 
-    device = DEVICE
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[tuple[object, int], float]) -> None:
-        super().__init__()
+        super().__init__(DEVICE)
         self._times = times
         self._last: tuple[object, int] = Way.LIBRARY, 0
         for name in ("multiply", "gate"):
@@ -47,8 +48,10 @@ class Timed(HostRuntime):
 
 
 @pytest.mark.parametrize("quantization", [None, "int4"])
-def test_each_number_of_rows_goes_the_fastest_way(monkeypatch: pytest.MonkeyPatch, quantization: str | None) -> None:
-    linear = StreamedLinear(WEIGHT, None, quantization=quantization)
+def test_each_number_of_rows_goes_the_fastest_way(
+    weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch, quantization: str | None
+) -> None:
+    linear = StreamedLinear(weight, None, quantization=quantization)
     assert linear.rows == (ROWS if quantization else ROWS[:7])
     times = {(Way.TILES, rows): 1.0 for rows in (2, 4, 16)} | {(Way.ROWS, 1): 1.0, (Way.ROWS, 2): 1.5}
     measure([linear], Timed(monkeypatch, times))
@@ -62,21 +65,23 @@ def test_each_number_of_rows_goes_the_fastest_way(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_gated_product_is_measured_as_it_is_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    linear, other = StreamedLinear(WEIGHT, None, is_gate_up=True), StreamedLinear(WEIGHT, None)
+    linear, other = StreamedLinear(weight, None, is_gate_up=True), StreamedLinear(weight, None)
     measure([linear, other], Timed(monkeypatch, {(Way.ROWS, 1): 1.0}))
     assert caplog.messages[-1].startswith("timing products [")
     assert "] 2 of 2, " in caplog.messages[-1]
     taken: list[Way] = []
     monkeypatch.setattr(linear, "gate", lambda _, way: taken.append(way))
-    linear.gated(WEIGHT[:1])
-    linear.gated(WEIGHT[:9])
+    linear.gated(weight[:1])
+    linear.gated(weight[:9])
     assert taken == [Way.ROWS, Way.LIBRARY]
 
 
-def test_a_product_is_measured_with_the_room_that_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_is_measured_with_the_room_that_it_gets(
+    weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kernels that write another type are other kernels, and who converts in the end takes longer."""
     given: set[torch.dtype | None] = set()
     multiply = StreamedLinear.multiply
@@ -86,15 +91,15 @@ def test_a_product_is_measured_with_the_room_that_it_gets(monkeypatch: pytest.Mo
         return multiply(linear, x, way, out)
 
     monkeypatch.setattr(StreamedLinear, "multiply", noted)
-    measure([StreamedLinear(WEIGHT, None, out_dtype=torch.float32)], Timed(monkeypatch, {(Way.TILES, 1): 1.0}))
+    measure([StreamedLinear(weight, None, out_dtype=torch.float32)], Timed(monkeypatch, {(Way.TILES, 1): 1.0}))
     assert given == {torch.float32}
 
 
-def test_all_ways_multiply_by_the_same_weights() -> None:
-    bias, x = WEIGHT[0].repeat(2)[:48], WEIGHT[1:3] + 1
+def test_all_ways_multiply_by_the_same_weights(weight: torch.Tensor) -> None:
+    bias, x = weight[0].repeat(2)[:48], weight[1:3] + 1
     for quantization in (None, "int4"):
-        linear = StreamedLinear(WEIGHT, bias, quantization=quantization)
-        whole = from_int4(to_int4(WEIGHT)) if quantization else WEIGHT
+        linear = StreamedLinear(weight, bias, quantization=quantization)
+        whole = from_int4(to_int4(weight)) if quantization else weight
         expected = x.double() @ whole.double().T + bias
         ways = linear.open_ways(len(x))
         assert ways == [Way.LIBRARY, Way.TILES] + ([] if quantization else [Way.ROWS])
@@ -103,16 +108,16 @@ def test_all_ways_multiply_by_the_same_weights() -> None:
             torch.testing.assert_close(
                 linear.gate(x, way).double(), activate_and_multiply(expected, "silu"), atol=0.1, rtol=5e-3
             )
-    dense = StreamedLinear(WEIGHT, None)
+    dense = StreamedLinear(weight, None)
     assert dense.open_ways(MAX_ROWS + 1) == [Way.LIBRARY, Way.TILES]
     assert dense.open_ways(64) == [Way.LIBRARY, Way.TILES, Way.WIDE_TILES]
-    x = WEIGHT[:40]
+    x = weight[:40]
     for way in dense.open_ways(40):
-        expected = x.double() @ WEIGHT.double().T
+        expected = x.double() @ weight.double().T
         torch.testing.assert_close(dense.multiply(x, way).double(), expected, atol=0.1, rtol=2e-3)
 
 
-def test_a_kernel_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_is_wrong_is_not_taken(weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Timed(monkeypatch, {(Way.TILES, 1): 1.0, (Way.TILES, 2): 1.0})
     right = StreamedLinear.multiply
 
@@ -120,7 +125,7 @@ def test_a_kernel_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) ->
         return right(linear, x, way, *out) * (torch.nan if (way, len(x)) == (Way.TILES, 2) else 1)
 
     monkeypatch.setattr(StreamedLinear, "multiply", wrong)
-    linear = StreamedLinear(WEIGHT, None)
+    linear = StreamedLinear(weight, None)
     measure([linear], runtime)
     assert linear.ways == (Way.TILES, *[Way.LIBRARY] * 6)
 
@@ -128,7 +133,7 @@ def test_a_kernel_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("is_gate_up", [False, True])
 @pytest.mark.parametrize(("normed_s", "is_right"), [(1.0, True), (3.0, True), (1.0, False)])
 def test_a_norm_goes_with_its_product_where_that_is_faster_and_right(
-    monkeypatch: pytest.MonkeyPatch, is_gate_up: bool, normed_s: float, is_right: bool
+    weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch, is_gate_up: bool, normed_s: float, is_right: bool
 ) -> None:
     runtime = Timed(monkeypatch, {(Way.ROWS, 1): 1.5, ("normed", 1): normed_s})
     join = StreamedLinear.normed
@@ -138,22 +143,22 @@ def test_a_norm_goes_with_its_product_where_that_is_faster_and_right(
         return join(linear, x, *args, **named) * (1 if is_right else 2)
 
     monkeypatch.setattr(StreamedLinear, "normed", normed)
-    after, other = (StreamedLinear(WEIGHT, None, is_gate_up=is_gate_up, is_after_norm=is_it) for is_it in (True, False))
+    after, other = (StreamedLinear(weight, None, is_gate_up=is_gate_up, is_after_norm=is_it) for is_it in (True, False))
     measure([after, other], runtime)
     assert after.normed_rows == ((1,) if is_right and normed_s < 1.5 else ())
     assert other.normed_rows == ()
     assert (after.can_add(1), after.can_add(2)) == (True, False)
 
 
-def test_a_product_adds_to_what_is_there() -> None:
-    linear, x = StreamedLinear(WEIGHT, None), WEIGHT[1:3]
-    residual = torch.ones(2, len(WEIGHT), dtype=WEIGHT.dtype, device=DEVICE)
+def test_a_product_adds_to_what_is_there(weight: torch.Tensor) -> None:
+    linear, x = StreamedLinear(weight, None), weight[1:3]
+    residual = torch.ones(2, len(weight), dtype=weight.dtype, device=DEVICE)
     linear.add_to(residual, x)
-    expected = 1 + x.double() @ WEIGHT.double().T
+    expected = 1 + x.double() @ weight.double().T
     torch.testing.assert_close(residual.double(), expected, atol=0.03, rtol=1e-3)
 
 
-def test_what_is_not_measured_is_the_librarys() -> None:
-    linears = [StreamedLinear(WEIGHT, None), StreamedLinear(WEIGHT.float(), None)]
-    measure(linears, HostRuntime())
+def test_what_is_not_faster_is_the_librarys(weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    linears = [StreamedLinear(weight, None), StreamedLinear(weight.float(), None)]
+    measure(linears, Timed(monkeypatch, {}))
     assert all(set(linear.ways) == {Way.LIBRARY} for linear in linears)
