@@ -16,10 +16,12 @@ from torch.utils import _pytree as pytree
 from triton.runtime import interpreter
 
 from tests.simulated_gpu.order import GRAIN, Block
+from tests.simulated_gpu.programs import Programs
 from tests.simulated_gpu.tensors import Access, Gpu, SimulatedTensor
 
 # As they are before anything takes their place: a test may ask for a device twice.
 _CALL, _MEMORY = interpreter.GridExecutor.__call__, interpreter._interpreter
+_SET_DIM, _SET_INDEX = interpreter.interpreter_builder.set_grid_dim, interpreter.interpreter_builder.set_grid_idx
 
 
 class Touched:
@@ -51,6 +53,8 @@ class Watched:
         self._gpu = gpu
         self._memory = memory
         self.touched: Touched | None = None
+        self.programs = Programs(gpu.order)
+        self.name = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._memory, name)
@@ -67,15 +71,24 @@ class Watched:
 
     def atomic_rmw(self, op: Any, addresses: Any, values: Any, mask: Any, order: Any) -> Any:
         """Read and write where `mask` is set."""
-        self._note(addresses[mask.astype(bool)], values.dtype.itemsize, is_write=True)
+        asked = addresses[mask.astype(bool)]
+        self._note(asked, values.dtype.itemsize, is_write=True, is_atomic=True)
+        self._meet(asked, order)
         return self._memory.atomic_rmw(op, addresses, values, mask, order)
 
     def atomic_cas(self, addresses: Any, expected: Any, values: Any, order: Any) -> Any:
         """Read and write."""
-        self._note(np.atleast_1d(addresses), values.dtype.itemsize, is_write=True)
+        self._note(np.atleast_1d(addresses), values.dtype.itemsize, is_write=True, is_atomic=True)
+        self._meet(np.atleast_1d(addresses), order)
         return self._memory.atomic_cas(addresses, expected, values, order)
 
-    def _note(self, addresses: NDArray[Any], size: int, *, is_write: bool) -> None:
+    def _meet(self, addresses: NDArray[Any], order: Any) -> None:
+        """Have the program meet those that were at these addresses before it, if the atomic orders anything."""
+        if order.name != "RELAXED":
+            for address in addresses.reshape(-1):
+                self.programs.meet(int(address))
+
+    def _note(self, addresses: NDArray[Any], size: int, *, is_write: bool, is_atomic: bool = False) -> None:
         if self.touched is None:
             return
         left = addresses.astype(np.int64).reshape(-1)
@@ -89,7 +102,10 @@ class Watched:
             is_inside = (left >= block.start) & (left + size <= block.end)
             if not is_inside[0]:
                 raise AssertionError("a kernel reads past the end of memory")
-            self.touched.add(block, left[is_inside] - block.start, size, is_write=is_write)
+            places = left[is_inside] - block.start
+            self.touched.add(block, places, size, is_write=is_write)
+            if not is_atomic:
+                self.programs.access(block, places, size, is_write=is_write)
             left = left[~is_inside]
 
 
@@ -104,6 +120,7 @@ class Launch:
         """Run the kernel and note what it has accessed."""
         with self._gpu.order.lock:
             touched = self._watched.touched = Touched()
+            self._watched.name = self._executor.fn.__name__
             try:
                 _CALL(self._executor, *self._args, **self._kwargs)
             finally:
@@ -115,6 +132,20 @@ def watch_launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have kernels run on the simulated GPU."""
     watched = Watched(gpu, _MEMORY)
     monkeypatch.setattr(interpreter, "_interpreter", watched)
+    builder = interpreter.interpreter_builder
+    dims: list[int] = []
+
+    def set_grid_dim(*grid: int) -> None:
+        dims[:] = grid
+        watched.programs.launch(watched.name, grid)
+        _SET_DIM(*grid)
+
+    def set_grid_idx(*index: int) -> None:
+        watched.programs.run(int(np.ravel_multi_index(index, dims)))
+        _SET_INDEX(*index)
+
+    monkeypatch.setattr(builder, "set_grid_dim", set_grid_dim)
+    monkeypatch.setattr(builder, "set_grid_idx", set_grid_idx)
 
     def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
         for leaf in pytree.tree_leaves((args, kwargs)):

@@ -55,6 +55,7 @@ class Block:
         written, read: stream -> when it last accessed each grain.
         kept_for: streams whose work is waited for before the memory is used again.
         is_recorded: whether it belongs to a recording, whose end its replays do not wait for.
+        marks: what `tests.simulated_gpu.programs` notes of it.
         owner: keeps the memory.
     """
 
@@ -66,6 +67,7 @@ class Block:
     read: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     kept_for: set[int] = field(default_factory=set)
     is_recorded: bool = False
+    marks: Any = None
 
     @property
     def num_grains(self) -> int:

@@ -29,8 +29,24 @@ def _double_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _add_one_kernel(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr) + 1)
+
+
+@triton.jit
 def _follow_kernel(addresses_ptr, out_ptr):
     tl.store(out_ptr, tl.load(tl.load(addresses_ptr).to(tl.pointer_type(tl.float32))))
+
+
+@triton.jit
+def _sum_kernel(x_ptr, parts_ptr, arrived_ptr, out_ptr, ORDER: tl.constexpr):
+    one, count = tl.program_id(0), tl.num_programs(0)
+    tl.store(parts_ptr + one, tl.load(x_ptr + one))
+    if tl.atomic_add(arrived_ptr, 1, sem=ORDER) == count - 1:
+        total = 0.0
+        for other in range(count):
+            total += tl.load(parts_ptr + other)
+        tl.store(out_ptr, total)
 
 
 def _doubled(x: torch.Tensor, count: int | None = None) -> torch.Tensor:
@@ -175,4 +191,23 @@ def test_a_fetch_is_waited_for_and_staged_numbers_are_not_overwritten(
     monkeypatch.setattr(runtime, "fence", lambda: lambda: None)
     for number in range(5):
         staging.send_list([number] * 4)
+    assert gpu.order.faults
+
+
+@pytest.mark.parametrize(("order", "is_right"), [("acq_rel", True), ("relaxed", False)])
+def test_programs_of_a_launch_rely_on_each_other_through_atomics_only(gpu: Gpu, order: str, is_right: bool) -> None:
+    x, parts, out = (torch.ones(3, device=DEVICE) for _ in range(3))
+    arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    _sum_kernel[(3,)](x, parts, arrived, out, ORDER=order)
+    assert out[0].item() == 3
+    assert bool(gpu.order.faults) != is_right
+
+
+def test_programs_of_one_launch_write_apart_and_those_of_two_need_not(gpu: Gpu) -> None:
+    x, out = torch.ones(8, device=DEVICE), torch.zeros(8, device=DEVICE)
+    for _ in range(2):
+        _double_kernel[(2,)](x, out, 8, BLOCK=4)
+        _double_kernel[(2,)](out, x, 8, BLOCK=4)
+    assert not gpu.order.faults
+    _add_one_kernel[(2,)](x)
     assert gpu.order.faults
