@@ -19,13 +19,14 @@ from kernels import architecture
 
 IS_WANTED = True
 """`loadtest.gpu` turns it off for comparison."""
+CAN_WAIT = not triton.knobs.runtime.interpret
+"""Whether kernels can wait for one another; the interpreter cannot compute these instructions."""
 
 
 def overlap() -> dict[str, Any]:
     """Return the launch options of a kernel that uses `let_begin` and `wait`, or `take_turn`."""
     name = architecture.current()
-    can = not triton.knobs.runtime.interpret
-    if IS_WANTED and can and name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90:
+    if IS_WANTED and CAN_WAIT and name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90:
         return {"OVERLAPS": True, "launch_pdl": True}
     return {"OVERLAPS": False}
 

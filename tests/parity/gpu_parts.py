@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.gpu import runtime
 from engine.gpu.rehearsal import Rehearsal
 from engine.resolve import Hardware
-from kernels import triton_cache
+from kernels import architecture, overlap, triton_cache
 from kernels.architecture import pretending
 from kernels.experts import launch as experts_launch
 from kernels.lora_experts import launch as lora_experts_launch
@@ -48,6 +48,9 @@ class Replays:
             return
         self.gpu = simulate(monkeypatch)
         monkeypatch.setattr(build, "probe", lambda config: hardware if config.device == "cuda" else _PROBE(config))
+        # Kernels may begin before those before them have ended. Simulated, they do not, but must wait as if they did.
+        monkeypatch.setattr(overlap, "CAN_WAIT", True)
+        monkeypatch.setattr(architecture, "_present", lambda: "sm_90")
         # The interpreter compiles nothing, and measures nothing: what it runs it runs one after the other.
         monkeypatch.setattr(triton_cache, "compile_ahead", lambda *_: None)
         monkeypatch.setattr(runtime, "NUM_WARM_UPS", 0)

@@ -56,7 +56,7 @@ NUM_TOKENS = 4
         "gpt-oss",
     ],
 )
-@pytest.mark.parametrize("overlaps", [False, pytest.param(True, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("overlaps", [False, True])
 def test_a_mixed_batch_gets_the_tokens_of_transformers(
     checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str, overlaps: bool
 ) -> None:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 from triton.runtime import interpreter
 
+from kernels import overlap
 from tests.simulated_gpu.order import GRAIN, Block
-from tests.simulated_gpu.programs import Programs
 from tests.simulated_gpu.tensors import Access, Gpu, SimulatedTensor
 
 # As they are before anything takes their place: a test may ask for a device twice.
@@ -53,8 +53,8 @@ class Watched:
         self._gpu = gpu
         self._memory = memory
         self.touched: Touched | None = None
-        self.programs = Programs(gpu.order)
-        self.name = ""
+        self.programs = gpu.programs
+        self.name, self.overlaps = "", False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._memory, name)
@@ -121,10 +121,12 @@ class Launch:
         with self._gpu.order.lock:
             touched = self._watched.touched = Touched()
             self._watched.name = self._executor.fn.__name__
+            self._watched.overlaps = bool(self._kwargs.get("OVERLAPS"))
             try:
                 _CALL(self._executor, *self._args, **self._kwargs)
             finally:
                 self._watched.touched = None
+            self._gpu.programs.end()
             self._gpu.note(touched.accesses())
 
 
@@ -137,13 +139,15 @@ def watch_launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def set_grid_dim(*grid: int) -> None:
         dims[:] = grid
-        watched.programs.launch(watched.name, grid)
+        watched.programs.launch(watched.name, grid, overlaps=watched.overlaps)
         _SET_DIM(*grid)
 
     def set_grid_idx(*index: int) -> None:
         watched.programs.run(int(np.ravel_multi_index(index, dims)))
         _SET_INDEX(*index)
 
+    monkeypatch.setattr(overlap, "gdc_wait", gpu.programs.wait)
+    monkeypatch.setattr(overlap, "gdc_launch_dependents", lambda: None)
     monkeypatch.setattr(builder, "set_grid_dim", set_grid_dim)
     monkeypatch.setattr(builder, "set_grid_idx", set_grid_idx)
 

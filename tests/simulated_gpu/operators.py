@@ -110,6 +110,7 @@ class _Operation:
         if (has_device or is_device) and self._packet not in LOOKS:
             accesses = [*self._accesses(made, written)]
             self._gpu.note(accesses)
+            self._gpu.programs.end_all(self._gpu.order.current)
             if self._gpu.recording is not None:
                 again = _Replayed(self._gpu, self._func, (args, kwargs), None if written else out, accesses)
                 self._gpu.recording.operations.append((self._gpu.order.current, again))
@@ -208,6 +209,7 @@ class _Replayed:
     def __call__(self) -> None:
         """Compute again."""
         self._gpu.note(self._accesses)
+        self._gpu.programs.end_all(self._gpu.order.current)
         again = self._func(*self._args, **self._kwargs)
         for old, new in zip(_tensors_of([self._out]), _tensors_of([again]), strict=False):
             if self._func.overloadpacket in EMPTY:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.simulated_gpu.order import Block, Order
+from tests.simulated_gpu.order import Block, Order, Stream
 
 STEP = 2
 """Of an element, every second byte is marked: two accesses to the same one meet there, whatever its size."""
@@ -54,6 +54,9 @@ class Programs:
     """The programs of all launches, numbered through; those of one launch may conflict.
 
     Attributes:
+        overlaps: whether the launch may start before those before it have ended (`kernels.overlap`).
+        has_waited, num_waited: the current program, and how many of the launch.
+        first_by_stream: the first program that may not have ended when a launch on a stream starts.
         seen: of which epochs of each program of the launch the current program knows that they are over.
     """
 
@@ -61,20 +64,42 @@ class Programs:
     name: str = ""
     first: int = 1
     count: int = 0
+    overlaps: bool = False
+    has_waited: bool = True
+    num_waited: int = 0
+    first_by_stream: dict[int, int] = field(default_factory=dict)
     current: int = 0
     epoch: int = 0
     seen: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     released: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
-    def launch(self, name: str, grid: Sequence[int]) -> None:
-        """Begin a launch."""
+    def launch(self, name: str, grid: Sequence[int], *, overlaps: bool) -> None:
+        """Begin a launch, which may start before those before it on its stream have ended if it `overlaps` them."""
         self.first += self.count
         self.name, self.count = name, int(np.prod(grid))
+        self.overlaps, self.num_waited = overlaps, 0
         self.released.clear()
+        if not overlaps:
+            self.first_by_stream[self.order.current.number] = self.first
         self.run(0)
+
+    def end(self) -> None:
+        """End a launch: if none of its programs waited, it may end before those that the next one relies on."""
+        if self.overlaps and self.count and not self.num_waited:
+            self.order.fault(f"no program of {self.name} waits")
+
+    def end_all(self, stream: Stream) -> None:
+        """Note that what comes on a stream next starts when all launches so far have ended."""
+        self.first_by_stream[stream.number] = self.first + self.count
+
+    def wait(self) -> None:
+        """Have the current program wait for the launches before it."""
+        self.has_waited = True
+        self.num_waited += 1
 
     def run(self, number: int) -> None:
         """Begin a program."""
+        self.has_waited = not self.overlaps
         self.current, self.epoch = self.first + number, 0
         self.seen = np.zeros(self.count, dtype=np.int64)
 
@@ -93,12 +118,19 @@ class Programs:
         if block.marks is None:
             block.marks = Marks.of(block)
         marks = block.marks
+        if not self.has_waited:
+            self._check_early(marks.written[places] // EPOCHS, is_write=is_write)
         now = self.current * EPOCHS + min(self.epoch, EPOCHS - 1)
         for at in range(0, size, STEP):
             self._check(marks.written[places + at], is_write=is_write, was_write=True)
             if is_write:
                 self._check(marks.read[places + at], is_write=True, was_write=False)
             (marks.written if is_write else marks.read)[places + at] = now
+
+    def _check_early(self, writers: NDArray[np.int64], *, is_write: bool) -> None:
+        first = self.first_by_stream.get(self.order.current.number, 1)
+        if is_write or bool(((writers >= first) & (writers < self.first)).any()):
+            self.order.fault(f"{self.name} {'writes' if is_write else 'reads what others write'} before it has waited")
 
     def _check(self, before: NDArray[np.int64], *, is_write: bool, was_write: bool) -> None:
         programs = before // EPOCHS - self.first

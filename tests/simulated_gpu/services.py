@@ -33,7 +33,7 @@ class CudaStream:
 
     def wait_stream(self, other: CudaStream) -> None:
         """Have what comes on this stream wait for what is on the other."""
-        self._gpu.order.join(self.stream, other.stream)
+        self._gpu.join(self.stream, other.stream)
         if self._gpu.recording is not None:
             self._gpu.recording.operations.append((self.stream, other.stream))
 
@@ -89,7 +89,7 @@ class CudaGraph:
             for stream, operation in self.recording.operations:
                 order.current = there(stream)
                 if isinstance(operation, Stream):
-                    order.join(order.current, there(operation))
+                    self._gpu.join(order.current, there(operation))
                 else:
                     operation()
         finally:

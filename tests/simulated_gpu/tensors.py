@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.simulated_gpu.order import GRAIN, Block, Grains, Order, Stream, where
+from tests.simulated_gpu.programs import Programs
 
 DEVICE = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -34,6 +35,7 @@ class Gpu:
 
     def __init__(self) -> None:
         self.order = Order()
+        self.programs = Programs(self.order)
         self.blocks = Blocks(self.order)
         self.waits_are_errors = False
         self.num_replays = self.num_recordings = 0
@@ -56,6 +58,12 @@ class Gpu:
                 if self.blocks.at(access.block.start) is not access.block and access.block.end > access.block.start:
                     self.order.fault("memory is used that was freed")
                 self.order.access(access.block, access.grains, is_write=access.is_write)
+
+    def join(self, stream: Stream, other: Stream) -> None:
+        """Have what comes on a stream wait for what is on another."""
+        with self.order.lock:
+            self.order.join(stream, other)
+            self.programs.end_all(stream)
 
     def forbid_in_recordings(self) -> None:
         """Raise RuntimeError if this thread records."""

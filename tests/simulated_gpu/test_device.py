@@ -9,6 +9,7 @@ import triton.language as tl
 
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging
+from kernels.overlap import wait
 from tests.simulated_gpu.device import simulate
 from tests.simulated_gpu.tensors import Gpu
 
@@ -31,6 +32,16 @@ def _double_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
 @triton.jit
 def _add_one_kernel(x_ptr):
     tl.store(x_ptr, tl.load(x_ptr) + 1)
+
+
+@triton.jit
+def _copy_kernel(x_ptr, out_ptr, READS_EARLY: tl.constexpr, OVERLAPS: tl.constexpr):
+    if not READS_EARLY:
+        wait(OVERLAPS)
+    x = tl.load(x_ptr)
+    if READS_EARLY:
+        wait(OVERLAPS)
+    tl.store(out_ptr, x)
 
 
 @triton.jit
@@ -211,3 +222,17 @@ def test_programs_of_one_launch_write_apart_and_those_of_two_need_not(gpu: Gpu) 
     assert not gpu.order.faults
     _add_one_kernel[(2,)](x)
     assert gpu.order.faults
+
+
+@pytest.mark.parametrize("reads_early", [False, True])
+def test_kernels_that_overlap_wait_before_they_read_what_those_before_write(gpu: Gpu, reads_early: bool) -> None:
+    x, out = torch.ones(1, device=DEVICE), torch.zeros(1, device=DEVICE)
+    options = {"READS_EARLY": reads_early, "OVERLAPS": True}
+    _copy_kernel[(1,)](x, out, **options)
+    assert not gpu.order.faults, "what an operator has written is there"
+    _copy_kernel[(1,)](out, x, **options)
+    assert bool(gpu.order.faults) == reads_early
+    gpu.order.faults.clear()
+    out.add_(1)
+    _copy_kernel[(1,)](x, out, **options)
+    assert not gpu.order.faults, "an operator waits for all before it"
