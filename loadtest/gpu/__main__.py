@@ -48,6 +48,7 @@ OTHER_TOKEN_TESTS = (
     "tests/parity/test_fallback.py::test_a_gpu_rounds_what_divides_into_groups_and_leaves_the_rest",
     "tests/parity/test_states.py::test_the_kernels_of_a_gpu_keep_the_states_of_rows_and_attend",
     "tests/parity/test_kept_states.py::test_the_operators_of_a_gpu_copy_states_too",
+    "tests/parity/test_tiers.py::test_what_a_gpu_gave_to_the_host_is_what_was_computed",
 )
 KERNEL_TESTS = ("tests/kernels/gpu", "tests/engine/gpu", "tests/engine/tiers")
 PYTEST_OPTIONS = ("-v", "-p", "no:cacheprovider", "--maxfail=20", "--durations=5")
