@@ -63,7 +63,8 @@ class Replays:
     @property
     def are_there(self) -> bool:
         """Whether recorded steps were used, as far as one can tell."""
-        return self.gpu is None or self.gpu.num_replays > 0
+        # Each recording is replayed once when it is made.
+        return self.gpu is None or self.gpu.num_replays > self.gpu.num_recordings
 
 
 _PROBE = build.probe

@@ -206,8 +206,9 @@ class _Replayed:
         self._out = out
         self._accesses = accesses
 
+    @torch.inference_mode()
     def __call__(self) -> None:
-        """Compute again."""
+        """Compute again; a graph does not ask in which mode it was recorded."""
         self._gpu.note(self._accesses)
         self._gpu.programs.end_all(self._gpu.order.current)
         again = self._func(*self._args, **self._kwargs)

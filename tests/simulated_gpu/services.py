@@ -104,9 +104,9 @@ def recording_of(graph: CudaGraph, *, stream: CudaStream, **_: Any) -> Iterator[
     before, gpu.order.current = gpu.order.current, stream.stream
     graph.stream = stream.stream
     gpu.recording = graph.recording
-    gpu.num_recordings += 1
     try:
         yield
+        gpu.num_recordings += 1
     finally:
         gpu.recording = None
         gpu.order.current = before
