@@ -34,13 +34,12 @@ torch.set_num_threads(1)
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A GPU, simulated where there is none; what a real one might compute otherwise fails the test."""
     # Imported here: few tests need it, and it imports Triton.
-    from tests.simulated_gpu.device import faults, simulate
+    from tests.simulated_gpu.device import in_order, simulate
 
-    faults()
-    if not torch.cuda.is_available():
-        simulate(monkeypatch)
-    yield
-    assert faults() == []
+    with in_order():
+        if not torch.cuda.is_available():
+            simulate(monkeypatch)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -61,7 +61,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
-from tests.simulated_gpu.device import faults
+from tests.simulated_gpu.device import in_order
 
 BUNDLED = Path(__file__).parents[2] / "models" / "stdlib-chat"
 VOCAB = 300
@@ -283,9 +283,8 @@ def saved_once(
 @pytest.fixture(autouse=True)
 def everything_is_in_order() -> Iterator[None]:
     """A simulated GPU may have computed what a real one, which goes on while nobody waits for it, would not."""
-    faults()
-    yield
-    assert faults() == []
+    with in_order():
+        yield
 
 
 @pytest.fixture(scope="session")

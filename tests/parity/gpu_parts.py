@@ -38,11 +38,14 @@ HARDWARE = Hardware(
 class Replays:
     """Engines on a GPU where there is one, else on a simulated one that counts its replays.
 
+    Args:
+        hardware, target: what the simulated one has, and which it is (`kernels.architecture`).
+
     Attributes:
         gpu: the simulated one.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, hardware: Hardware = HARDWARE) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hardware: Hardware = HARDWARE, target: str = "sm_90") -> None:
         self.gpu: Gpu | None = None
         if HAS_GPU:
             return
@@ -50,7 +53,7 @@ class Replays:
         monkeypatch.setattr(build, "probe", lambda config: hardware if config.device == "cuda" else _PROBE(config))
         # Kernels may begin before those before them have ended. Simulated, they do not, but must wait as if they did.
         monkeypatch.setattr(overlap, "CAN_WAIT", True)
-        monkeypatch.setattr(architecture, "_present", lambda: "sm_90")
+        monkeypatch.setattr(architecture, "_present", lambda: target)
         # The interpreter compiles nothing, and measures nothing: what it runs it runs one after the other.
         monkeypatch.setattr(triton_cache, "compile_ahead", lambda *_: None)
         monkeypatch.setattr(runtime, "NUM_WARM_UPS", 0)

@@ -147,8 +147,7 @@ def test_the_operators_of_a_gpu_copy_states_too(
     """Of a prompt by launched steps, of its answer by recorded ones, around which states are copied."""
     replays = Replays(monkeypatch)
     checkpoint, prompt = saved("Qwen3_5ForCausalLM"), random_prompts(2, longest=40)[1]
-    device = "cuda"
-    engine = engine_of(checkpoint, kv_cache_bytes=1 << 22, max_batched_tokens=16, device=device)
+    engine = engine_of(checkpoint, kv_cache_bytes=1 << 22, max_batched_tokens=16, device="cuda")
     text = (*prompt, *checkpoint.generate(prompt, NUM_TOKENS), 3)
     assert cached_of(engine, checkpoint, [greedy("first", prompt, NUM_TOKENS)]) == [0]
     assert cached_of(engine, checkpoint, [greedy("second", text, NUM_TOKENS)]) == [32]

@@ -11,6 +11,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,11 +35,12 @@ class _Here:
 _watched: list[Gpu] = []
 
 
-def faults() -> list[str]:
-    """Return the faults of all devices simulated since the last call."""
-    found = [fault for gpu in _watched for fault in gpu.order.faults]
+@contextmanager
+def in_order() -> Iterator[None]:
+    """Check in the end that no device that was simulated meanwhile is at fault."""
     _watched.clear()
-    return found
+    yield
+    assert [fault for gpu in _watched for fault in gpu.order.faults] == []
 
 
 def simulate(patch: pytest.MonkeyPatch) -> Gpu:

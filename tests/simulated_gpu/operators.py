@@ -109,8 +109,7 @@ class _Operation:
         made = self._made(out, written, is_device=is_device)
         if (has_device or is_device) and self._packet not in LOOKS:
             accesses = [*self._accesses(made, written)]
-            self._gpu.note(accesses)
-            self._gpu.programs.end_all(self._gpu.order.current)
+            self._gpu.note_operator(accesses)
             if self._gpu.recording is not None:
                 again = _Replayed(self._gpu, self._func, (args, kwargs), None if written else out, accesses)
                 self._gpu.recording.operations.append((self._gpu.order.current, again))
@@ -209,8 +208,7 @@ class _Replayed:
     @torch.inference_mode()
     def __call__(self) -> None:
         """Compute again; a graph does not ask in which mode it was recorded."""
-        self._gpu.note(self._accesses)
-        self._gpu.programs.end_all(self._gpu.order.current)
+        self._gpu.note_operator(self._accesses)
         again = self._func(*self._args, **self._kwargs)
         for old, new in zip(_tensors_of([self._out]), _tensors_of([again]), strict=False):
             if self._func.overloadpacket in EMPTY:

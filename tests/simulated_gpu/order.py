@@ -39,11 +39,6 @@ class Stream:
     number: int
     seen: Clock = field(default_factory=Clock)
 
-    def advance(self) -> int:
-        """Return the time of a new operation."""
-        self.seen[self.number] += 1
-        return self.seen[self.number]
-
 
 @dataclass(slots=True, eq=False)
 class Block:
@@ -120,13 +115,12 @@ class Order:
     def current(self, stream: Stream) -> None:
         self._local.stream = stream
 
-    def start(self) -> Stream:
+    def start(self) -> None:
         """Enqueue an operation on this thread's stream: what the host has seen done is done before it."""
         with self.lock:
             stream = self.current
             stream.seen |= self.host
-            stream.advance()
-            return stream
+            stream.seen[stream.number] += 1
 
     def access(self, block: Block, grains: Grains, *, is_write: bool) -> None:
         """Check and note an access of the operation that this thread has started last."""

@@ -59,6 +59,11 @@ class Gpu:
                     self.order.fault("memory is used that was freed")
                 self.order.access(access.block, access.grains, is_write=access.is_write)
 
+    def note_operator(self, accesses: Sequence[Access]) -> None:
+        """Enqueue an operator of torch, which starts when all launches before it have ended."""
+        self.note(accesses)
+        self.programs.end_all(self.order.current)
+
     def join(self, stream: Stream, other: Stream) -> None:
         """Have what comes on a stream wait for what is on another."""
         with self.order.lock:
