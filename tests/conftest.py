@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
 from hypothesis import settings
 
-from tests import quick_interpreter
+from tests.interpreter import prepare
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would every server that a test starts and
 # interrupts: whoever ignores a signal hands that down.
@@ -22,9 +23,9 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile("same")
 
 # Where there is no GPU its kernels run in Triton's interpreter; Triton looks at this as it meets a kernel.
-if not torch.cuda.is_available():
+if not torch.cuda.is_available() and find_spec("triton") is not None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    quick_interpreter.quicken()
+    prepare()
 
 # Threads that spin at barriers make products as small as those of most tests many times slower on a busy machine.
 torch.set_num_threads(1)

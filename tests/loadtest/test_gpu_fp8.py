@@ -10,7 +10,6 @@ from kernels.architecture import pretending
 from kernels.launches import Geometry
 from loadtest.gpu import kernels, sweep
 from loadtest.gpu.timing import Ceilings
-from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
 HERE = torch.device("cuda")
 GEOMETRY = Geometry(name="tiny", hidden=64, inner=96, heads=2, kv_heads=1, head_dim=32)

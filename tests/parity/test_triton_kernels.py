@@ -33,7 +33,6 @@ from kernels.streamed_linear.reference import from_int4, to_fp8, to_int4
 from kernels.streamed_linear.reference import streamed_linear as by_definition
 from tests.deployments.tiny_models import write_chat_model
 from tests.engine import fp8_checkpoints, int4_checkpoints
-from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
 from tests.parity.gpu_parts import HAS_GPU, Replays, an_fp8_gpu, config_of
 from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyond_products
@@ -290,7 +289,7 @@ def test_a_checkpoint_of_four_bits_gives_the_probabilities_of_the_numbers_it_sta
     [
         ("channel", "float16", 0.01),
         ("fp8-block", "float16", 0.01),
-        pytest.param("tensor", "bfloat16", 0.1, marks=pytest.mark.gpu),
+        ("tensor", "bfloat16", 0.1),
     ],
 )
 def test_a_checkpoint_of_eight_bits_gives_the_probabilities_of_the_numbers_it_stands_for(

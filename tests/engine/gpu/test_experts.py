@@ -19,7 +19,6 @@ from kernels.mxfp4.reference import MAX_EXPONENT, Mxfp4Matrix, from_mxfp4
 from kernels.streamed_linear.layout import GROUP
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, from_fp8, from_int4, to_fp8, to_int4
 from tests.kernels.gpu.conftest import DEVICE, assert_near
-from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
 SPEC = ExpertSpec(count=3, chosen=2, inner_size=GROUP, is_normed=True)
 FP8 = torch.float8_e4m3fn
@@ -27,24 +26,24 @@ FP8 = torch.float8_e4m3fn
 
 def stored_fp8(out: int, depth: int) -> Fp8Weight:
     held, scales = torch.randn(out, depth, device=DEVICE).to(FP8), (torch.rand(out, device=DEVICE) + 0.5) / depth**0.5
-    return Fp8Weight(held=held, scales=scales, dtype=torch.float16)
+    return Fp8Weight(held=held, scales=scales, dtype=torch.bfloat16)
 
 
 def stored_int4(out: int, depth: int) -> Int4Weight:
     levels = torch.randint(0, 16, (out, depth), dtype=torch.uint8, device=DEVICE)
-    scales = ((torch.rand(depth // GROUP, out, device=DEVICE) + 0.5) / (4 * depth**0.5)).half()
+    scales = ((torch.rand(depth // GROUP, out, device=DEVICE) + 0.5) / (4 * depth**0.5)).bfloat16()
     zeros = torch.randint(6, 10, scales.shape, dtype=torch.int32, device=DEVICE)
-    return Int4Weight(levels=levels, scales=scales, zeros=zeros, dtype=torch.float16)
+    return Int4Weight(levels=levels, scales=scales, zeros=zeros, dtype=torch.bfloat16)
 
 
 def stored_mxfp4(out: int, depth: int) -> Mxfp4Weight:
     blocks = torch.randint(0, 256, (out, depth // 2), dtype=torch.uint8, device=DEVICE)
     exponents = torch.randint(121, 125, (out, depth // 32), dtype=torch.uint8, device=DEVICE)
-    return Mxfp4Weight(blocks=blocks, exponents=exponents, dtype=torch.float16)
+    return Mxfp4Weight(blocks=blocks, exponents=exponents, dtype=torch.bfloat16)
 
 
 def numbers(out: int, depth: int) -> torch.Tensor:
-    return (torch.randn(SPEC.count, out // SPEC.count, depth, device=DEVICE) / depth**0.5).half()
+    return (torch.randn(SPEC.count, out // SPEC.count, depth, device=DEVICE) / depth**0.5).bfloat16()
 
 
 def backend(quantization: str | None, *, is_mixed: bool = False) -> TritonBackend:
@@ -60,8 +59,8 @@ def backend(quantization: str | None, *, is_mixed: bool = False) -> TritonBacken
 def test_a_mixture_adds_what_the_definition_says(make: type, quantization: str | None, rows: int) -> None:
     """Whether the device keeps what has few bits or makes numbers of it."""
     gate_up, down = make(SPEC.count * 2 * GROUP, GROUP), make(SPEC.count * GROUP, GROUP)
-    router = torch.randn(SPEC.count, GROUP, device=DEVICE).half() / 4
-    h = torch.randn(rows, GROUP, device=DEVICE).half()
+    router = torch.randn(SPEC.count, GROUP, device=DEVICE).bfloat16() / 4
+    h = torch.randn(rows, GROUP, device=DEVICE).bfloat16()
     ours = backend(quantization)
     weights = ExpertWeights(router, gate_up, down)
     found = ours.experts(weights, SPEC, "silu")(h)
@@ -72,9 +71,9 @@ def test_a_mixture_adds_what_the_definition_says(make: type, quantization: str |
 @pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
 def test_experts_that_a_model_chooses_add_what_the_definition_says(quantization: str | None, rows: int) -> None:
     gate_up, down = numbers(SPEC.count * 2 * GROUP, GROUP), numbers(SPEC.count * GROUP, GROUP)
-    h = torch.randn(rows, GROUP, device=DEVICE).half()
+    h = torch.randn(rows, GROUP, device=DEVICE).bfloat16()
     choice = torch.tensor([[2, 0], [0, 1], [1, 2], [2, 1], [0, 2]], device=DEVICE)[:rows]
-    weights = torch.rand(rows, 2, device=DEVICE).half()
+    weights = torch.rand(rows, 2, device=DEVICE).bfloat16()
     ours = backend(quantization)
     found = ours.routed_experts(gate_up, down, "gelu")(h, choice, weights, None)
     if quantization is not None:

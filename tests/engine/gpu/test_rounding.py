@@ -10,7 +10,6 @@ from engine.gpu.rounding import InputRounding
 from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.row_quantization.launch import Rounded, quantize_rows
 from tests.kernels.gpu.conftest import DEVICE
-from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
 FP8 = torch.float8_e4m3fn
 ROWS, WIDTH = 4, 32

@@ -14,7 +14,6 @@ from kernels.gated_activation.reference import activate_and_multiply
 from kernels.row_quantization.reference import dequantize_rows, quantize_rows
 from tests.engine.gpu.test_streamed_linear import Timed
 from tests.kernels.gpu.conftest import DEVICE
-from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
 FP8 = torch.float8_e4m3fn
 WAYS = [Way.LIBRARY, Way.TILES, Way.WIDE_TILES, Way.ROWS]

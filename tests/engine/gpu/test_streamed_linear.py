@@ -60,7 +60,7 @@ def test_each_number_of_rows_goes_the_fastest_way(
     taken: list[Way] = []
     monkeypatch.setattr(linear, "multiply", lambda _, way, *_out: taken.append(way))
     for rows in (1, 2, 3, 4, 5, 16, 999):
-        linear(torch.ones(rows, 128, dtype=torch.float16, device=DEVICE))
+        linear(torch.ones(rows, 128, dtype=torch.bfloat16, device=DEVICE))
     assert taken == [one, *[Way.TILES] * 3, Way.LIBRARY, Way.TILES, Way.LIBRARY]
 
 

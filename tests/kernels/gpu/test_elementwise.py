@@ -19,7 +19,6 @@ from kernels.rope_kv_write import launch as rope_launch
 from kernels.rope_kv_write.reference import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
-from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
 BLOCKS, BLOCK_TOKENS = 5, 16
 

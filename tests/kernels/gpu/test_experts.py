@@ -16,7 +16,7 @@ from kernels.experts.reference import choose_experts, multiply_by_experts
 from kernels.gated_activation.reference import Activation
 from kernels.streamed_linear.layout import GROUP
 from kernels.streamed_linear.reference import Matrix, from_fp8, from_int4, to_fp8, to_int4
-from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, SHORT, assert_near, randn
 from tests.kernels.gpu.held_up import Before
 
 
@@ -112,9 +112,9 @@ def test_types_and_sizes_that_no_tile_divides(
 def test_tiles_of_every_height(height: int) -> None:
     """Those that prompts get on a GPU, which few rows do not."""
     rows, experts = 150, 3
-    mixture, logits = Mixture(experts, 64, 48, torch.float16), few_logits(rows, experts, torch.float16)
+    mixture, logits = Mixture(experts, 64, 48, torch.bfloat16), few_logits(rows, experts, torch.bfloat16)
     cut = launch.Cut(block_m=height, block_n=64, block_k=32, neighbours=4, num_warps=4, num_stages=2)
-    x = randn(rows, 64, dtype=torch.float16)
+    x = randn(rows, 64, dtype=torch.bfloat16)
     routing = expert_routing.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=height)
     gate_up, down = mixture.matrices
     inner = launch.expert_product(x, gate_up, routing, cut, activation="silu")
@@ -127,7 +127,7 @@ def test_tiles_of_every_height(height: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 9])
 @pytest.mark.parametrize("is_int4", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", SHORT)
 def test_weights_of_few_bits(rows: int, is_int4: bool, dtype: torch.dtype) -> None:
     hidden, inner = (GROUP, 2 * GROUP) if is_int4 else (40, 50)
     mixture = Mixture(5, hidden, inner, dtype, has_biases=True)
@@ -227,7 +227,7 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 
 
 def test_no_rows() -> None:
-    mixture = Mixture(4, 16, 16, torch.float16)
+    mixture = Mixture(4, 16, 16, torch.bfloat16)
     x, logits = mixture.down.new_empty(0, 16), mixture.down.new_empty(0, 4)
     assert mixture.multiply(x, logits, 2).shape == (0, 16)
     choice = logits.new_empty(0, 2, dtype=torch.int32), logits.new_empty(0, 2, dtype=torch.float32)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from kernels import architecture
 from kernels.paged_attention import launch
 from kernels.paged_attention.reference import paged_attention
-from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, SHORT, assert_near, randn
 
 HEADS = [(4, 2, 64), (7, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 256), (4, 1, 512)]
 """Query heads, kv heads and their dimension."""
@@ -122,7 +122,7 @@ def test_a_context_much_longer_than_the_others_is_cut(monkeypatch: pytest.Monkey
     assert_near(case.found(num_fillers=1), case.expected())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", SHORT)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
 @pytest.mark.parametrize(("window", "softcap"), [(17, 0.0), (0, 3.0)])
 def test_windows_and_soft_caps_of_every_head_size(

@@ -8,7 +8,6 @@ import torch
 from kernels.row_quantization.launch import quantize_rows
 from kernels.row_quantization.reference import quantize_rows as by_definition
 from tests.kernels.gpu.conftest import DEVICE
-from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
 FP8 = torch.float8_e4m3fn
 

