@@ -2,7 +2,7 @@
 
     python -m kernels.ahead_of_time            # all targets; exit status 1 if a kernel spills or does not fit
     python -m kernels.ahead_of_time sm_90
-    python -m kernels.ahead_of_time --every 4  # a quarter of the launches, a different one for each target
+    python -m kernels.ahead_of_time --every 4  # a quarter of each kernel's launches, a different one for each target
 
 Configurations are recorded from real launches on meta tensors, so there is no list that can go stale. Needs Triton, but
 no GPU.
@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -101,6 +101,15 @@ def compile_all(jobs: Sequence[tuple[str, Launch]], num_processes: int = 2) -> l
         return list(pool.map(compile_for, *zip(*jobs, strict=True)))
 
 
+def sample(launches: Sequence[Launch], every: int, start: int = 0) -> Iterator[Launch]:
+    """Yield one of `every` launches of each kernel, and at least one, from number `start` on."""
+    by_kernel: dict[str, list[Launch]] = {}
+    for launch in launches:
+        by_kernel.setdefault(launch.kernel, []).append(launch)
+    for found in by_kernel.values():
+        yield from found[start % min(every, len(found)) :: every]
+
+
 def _resources(cubin: bytes) -> tuple[int, int]:
     """Return registers per thread and bytes spilled, as cuobjdump reads them from a binary."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -126,12 +135,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, print the table, and return 1 if any kernel spills or does not fit."""
     parser = argparse.ArgumentParser(description="Compile the GPU kernels for GPUs that are not here.")
     parser.add_argument("targets", nargs="*", default=list(TARGETS), help=f"of {', '.join(TARGETS)} (all)")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="compile one of N launches (1)")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="compile one of N launches of a kernel (1)")
     options = parser.parse_args(arguments)
     jobs = [
         (target, launch)
         for place, target in enumerate(options.targets)
-        for launch in all_launches(target)[place % options.every :: options.every]
+        for launch in sample(all_launches(target), options.every, start=place)
     ]
     usages = compile_all(jobs)
     write = partial(print, file=sys.stdout)

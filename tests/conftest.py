@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.interpreter import prepare
+from tests.interpreter.prepare import prepare
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would every server that a test starts and
 # interrupts: whoever ignores a signal hands that down.

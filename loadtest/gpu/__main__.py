@@ -40,6 +40,7 @@ DEVICE = torch.device("cuda")
 BUDGET_S = 480
 TOKEN_TESTS = ("tests/parity/test_triton_kernels.py",)
 OTHER_TOKEN_TESTS = (
+    "tests/parity/test_gpu_bfloat16.py",
     "tests/parity/test_windows.py::test_so_it_is_by_the_kernels_of_a_gpu",
     "tests/parity/test_mxfp4.py::test_a_gpu_gives_the_tokens_of_the_numbers",
     "tests/parity/test_expert_adapters.py::test_by_the_gpu_s_kernels_their_tokens_are_those_of_the_cpu",
@@ -51,6 +52,7 @@ OTHER_TOKEN_TESTS = (
     "tests/parity/test_tiers.py::test_what_a_gpu_gave_to_the_host_is_what_was_computed",
 )
 KERNEL_TESTS = ("tests/kernels/gpu", "tests/engine/gpu", "tests/engine/tiers")
+SERVER_TESTS = ("tests/e2e/test_gpu.py",)
 PYTEST_OPTIONS = ("-v", "-p", "no:cacheprovider", "--maxfail=20", "--durations=5")
 TAIL_CHARACTERS = 8000
 SWEEPS_AT_ONCE = 4
@@ -121,6 +123,7 @@ def parts() -> list[Part]:
         part_without(BASE_MODELS[0], ONE_STREAM, with_adapters),
         Part(name="tests", limit_s=240, run=tests, is_usual=False),
         Part(name="other-tokens", limit_s=180, run=other_tokens, is_usual=False),
+        Part(name="server", limit_s=120, run=partial(run_tests, paths=SERVER_TESTS, num_processes=0), is_usual=False),
         *(engine_part(name) for name in works_by_name if name not in LIMIT_S_BY_USUAL_ENGINE),
     ]
 

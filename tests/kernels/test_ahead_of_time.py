@@ -21,15 +21,27 @@ from tests.architecture.source_tree import ROOT
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_all_kernels_compile_and_fit() -> None:
-    """All of them on one target, and a fourth on each other one: the whole table takes a quarter of an hour."""
-    lines = _run_uninterpreted("-m", "kernels.ahead_of_time", "sm_90").splitlines()[1:]
+@pytest.mark.parametrize(
+    ("every", "every_of_others"), [(3, 8), pytest.param(1, 1, marks=[pytest.mark.thorough, pytest.mark.timeout(3600)])]
+)
+def test_all_kernels_compile_and_fit(every: int, every_of_others: int) -> None:
+    """Each of them for each target, in some of the shapes that they are launched in: all take half an hour."""
     sources = [file.read_text() for file in (ROOT / "kernels").glob("*/*.py")]
     kernels = {name for source in sources for name in re.findall(r"^def (\w+)_kernel\(", source, re.MULTILINE)}
+    others = sorted(set(TARGETS) - {"sm_90"})
+    lines = _run_uninterpreted("-m", "kernels.ahead_of_time", "sm_90", "--every", str(every)).splitlines()[1:]
     assert {line.split()[4] for line in lines} == kernels
-    others = set(TARGETS) - {"sm_90"}
-    lines = _run_uninterpreted("-m", "kernels.ahead_of_time", "--every", "4", *sorted(others)).splitlines()[1:]
-    assert {line.split()[0] for line in lines} == others
+    lines = _run_uninterpreted("-m", "kernels.ahead_of_time", *others, "--every", str(every_of_others)).splitlines()[1:]
+    assert {line.split()[0] for line in lines} == set(others)
+    assert {line.split()[4] for line in lines} == kernels
+
+
+def test_of_each_kernel_some_launches_are_taken() -> None:
+    launches = [SimpleNamespace(kernel=name, number=number) for number in range(7) for name in "ab"]
+    launches.append(SimpleNamespace(kernel="c", number=0))
+    for start, numbers in ((0, [0, 3, 6]), (1, [1, 4]), (5, [2, 5])):
+        found = [(one.kernel, one.number) for one in ahead_of_time.sample(launches, 3, start)]  # type: ignore[arg-type]
+        assert found == [("a", n) for n in numbers] + [("b", n) for n in numbers] + [("c", 0)]
 
 
 SHOW = """

@@ -30,7 +30,7 @@ class _Before(MetaPathFinder, Loader):
         self._loader.exec_module(module)
         import pytest
 
-        from tests.interpreter import prepare
+        from tests.interpreter.prepare import prepare
         from tests.parity.gpu_parts import Replays
 
         prepare()
