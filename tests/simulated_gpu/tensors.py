@@ -185,7 +185,8 @@ class SimulatedTensor(torch.Tensor):
         """Return what of its block it covers."""
         offset = self.elem.data_ptr() - self.hold.block.start
         size = self.elem.element_size()
-        if self.elem.is_contiguous():
+        order = sorted(range(self.elem.dim()), key=self.elem.stride, reverse=True)
+        if self.elem.permute(order).is_contiguous():
             return slice(offset // GRAIN, -(-(offset + self.elem.numel() * size) // GRAIN))
         places = np.zeros(1, dtype=np.int64)
         for count, stride in zip(self.elem.shape, self.elem.stride(), strict=True):
@@ -228,8 +229,13 @@ class SimulatedTensor(torch.Tensor):
 
 def grains_of(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """Return the grains of elements of `size` bytes at byte offsets."""
-    grains = [(places + at) // GRAIN for at in range(0, size, GRAIN)]
-    return np.unique(np.concatenate(grains))
+    grains = np.concatenate([(places + at) // GRAIN for at in range(0, size, GRAIN)])
+    first, last = (grains.min(), grains.max()) if grains.size else (0, 0)
+    if last - first > 8 * grains.size:
+        return np.unique(grains)
+    is_covered = np.zeros(last - first + 1, dtype=bool)
+    is_covered[grains - first] = True
+    return np.flatnonzero(is_covered) + first
 
 
 def poison(elem: torch.Tensor, *, is_recorded: bool = False) -> None:
