@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
 import torch
+from packaging.version import Version
 
 from app.cli.server_process import kill_session
 from kernels import ahead_of_time
@@ -31,6 +33,8 @@ def test_all_kernels_compile_and_fit(every: int, every_of_others: int) -> None:
     others = sorted(set(TARGETS) - {"sm_90"})
     lines = _run_uninterpreted("-m", "kernels.ahead_of_time", "sm_90", "--every", str(every)).splitlines()[1:]
     assert {line.split()[4] for line in lines} == kernels
+    if Version(version("triton")) < Version("3.7"):
+        pytest.skip("for the others, some kernels spill by this compiler: docs/decisions.md")
     lines = _run_uninterpreted("-m", "kernels.ahead_of_time", *others, "--every", str(every_of_others)).splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(others)
     assert {line.split()[4] for line in lines} == kernels

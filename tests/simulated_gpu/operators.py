@@ -22,6 +22,24 @@ INDEXED = {aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_}
 EMPTY = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided}
 
 
+def _scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    found = (a.float() * scale_a) @ (b.float() * scale_b)
+    return (found if bias is None else found + bias).to(out_dtype)
+
+
+ON_A_HOST = {aten._scaled_mm: _scaled_mm}
+"""What takes the place of operators that a CPU has not, or in later versions of torch only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What torch tells of an operator.
@@ -101,7 +119,7 @@ class _Operation:
         elif has_device:
             self._check_places()
         args, kwargs = self._on_the_host()
-        out = self._func(*args, **kwargs)
+        out = ON_A_HOST.get(self._packet, self._func)(*args, **kwargs)
         if not (has_device or is_device):
             for tensor in self._held:
                 is_write = any(tensor is value for value in written)
@@ -209,7 +227,7 @@ class _Replayed:
     def __call__(self) -> None:
         """Compute again; a graph does not ask in which mode it was recorded."""
         self._gpu.note_operator(self._accesses)
-        again = self._func(*self._args, **self._kwargs)
+        again = ON_A_HOST.get(self._func.overloadpacket, self._func)(*self._args, **self._kwargs)
         for old, new in zip(_tensors_of([self._out]), _tensors_of([again]), strict=False):
             if self._func.overloadpacket in EMPTY:
                 poison(old)
