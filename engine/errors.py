@@ -44,16 +44,19 @@ class OverloadError(RuntimeError):
     Attributes:
         retry_after_s: when to retry, in seconds from now.
         reason: a label for metrics: "queue_full", "queue_time", "deadline", "replicas_full", "busy".
+        is_final: the same request would be refused by an idle server, too.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float, reason: str = "busy") -> None:
+    def __init__(self, message: str, *, retry_after_s: float, reason: str = "busy", is_final: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
         self.reason = reason
+        self.is_final = is_final
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(OverloadError, retry_after_s=self.retry_after_s, reason=self.reason), (self.message,)
+        again = partial(OverloadError, retry_after_s=self.retry_after_s, reason=self.reason, is_final=self.is_final)
+        return again, (self.message,)
 
 
 class ConfigError(ValueError):

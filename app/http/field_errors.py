@@ -44,8 +44,9 @@ _TEXT_BY_TYPE = {
 _KINDS_OF_PYDANTIC = frozenset(get_args(ErrorType))
 _IS_KEY = "[key]"
 """Pydantic adds this to the location of a key, which is otherwise that of its value."""
+TOO_DEEP = "it is nested too deep; some 900 levels are read"
 _NOT_JSON = {
-    "depth limit exceeded": "it is nested more than 1,024 deep",
+    "depth limit exceeded": TOO_DEEP,
     "invalid high surrogate in string": "a string has a lone surrogate",
     "no low surrogate in string": "a string has a lone surrogate",
     "number is infinity when parsed as double": "a number is beyond what a double holds, 1.8e308",

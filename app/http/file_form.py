@@ -73,6 +73,8 @@ def _checked(form: FormData, max_file_bytes: int) -> FileForm:
     for name in form:
         if name not in ("file", "purpose", *_EXPIRY):
             raise ApiError(400, f"Unknown parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter")
+        if len(form.getlist(name)) > 1:
+            raise ApiError(400, f"The field '{name}' stands twice in the form.", param=name, code="duplicate_key")
     file, purpose = form.get("file"), form.get("purpose")
     for name, value in (("file", file), ("purpose", purpose)):
         if value is None:

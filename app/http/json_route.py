@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from app.http.errors import ApiError
+from app.http.field_errors import TOO_DEEP
 from app.messages_api.answered import error_body
 
 
@@ -25,7 +26,16 @@ class JsonResponse(Response):
 
     def render(self, content: Any) -> bytes:
         """Return a schema or plain values as bytes."""
-        return orjson.dumps(content.model_dump(mode="json") if isinstance(content, BaseModel) else content)
+        return content.model_dump_json().encode() if isinstance(content, BaseModel) else orjson.dumps(content)
+
+
+async def respond(make: Callable[[], BaseModel], *, is_large: bool) -> JsonResponse:
+    """Return a response; make and render a large one on another thread, as the event loop serves everyone else."""
+
+    def render() -> JsonResponse:
+        return JsonResponse(make())
+
+    return await asyncio.to_thread(render) if is_large else render()
 
 
 def error_response(error: ApiError, scope: Scope) -> JsonResponse:
@@ -72,9 +82,13 @@ class JsonRoute(APIRoute):
 
 def _check_keys(body: bytes) -> None:
     """Refuse a key that occurs twice in one object, because two parsers may pick different values."""
-    # Invalid or too deep JSON is refused later, when the body is parsed.
-    with contextlib.suppress(ValueError, RecursionError):
+    try:
         json.loads(body, object_pairs_hook=_without_doubles)
+    except ValueError:
+        # Refused when the body is parsed, with the place.
+        return
+    except RecursionError:
+        raise ApiError(400, f"The request body is not valid JSON: {TOO_DEEP}.", code="invalid_json") from None
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> None:

@@ -99,7 +99,7 @@ class HeadAsGet:
 
 
 class HostCheck:
-    """Refuses a request whose `Host` is not accepted."""
+    """Refuses a request whose `Host` is there and not accepted."""
 
     def __init__(self, app: ASGIApp, *, rule: HostRule) -> None:
         self._app = app
@@ -107,7 +107,9 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and not self._rule.allows(Headers(scope=scope).get("host", "")):
+        # Health checks by HTTP/1.0 have none. Browsers, whose requests a hostile page may send here, always have.
+        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if host is not None and not self._rule.allows(host):
             raise ApiError(
                 421,
                 "This server does not answer to the name in 'Host'; 'allowed_hosts' in its configuration may add it.",

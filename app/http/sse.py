@@ -205,7 +205,7 @@ class CompletionFrames(_Frames):
         match item.event:
             case Finished() as finished:
                 if self._shape.hides_answer:
-                    finished = replace(finished, reason=EndReason.LENGTH, num_completion_tokens=0)
+                    finished = replace(finished, reason=self._shape.end_reason(finished), num_completion_tokens=0)
                 self._count(replace(item, event=finished))
                 return self._text(item.index, "", (), finished.reason.value)
             case TextDelta(text=text, scores=scores) if not self._shape.hides_answer:

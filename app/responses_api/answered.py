@@ -141,10 +141,7 @@ class ResponseWriter:
 
     def logprobs(self, scores: Iterable[TokenScore]) -> list[Any]:
         """Return the log-probabilities in the response's format; empty unless requested."""
-        if not self._tells_scores:
-            return []
-        content: list[Any] = chat_logprobs(scores).model_dump(mode="json")["content"]
-        return content
+        return list(chat_logprobs(scores).content or ()) if self._tells_scores else []
 
 
 class ResponseFrames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.http.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonRoute, respond
 from app.http.sse import ChatFrames, EventStream
 from app.routes.context import ERRORS, Context
 from app.schemas.chat import ChatCompletion, ChatCompletionRequest
@@ -32,4 +32,5 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     if body.stream:
         frames = ChatFrames(head, options=body.stream_options, num_choices=len(answers), shape=shape)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
-    return JsonResponse(chat_completion(head, await collect(answers), shape))
+    whole = await collect(answers)
+    return await respond(lambda: chat_completion(head, whole, shape), is_large=shape.has_scores)

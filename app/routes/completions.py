@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Response
 
-from app.http.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonRoute, respond
 from app.http.sse import CompletionFrames, EventStream
 from app.routes.context import ERRORS, Context
 from app.schemas.completions import Completion, CompletionRequest
@@ -32,4 +34,5 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
         frames = CompletionFrames(head, options=body.stream_options, shape=shape)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
     whole = await collect(answers)
-    return JsonResponse(completion(head, whole, answers_per_prompt=num_per_prompt, shape=shape))
+    make = partial(completion, head, whole, answers_per_prompt=num_per_prompt, shape=shape)
+    return await respond(make, is_large=shape.has_scores)

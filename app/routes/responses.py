@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Response
 
 from app.http.field_names import renamed_fields
-from app.http.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonResponse, JsonRoute, respond
 from app.http.sse import EventStream
 from app.responses_api.answered import ResponseFrames, ResponseWriter
 from app.responses_api.asked import chat_of, field_names
@@ -30,7 +32,7 @@ async def create_response(body: ResponsesRequest, context: Context) -> Response:
             events = await EventBatches(answers).open()
             return EventStream(events, ResponseFrames(writer), request_id=context.request_id)
         (answer,) = await collect(answers)
-    return JsonResponse(writer.whole(answer))
+    return await respond(partial(writer.whole, answer), is_large=bool(chat.logprobs))
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokenCount, responses=ERRORS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticKnownError
+from typing_extensions import TypedDict  # Pydantic does not take that of Python 3.11's own.
 
 from app.schemas.structured import StructuredOutputs
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
@@ -12,7 +14,19 @@ from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
 INT64_MAX = 2**63 - 1
 Seed = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-LogitBias = dict[str, Annotated[float, Field(ge=-100, le=100)]]
+MAX_LOGIT_BIAS = 65_536
+"""More are not looked at one by one, as all of them may be wrong."""
+
+
+def _not_too_many(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
+        raise PydanticKnownError(
+            "too_long", {"field_type": "Dictionary", "max_length": MAX_LOGIT_BIAS, "actual_length": len(value)}
+        )
+    return value
+
+
+LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_not_too_many)]
 FINGERPRINT = "Covers weights, adapter and engine configuration; if equal, equal requests and seeds get equal answers."
 
 
@@ -114,7 +128,7 @@ class SamplingExtensions(WireRequest):
         default=None, min_length=1, max_length=65536, description="Extension: only these tokens can be generated."
     )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
-        default=None, max_length=64, description="Extension: words that never appear in the answer."
+        default=None, max_length=64, description="Extension: words, of whole tokens, that never appear in the answer."
     )
     structured_outputs: StructuredOutputs | None = Field(
         default=None, description="Extension: format that the answer must have."
@@ -194,12 +208,12 @@ class Usage(WireResponse):
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
 
-class TokenLogprob(WireResponse):
-    """A token and the natural logarithm of its probability."""
+class TokenLogprob(TypedDict):
+    """A token and the natural logarithm of its probability. A dictionary, as one answer may have a million."""
 
     token: str
     logprob: float
-    bytes: list[int] | None = None
+    bytes: list[int] | None
 
 
 class PromptLogprob(WireResponse):

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -21,6 +29,18 @@ ASKS_NOTHING: tuple[object, ...] = (None,)
 """Only null leaves the field unused."""
 MIN_LIKENESS = 0.8
 """Of an unknown field to the one that is hinted at: a slip of the hand, not another word."""
+
+
+def _stop_at_the_first(schema: Any) -> None:
+    inner: Iterable[Any] = ()
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        inner = schema.values()
+    elif isinstance(schema, list):
+        inner = schema
+    for part in inner:
+        _stop_at_the_first(part)
 
 
 class WireRequest(BaseModel):
@@ -34,6 +54,13 @@ class WireRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Stop at a list's first bad item: an error tells of one, and collecting a million blocks the event loop."""
+        schema = handler(source)
+        _stop_at_the_first(schema)
+        return schema
 
     @classmethod
     def wire_names(cls) -> set[str]:

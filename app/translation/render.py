@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from app.schemas.chat import AssistantMessage, ChatChoice, ChatCompletion
 from app.schemas.common import (
@@ -24,7 +24,7 @@ from app.schemas.models import Model
 from app.schemas.tools import FunctionCall, MessageToolCall
 from app.translation.moderation import chat_moderation
 from app.translation.streaming import Answer
-from deployments.generation import Finished, ModelCard, Started, TokenScore, ToolCall
+from deployments.generation import EndReason, Finished, ModelCard, Started, TokenScore, ToolCall
 
 LEAST_LOGPROB = -9999.0
 
@@ -71,6 +71,11 @@ class ChatShape:
     num_prompt_logprobs: int | None = None
     service_tier: str | None = None
     classifier: str | None = None
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the response may be large."""
+        return self.tells_scores or self.num_prompt_logprobs is not None
 
 
 def chat_completion(head: ResponseHead, answers: Sequence[Answer], shape: ChatShape) -> ChatCompletion:
@@ -133,11 +138,11 @@ def echoed_scores(started: Started, num_top: int) -> tuple[TokenScore, ...]:
 
 def chat_logprobs(scores: Iterable[TokenScore]) -> ChatLogprobs:
     """Return the scores of an answer, or of a piece of one, in the format of chats."""
-    content = [
-        ChosenLogprob(**_token_logprob(score), top_logprobs=[TokenLogprob(**_token_logprob(top)) for top in score.top])
-        for score in scores
+    content: list[ChosenLogprob] = [
+        {**_token_logprob(score), "top_logprobs": [_token_logprob(top) for top in score.top]} for score in scores
     ]
-    return ChatLogprobs(content=content)
+    # Validation would copy all of it.
+    return ChatLogprobs.model_construct(content=content)
 
 
 def completion(
@@ -179,6 +184,16 @@ class CompletionShape:
     num_prompt_logprobs: int | None = None
     hides_answer: bool = False
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether the response may be large."""
+        return self.num_scores is not None or self.num_prompt_logprobs is not None
+
+    def end_reason(self, finished: Finished) -> EndReason:
+        """Return why a choice ended; an echo alone, as it was to, unless it was withheld."""
+        was_withheld = finished.reason is EndReason.CONTENT_FILTER
+        return EndReason.LENGTH if self.hides_answer and not was_withheld else finished.reason
+
 
 def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> CompletionChoice:
     echo = answer.started.prompt_text or ""
@@ -192,7 +207,7 @@ def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> Co
         text=echo if shape.hides_answer else echo + answer.text,
         logprobs=logprobs,
         # A text completion has no calls.
-        finish_reason="length" if shape.hides_answer else cast("WireFinishReason", answer.finished.reason.value),
+        finish_reason=cast("WireFinishReason", shape.end_reason(answer.finished).value),
         prompt_logprobs=prompt_logprobs(answer.started, shape.num_prompt_logprobs),
     )
 
@@ -234,7 +249,7 @@ def _top_by_text(score: TokenScore) -> dict[str, float] | None:
     return found
 
 
-def _token_logprob(score: TokenScore) -> dict[str, Any]:
+def _token_logprob(score: TokenScore) -> TokenLogprob:
     return {"token": score.text, "logprob": _finite(score.logprob), "bytes": list(score.raw)}
 
 

@@ -126,6 +126,10 @@ def texts_of(prompt: ChatPrompt) -> list[str]:
     # A template may write any of these into the prompt.
     texts.append("\n".join(texts_in(list(prompt.template_options.values()))))
     texts.append("\n".join(message.name for message in prompt.messages if message.name is not None))
+    calls = [call for message in prompt.messages for call in message.tool_calls]
+    texts.append("\n".join(dict.fromkeys((*(call.name for call in calls), *(tool.name for tool in prompt.tools)))))
+    ids = (*(call.call_id for call in calls), *(message.tool_call_id or "" for message in prompt.messages))
+    texts.append("\n".join(dict.fromkeys(filter(None, ids))))
     return [text for text in texts if text]
 
 

@@ -22,6 +22,7 @@ from deployments.gateway.answer_shape import AnswerParts, AnswerShape, shape_of
 from deployments.gateway.predicted import prediction_ids
 from deployments.gateway.resumption import Resumption
 from deployments.gateway.served_model import ServedModel, check_vocabulary
+from deployments.gateway.token_masks import check_some_are_left, check_token_ids
 from deployments.gateway.token_scores import check_prompt_scores, scored, scored_prompt
 from deployments.generation import (
     PREDICTION_FIELD,
@@ -169,20 +170,22 @@ class Answer:
         if not num_prompt:
             raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
         max_tokens = answer_room(self._request, num_prompt, limit, field=field)
-        self._check_ids()
+        check_token_ids(self._request.params, self._model.config.vocab_size)
         check_prompt_scores(self._request, num_prompt)
         bad_words = (self._model.codec.encode_word(word) for word in self._request.bad_words)
+        params = replace(
+            self._request.params,
+            max_tokens=max_tokens,
+            stop_token_ids=(*self._request.params.stop_token_ids, *shape.stop_ids),
+            grammar=grammar,
+            dry=dry,
+            bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
+        )
+        check_some_are_left(params, frozenset(self._model.config.eos_ids))
         return GenerationCall(
             request_id=RequestId(self._request.request_id),
             prompt_ids=pack_ids(self._prompt_ids),
-            params=replace(
-                self._request.params,
-                max_tokens=max_tokens,
-                stop_token_ids=(*self._request.params.stop_token_ids, *shape.stop_ids),
-                grammar=grammar,
-                dry=dry,
-                bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
-            ),
+            params=params,
             adapter=self._adapter,
             tenant=self._request.tenant or self._request.salt,
             salt=self._request.salt,
@@ -196,16 +199,6 @@ class Answer:
                 self._recorder.timeline.arrived_unix_s,
             ),
         )
-
-    def _check_ids(self) -> None:
-        params = self._request.params
-        named: dict[str, Sequence[int]] = {
-            "logit_bias": [token_id for token_id, _ in params.logit_bias],
-            "allowed_token_ids": params.allowed_token_ids,
-            "stop_token_ids": params.stop_token_ids,
-        }
-        for field, token_ids in named.items():
-            check_vocabulary(token_ids, self._model.config.vocab_size, field=field)
 
     async def _verdict(self) -> Verdict | None:
         try:

@@ -120,7 +120,8 @@ class Admission:
         raise self._refusal(
             "deadline",
             f"The answer would take {_told(foretold.end_s)}, and its deadline is in {_told(max(0.0, left_s))}{advice}.",
-            foretold.end_s - left_s if could_be else MAX_RETRY_AFTER_S,
+            foretold.end_s - left_s,
+            is_final=not could_be,
         )
 
     def _capacity(self, backlog: Backlog, prompt_tokens: int) -> Capacity:
@@ -132,10 +133,10 @@ class Admission:
         beside = min(bound for bound in bounds if bound is not None)
         return Capacity(num_rows=num_rows, num_blocks=num_blocks, prompt_tokens=max(1, beside))
 
-    def _refusal(self, reason: str, message: str, retry_after_s: float) -> OverloadError:
+    def _refusal(self, reason: str, message: str, retry_after_s: float, *, is_final: bool = False) -> OverloadError:
         self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1
         bounded_s = min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, retry_after_s))
-        return OverloadError(message, retry_after_s=bounded_s, reason=reason)
+        return OverloadError(message, retry_after_s=bounded_s, reason=reason, is_final=is_final)
 
 
 def _told(seconds: float) -> str:

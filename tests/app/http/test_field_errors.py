@@ -285,7 +285,7 @@ async def test_another_word_is_no_hint(client: httpx.AsyncClient, name: str) -> 
         (b"1" * 5000, "a number is beyond what a double holds, 1.8e308"),
         (b'"\\ud800"', "a string has a lone surrogate"),
         (b'"\\udc00"', "a string has a lone surrogate"),
-        (b"[" * 1500 + b"]" * 1500, "it is nested more than 1,024 deep"),
+        (b"[" * 1500 + b"]" * 1500, "it is nested too deep; some 900 levels are read"),
         (b'"\xff"', "it is not UTF-8"),
         (b"nan", "invalid literal, expected 'null', at character 27"),
         (b"", "unexpected character, expected a JSON value, at character 27"),
@@ -395,6 +395,28 @@ async def test_a_key_that_stands_twice_is_refused(client: httpx.AsyncClient, bod
     response = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, param, "duplicate_key")
+
+
+async def test_no_key_stands_twice_beside_what_is_nested_too_deep_to_look(client: httpx.AsyncClient) -> None:
+    deep = b'{"model": "base", "model": "other", "tools": ' + b"[" * 1010 + b"]" * 1010 + b"}"
+    response = await client.post(CHAT, content=deep, headers=JSON)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("field", ["stop", "tools", "messages"])
+def test_of_a_list_one_wrong_item_is_looked_at(field: str) -> None:
+    """To collect an error for each of a million held up everybody."""
+    with pytest.raises(ValidationError) as refused:
+        ChatCompletionRequest.model_validate({"model": "base", "messages": [USER], field: [7] * 50})
+    assert {error["loc"][0] for error in refused.value.errors()} == {field}
+    assert refused.value.error_count() <= 2
+
+
+def test_of_too_many_biases_none_is_looked_at() -> None:
+    body = {"model": "base", "messages": [USER], "logit_bias": dict.fromkeys(map(str, range(65_537)), "x")}
+    with pytest.raises(ValidationError) as refused:
+        ChatCompletionRequest.model_validate(body)
+    assert [error["type"] for error in refused.value.errors()] == ["too_long"]
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 1000, b"[" * 100_000, b'{"a":' * 1020 + b"1" + b"}" * 1020, b"\xff"])

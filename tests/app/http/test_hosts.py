@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -36,3 +38,19 @@ async def test_a_request_for_somebody_else_is_refused_in_openai_s_shape() -> Non
     assert (response.status_code, response.json()["error"]["code"]) == (421, "host_not_allowed")
     assert "allowed_hosts" in response.json()["error"]["message"]
     assert response.headers["request-id"]
+
+
+async def test_a_health_check_without_a_host_is_answered() -> None:
+    """Load balancers send them by HTTP/1.0."""
+    told: list[Any] = []
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    app = create_app(ScriptedGateway(), host_rule=HostRule.of(None, is_open=True))
+    scope = {"type": "http", "http_version": "1.0", "method": "GET", "path": "/health", "headers": []}
+    await app({**scope, "query_string": b"", "state": {}}, receive, send)
+    assert told[0]["status"] == 200

@@ -73,7 +73,8 @@ async def test_the_file_may_come_before_the_other_fields_and_in_pieces(http: htt
     [
         ({}, named(), 400, "purpose"),
         (BATCH, {"other": ("x", b"x")}, 400, "other"),
-        (BATCH, {"purpose": ("x", b"x")}, 400, "file"),
+        (BATCH, {"purpose": ("x", b"x")}, 400, "purpose"),
+        (BATCH | {"expires_after[seconds]": ["3600", "4000"]}, named(), 400, "expires_after[seconds]"),
         ({"purpose": "fine-tune"}, named(), 400, "purpose"),
         (BATCH | {"file": "text"}, {"x": None}, 400, "file"),
         (BATCH | {"y": "1"}, named(), 400, "y"),

@@ -92,6 +92,8 @@ def test_all_that_a_model_reads_is_judged_each_turn_for_itself_and_with_its_neig
         '{"properties": {"é": {"description": "hidden"}}}',
         "today\na\nspread",
         "called so",
+        "get",
+        "1",
     ]
     assert texts_of(ChatPrompt(messages=turns[:1], template_options={"enable_thinking": False})) == ["How do I build"]
     alternating = (turns[0], ChatMessage(role="assistant", content="Yes?"), turns[1])

@@ -136,9 +136,19 @@ def test_who_is_refused_for_its_deadline_fits_when_it_comes_back() -> None:
         simulated.engine.add(a_request("late", max_tokens=80, deadline_s=simulated.now_s + 3.0))
     back_at_s = simulated.now_s + refused.value.retry_after_s
     assert refused.value.retry_after_s > 1
+    assert not refused.value.is_final
     while simulated.now_s < back_at_s:
         simulated.step()
     simulated.engine.add(a_request("late", max_tokens=80, deadline_s=simulated.now_s + 3.0))
+
+
+def test_who_is_refused_for_a_deadline_that_nobody_could_keep_need_not_come_back() -> None:
+    simulated = SimulatedEngine(ROOMY, MACHINE)
+    simulated.engine.add(a_request("a", max_tokens=20))
+    simulated.finish(["a"])
+    with pytest.raises(OverloadError) as refused:
+        simulated.engine.add(a_request("b", max_tokens=80, deadline_s=simulated.now_s + 0.01))
+    assert refused.value.is_final
 
 
 def test_the_wait_for_a_turn_is_bounded_and_who_is_refused_knows_when_it_is_short_enough() -> None:
