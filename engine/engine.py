@@ -132,8 +132,10 @@ class Engine:
     def cancel(self, request_id: RequestId) -> None:
         """End a request before the next step; any thread. An unknown id is ignored."""
         with self._lock:
-            self._inbox.append(request_id)
-            self._wake.set()
+            # Of a request that has ended already, it would end the next one of the same id.
+            if request_id in self._live_ids:
+                self._inbox.append(request_id)
+                self._wake.set()
 
     def step(self) -> list[Emission]:
         """Submit the next step, collect the results of the oldest, and return their emissions. Engine's thread only.

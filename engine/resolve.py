@@ -5,6 +5,7 @@ Does not import torch, so that a configuration can be checked before anything is
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ DEVICES_BY_QUANTIZATION = {"int8": ("cpu",), "fp8": ("cuda",), "int4": ("cpu", "
 FP8_MULTIPLE, INT4_MULTIPLE_BY_DEVICE = 16, {"cpu": 32, "cuda": 128}
 CACHE_DTYPES = ("int8", "fp8")
 CPU_CACHE_SHARE = 0.2
+MAX_UNASKED_BLOCKS = 1 << 18
+"""Blocks that a GPU's cache has at most, unless more are asked for or in use: each costs the host memory, too."""
 """Share of the free memory; a laptop runs other programs too."""
 HOST_ADAPTER_SHARE, MAX_HOST_ADAPTER_BYTES = 0.25, 32 << 30
 """Share of the free memory, and its cap. With a GPU, torch page-locks the next power of two for each adapter."""
@@ -122,8 +125,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     state_bytes = spec.state_bytes(BYTES_BY_DTYPE[dtype])
     sizes = _Sizes(max_model_len, reach, block_bytes, state_bytes, num_rows)
     num_blocks, num_snapshots = _shared_out(config, hardware, sizes)
-    # More blocks than all rows hold at full length would never be used.
-    num_blocks = min(num_blocks, num_rows * blocks_per_request * len(layout.windows))
+    num_blocks = min(num_blocks, _most_blocks(config, hardware, num_rows * blocks_per_request * len(layout.windows)))
     _check_tiers(config, hardware, block_bytes, has_states=state_bytes > 0)
     return ResolvedConfig(
         model_path=config.model_path,
@@ -165,6 +167,16 @@ def _cache_bytes(config: EngineConfig, hardware: Hardware, state_bytes: int) -> 
     # On a GPU the states are already allocated when free memory is measured.
     share, taken = (CPU_CACHE_SHARE, state_bytes) if hardware.device == "cpu" else (1.0, 0)
     return config.kv_cache_bytes or max(0, int(hardware.free_bytes * share) - taken)
+
+
+def _most_blocks(config: EngineConfig, hardware: Hardware, num_in_use: int) -> int:
+    """Return how many blocks are worth having: all rows at full length use `num_in_use`, and more keep prefixes."""
+    if not config.enable_prefix_cache:
+        return num_in_use
+    if config.kv_cache_bytes is not None:
+        return sys.maxsize
+    # A CPU's memory is not the engine's alone.
+    return max(num_in_use, MAX_UNASKED_BLOCKS) if hardware.device == "cuda" else num_in_use
 
 
 def _shared_out(config: EngineConfig, hardware: Hardware, sizes: _Sizes) -> _Shares:

@@ -126,9 +126,11 @@ class GrammarStore:
         """Compile a grammar and keep it for `follow`.
 
         Raises:
-            GrammarError: it is invalid, or exceeds the fuel limit.
+            GrammarError: it is invalid, or exceeds the fuel limit; or the model has no token that ends an answer.
             RequestError: this model has no tokenizer that grammars can be used with.
         """
+        if not self._eos_ids:
+            raise GrammarError("the model has no token that ends an answer")
         matcher = self._matcher(grammar)
         if matcher.is_error():
             raise GrammarError(_reason(matcher))

@@ -83,10 +83,16 @@ class FairQueue:
         known = self._flows.get(flow)
         return FIRST_GUESS_TOKENS if known is None else known.mean_output
 
-    def end(self, flow: Hashable, *, num_output: int | None) -> None:
-        """Record the end of a request and its number of output tokens, None if it generates none."""
+    def end(self, flow: Hashable, *, num_output: int | None, unused: float = 0.0) -> None:
+        """Record the end of a request.
+
+        Args:
+            num_output: its number of output tokens; None if it generates none, or never had its turn.
+            unused: what was charged for a request that never had its turn, which the flow gets back.
+        """
         known = self._flows[flow]
         known.num_live -= 1
+        known.next_tag -= unused
         if num_output is not None:
             known.mean_output += NEW_SHARE * (num_output - known.mean_output)
         while len(self._flows) > MAX_KNOWN_FLOWS:

@@ -70,6 +70,7 @@ class LiveRequest:
     Attributes:
         rank: lower is served first and preempted last.
         tag: start tag from the fair queue.
+        cost: what its flow was charged for it, in steps.
         is_hurried: whether its deadline was at risk while it waited.
         has_yielded: whether it has yielded its row to another flow.
         output_ids: generated tokens, including `Request.prior_output_ids`; the last ones may be `PENDING`.
@@ -96,6 +97,7 @@ class LiveRequest:
     queued_at_s: float
     output_ids: list[int]
     row: int | None = None
+    cost: float = 0.0
     num_computed: int = 0
     num_cached_tokens: int | None = None
     num_skips: int = 0

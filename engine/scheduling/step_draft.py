@@ -8,6 +8,9 @@ from engine.config import ResolvedConfig
 from engine.scheduling.live_request import LiveRequest
 from engine.step import StepRow
 
+KEPT_SHARE = 4
+"""One of so many rows of logits is kept for requests that need one row each."""
+
 
 class StepDraft:
     """The token budget of one step, and its allocation to requests.
@@ -16,7 +19,7 @@ class StepDraft:
         prefill_cap: prompt tokens that the step may compute if it also decodes.
 
     Attributes:
-        num_decodes: requests with a single token to compute.
+        num_decodes: requests with a single token to compute, which may be the last of a prompt.
         num_prompt_tokens: tokens of all other requests: prompts, recomputed outputs, and tokens forced by a grammar.
     """
 
@@ -27,6 +30,7 @@ class StepDraft:
         self.num_prompt_tokens = 0
         # Rows of logits that fit in the runner's buffers: one per request, more for scores and draft tokens.
         self._num_free_logits = config.num_logits
+        self._num_kept_logits = -(-config.max_num_seqs // KEPT_SHARE)
         self._end_by_live: dict[LiveRequest, int] = {}
         self._admissions: set[LiveRequest] = set()
         self._draft_by_live: dict[LiveRequest, tuple[int, ...]] = {}
@@ -53,7 +57,8 @@ class StepDraft:
         if live.num_wanted > 1 and self.num_decodes:
             budget = min(budget, self._prefill_cap - self.num_prompt_tokens)
         if live.wants_scores:
-            budget = min(budget, self._num_free_logits)
+            # All rows of logits, for as many steps as the prompt takes, would keep everyone else from being admitted.
+            budget = min(budget, max(1, self._num_free_logits - self._num_kept_logits))
         return max(0, min(live.num_wanted - num_drafted, budget))
 
     def put(self, live: LiveRequest, *, is_admission: bool) -> None:

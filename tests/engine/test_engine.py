@@ -195,6 +195,17 @@ def test_a_cancelled_request_ends_before_the_next_step_and_an_unknown_one_is_ign
     host.check_all_returned()
 
 
+def test_to_cancel_what_has_ended_does_not_end_the_next_of_its_id() -> None:
+    """While a step is computed, new requests are read before cancellations."""
+    host = a_host()
+    host.engine.add(a_request("a", max_tokens=1))
+    while host.reason("a") is None:
+        host.take(host.engine.step())
+    host.engine.cancel(RequestId("a"))
+    with host.engine._lock:
+        assert not host.engine._inbox
+
+
 def test_what_comes_while_a_step_is_computed_goes_before_it_but_nobody_in_it_ends() -> None:
     host = a_host(a_config(max_num_seqs=4, num_guest_rows=1))
     if host.runner.steps_ahead:

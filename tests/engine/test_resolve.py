@@ -15,7 +15,7 @@ from engine.decoder.stored_int4 import StoredInt4
 from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.decoder.stored_numbers import StoredInt8
 from engine.errors import ConfigError
-from engine.resolve import LENT_PAGE_BYTES, Hardware, check, resolve
+from engine.resolve import LENT_PAGE_BYTES, MAX_UNASKED_BLOCKS, Hardware, check, resolve
 from tests.deployments.tiny_models import CONTEXT, write_chat_model
 
 PLAIN = Hardware(device="cpu", num_cores=3, free_bytes=1 << 30, host_bytes=1 << 30, has_fast_bfloat16=False)
@@ -45,6 +45,9 @@ def test_the_cache_holds_what_its_bytes_hold(spec: DecoderSpec) -> None:
     block_bytes = 16 * spec.kv_bytes_per_token(4)
     blocks = CONTEXT // 16 + 3
     assert resolve(config(kv_cache_bytes=block_bytes * blocks + 1), spec, PLAIN).num_blocks == blocks
+    # More than all rows use hold prefixes of requests that have ended.
+    many = 100 * CONTEXT
+    assert resolve(config(kv_cache_bytes=block_bytes * many), spec, PLAIN).num_blocks == many
 
 
 def test_layers_with_a_window_need_no_room_for_what_lies_before_it(spec: DecoderSpec) -> None:
@@ -122,7 +125,11 @@ def test_a_cache_too_small_on_a_gpu_names_all_that_takes_its_room(spec: DecoderS
 def test_a_cache_on_a_gpu_takes_all_that_is_left(spec: DecoderSpec) -> None:
     gpu = replace(PLAIN, device="cuda", free_bytes=1 << 22)
     blocks = (1 << 22) // (16 * spec.kv_bytes_per_token(4))
-    assert resolve(config(dtype="float32"), spec, gpu).num_blocks == min(blocks, 64 * CONTEXT // 16)
+    assert resolve(config(dtype="float32"), spec, gpu).num_blocks == blocks
+    roomy = replace(gpu, free_bytes=1 << 40)
+    assert resolve(config(dtype="float32"), spec, roomy).num_blocks == MAX_UNASKED_BLOCKS
+    in_use = resolve(config(dtype="float32", enable_prefix_cache=False), spec, roomy)
+    assert in_use.num_blocks == 64 * CONTEXT // 16
 
 
 def test_adapters_on_the_device_are_bounded_by_their_bytes(spec: DecoderSpec) -> None:

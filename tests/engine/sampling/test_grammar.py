@@ -221,6 +221,11 @@ def test_a_model_without_a_tokenizer_refuses(tmp_path: Path) -> None:
         GrammarStore(str(tmp_path), VOCAB, [EOS]).compile(LLMatcher.grammar_from_regex("a"))
 
 
+def test_a_model_whose_answers_never_end_refuses() -> None:
+    with pytest.raises(GrammarError, match="no token that ends an answer"):
+        GrammarStore(str(FOLDER), VOCAB, []).compile(LLMatcher.grammar_from_regex("a"))
+
+
 def test_tokens_that_the_model_lacks_are_never_chosen(tmp_path: Path) -> None:
     """Fine-tuned checkpoints may have tokens that were added to the tokenizer alone; each grammar was refused."""
     wider = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))

@@ -32,6 +32,15 @@ def test_others_come_before_the_backlog_of_a_flood() -> None:
     assert sum(tag < other for tag in flood) == 19
 
 
+def test_what_never_had_its_turn_costs_nothing_and_says_nothing_of_answers() -> None:
+    queue = a_queue()
+    queue.tag("a", num_prompt=256, max_output=8)
+    before, mean = queue.next_tag("a"), queue.mean_output("a")
+    cost = queue.tag("a", num_prompt=512, max_output=8) - before
+    queue.end("a", num_output=None, unused=queue.next_tag("a") - before + cost)
+    assert (queue.next_tag("a"), queue.mean_output("a")) == (before, mean)
+
+
 def test_a_flow_pays_for_the_fetching_of_its_adapter_as_for_tokens() -> None:
     queue = a_queue()
     for flow, swap_steps in (("there", 0.0), ("fetched", 7.5)):

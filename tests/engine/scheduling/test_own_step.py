@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from engine.request import Request
 from engine.scheduling.own_step import MAX_PRICE, OwnSteps
 from engine.scheduling.step_costs import StepCosts
@@ -70,6 +72,20 @@ def test_a_short_prompt_of_who_has_nothing_running_is_computed_without_the_decod
         assert len(names(harness)) == NUM_DECODES + 1
         harness.finish()
         assert_right(harness, light)
+
+
+@pytest.mark.parametrize("lengths", [(38, 1, 1), (39, 1), (39, 1, 1), (38, 1, 2), (1,) * 8])
+def test_prompts_of_one_token_take_their_share_of_its_budget(lengths: tuple[int, ...]) -> None:
+    """They were counted as decodes, of which it has none, until it was overdrawn: that ended the engine."""
+    harness = flooded(row_s=0.001)
+    requests = [a_request(f"new{i}", [1 + i] * length, tenant=f"t{i}") for i, length in enumerate(lengths)]
+    harness.add(*requests)
+    plan = harness.step()
+    assert plan is not None
+    whole = {request.request_id: len(request.prompt_ids) for request in requests}
+    assert all(row.num_tokens == whole[row.request.request_id] for row in plan.rows)
+    assert 0 < plan.num_tokens <= 40
+    harness.finish()
 
 
 def test_there_are_never_two_such_steps_in_a_row() -> None:

@@ -464,3 +464,33 @@ def test_an_unknown_vocabulary_still_refuses_what_no_vocabulary_has() -> None:
     harness = Harness(a_config(vocab_size=None))
     with pytest.raises(RequestError, match="outside the vocabulary"):
         harness.add(a_request("a", (1 << 31,)))
+
+
+@pytest.mark.parametrize("scores", [None, 0])
+def test_a_long_prompt_with_scores_keeps_nobody_out(scores: int | None) -> None:
+    """It took every row of logits in every step that it was read in."""
+    harness = Harness(a_config(max_num_seqs=4, max_batched_tokens=64, max_model_len=512, num_blocks=600))
+    prompt = [1 + i % 20 for i in range(200)]
+    harness.add(a_request("long", prompt, tenant="a", max_tokens=2, num_prompt_logprobs=scores))
+    harness.step()
+    harness.add(a_request("short", (1, 2, 3), tenant="b", max_tokens=2))
+    for _ in range(5):
+        harness.step()
+    assert harness.tokens("short")
+
+
+def test_who_is_cancelled_before_its_turn_costs_its_flow_nothing() -> None:
+    def turn_after(num_cancelled: int) -> int:
+        harness = Harness(a_config(max_num_seqs=2, num_blocks=400, max_model_len=64))
+        harness.add(a_request("long", tenant="a", max_tokens=60, priority=-10))
+        harness.step()
+        for index in range(num_cancelled):
+            harness.add(a_request(f"c{index}", range(1, 17), tenant="a", max_tokens=8))
+            harness.cancel(f"c{index}")
+        harness.add(a_request("next", range(1, 17), tenant="a", max_tokens=8))
+        harness.add(*(a_request(f"b{i}", range(1, 17), tenant="b", max_tokens=2) for i in range(25)))
+        harness.finish()
+        admitted = [row.request.request_id for plan in harness.runner.plans for row in plan.rows if row.is_admission]
+        return admitted.index("next")
+
+    assert turn_after(20) == turn_after(0)
