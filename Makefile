@@ -18,6 +18,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PY) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "Python 3.11, 3.12 or 3.13 is required; set PY: make $(MAKECMDGOALS) PY=python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PY) -m venv .venv
+	@echo "installing the locked versions into .venv; this takes minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $(STAMP)

@@ -98,7 +98,9 @@ def warm_up(host: str) -> list[str]:
             exchange = client.ask(next(chat_asks(ChatMix(models=(name,)), read_entries(), seed=-1, user=0)))
             if not exchange.is_ok:
                 raise SystemExit(f"loadtest: {name} at {host} does not answer: {exchange.error}")
-    except (OSError, StreamError) as failure:
+    except StreamError as failure:
+        raise SystemExit(f"loadtest: {host} refuses ({failure}); ANTIPHON_API_KEY may hold a key") from failure
+    except OSError as failure:
         raise SystemExit(f"loadtest: no server answers at {host} ({failure}); start one with `make serve`") from failure
     finally:
         client.close()

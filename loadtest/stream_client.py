@@ -7,6 +7,7 @@ gevent greenlets, like Locust; each connection of a client carries one request a
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ class StreamClient:
         host: base URL, such as `http://127.0.0.1:8000`.
         concurrency: maximum number of concurrent requests through this client.
         timeout_s: time without data on a connection after which a request fails.
+        api_key: sent with every request; None: that of `ANTIPHON_API_KEY`, if it is set.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class StreamClient:
             host, concurrency=concurrency, connection_timeout=CONNECT_TIMEOUT_S, network_timeout=timeout_s
         )
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        if api_key is not None:
+        if api_key := api_key or os.environ.get("ANTIPHON_API_KEY"):
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def ask(self, ask: Ask, *, on_first_text: Callable[[], None] = lambda: None) -> Exchange:

@@ -35,6 +35,8 @@ def connected(url: str, key: str) -> Iterator[httpx.Client]:
         AskError: the server did not respond.
     """
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    # As OpenAI's clients have it, or a browser.
+    url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
             yield client

@@ -108,7 +108,7 @@ def find_cluster_file(environment: Mapping[str, str]) -> ClusterFile | None:
         address = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return ClusterFile(path=path, address=address, is_alive=_answers(address))
+    return ClusterFile(path=path, address=address, is_alive=answers(address))
 
 
 def has_haproxy() -> bool:
@@ -170,7 +170,8 @@ def token_of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
     return {} if is_kept else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
-def _answers(address: str) -> bool:
+def answers(address: str) -> bool:
+    """Tell whether anything listens at "HOST:PORT"."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return False

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from ray.serve.exceptions import RayServeException
 from app.cli import preflight, serve_environment, worker_forks
 from app.cli.config_file import read_config
 from app.cli.server_process import COLOUR, REASON
+from app.cli.start_notes import start_notes
 from deployments.config import GATEWAY
 from engine import machine
 
@@ -135,13 +137,15 @@ def end_without(parent: int) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _start_ray(address: str, *, has_dashboard: bool) -> None:
+def _start_ray(address: str, *, has_dashboard: bool) -> Path:
+    """Start or join a cluster; return the folder of its logs on this machine."""
     connect = partial(ray.init, address, namespace="serve", include_dashboard=has_dashboard)
     if not worker_forks.are_possible(address):
-        connect()
-        return
-    with worker_forks.forked_workers(serve_environment.of_this_process):
-        connect(_system_config=worker_forks.SYSTEM_CONFIG)
+        context = connect()
+    else:
+        with worker_forks.forked_workers(serve_environment.of_this_process):
+            context = connect(_system_config=worker_forks.SYSTEM_CONFIG)
+    return Path(context.address_info["session_dir"]) / "logs"
 
 
 def _lacking_gpus(config: str) -> str | None:
@@ -165,13 +169,15 @@ def main() -> None:
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, partial(_end, asked.drain_s))
     end_without(os.getppid())
-    _start_ray(asked.address, has_dashboard=asked.dashboard)
+    logs = _start_ray(asked.address, has_dashboard=asked.dashboard)
     failure = _lacking_gpus(asked.config) if asked.address == "local" else None
     if failure is not None:
         sys.exit(REASON + failure)
     try:
         scripts.cli(["run", "--non-blocking", asked.config], prog_name="serve", standalone_mode=False)
         failure = wait_until_deployed()
+        if failure is None:
+            sys.stdout.write("\n".join(["", *start_notes(logs / "serve"), ""]))
         while failure is None:
             signal.pause()
     except KeyboardInterrupt:

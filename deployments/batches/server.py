@@ -125,7 +125,10 @@ class BatchServer:
     @property
     def _opened(self) -> BatchStore:
         if self.store is None:
-            raise UnavailableError("Files and batches are not ready yet.", retry_after_s=RETRY_AFTER_S)
+            raise UnavailableError(
+                "Files and batches are not ready yet, or another server uses their folder ('batches.folder').",
+                retry_after_s=RETRY_AFTER_S,
+            )
         return self.store
 
     def _counted(self, batch: Batch) -> Batch:

@@ -83,9 +83,7 @@ class TextCodec:
             RequestError: no template, messages that the template refuses, or text that is too long or not Unicode.
         """
         if not self.has_chat_template:
-            raise RequestError(
-                f"the model {self._name} has no chat template: use /v1/completions with a prompt", field="messages"
-            )
+            raise RequestError("this model has no chat template: use /v1/completions with a prompt", field="messages")
         turns, tools = turn_fields(prompt.messages), tool_fields(prompt.tools)
         options = prompt.template_options
         self._check(list(texts_in((turns, options))), field="messages")

@@ -39,6 +39,11 @@ def test_models_are_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None
     assert "base" in told
 
 
+def test_a_url_may_lack_its_scheme_or_end_as_clients_have_it(url: str) -> None:
+    assert run(url.removeprefix("http://"), "models") == 0
+    assert run(url + "/v1/", "models") == 0
+
+
 def test_adapters_come_and_go(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTIPHON_ADMIN_KEY", "boss")
     assert run(url, "adapters", "load", "sql", "/folder") == 0

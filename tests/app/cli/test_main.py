@@ -247,7 +247,7 @@ def test_by_the_sixth_version_of_ip_only_pythons_proxy_serves(
     assert ("Ready after 0 s at http://[::1]:8000\n" in told.out) == (not has_haproxy)
 
 
-def test_a_stale_note_of_a_cluster_is_named(
+def test_a_cluster_that_is_gone_is_named(
     config: Path,
     server: type[FakeServer],
     capsys: pytest.CaptureFixture[str],
@@ -265,6 +265,9 @@ def test_a_stale_note_of_a_cluster_is_named(
         assert f"note: {note} is left from a cluster that is gone" in capsys.readouterr().out
         assert cli.main(["serve", str(config), "--address", "auto"]) == 2
         assert f"{note} is stale: remove it" in capsys.readouterr().err
+        note.unlink()
+        assert cli.main(["serve", str(config), "--address", f"127.0.0.1:{held.getsockname()[1]}"]) == 2
+        assert "no Ray cluster responds at 127.0.0.1:" in capsys.readouterr().err
 
 
 def test_every_command_needs_only_a_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,8 +35,10 @@ def cli(arguments, prog_name, standalone_mode):
     print("\\x1b[36mup\\x1b[0m", flush=True)
 """
 STAND_IN_RAY = """
+from types import SimpleNamespace
 def init(address, **options):
     print("init", address, options, flush=True)
+    return SimpleNamespace(address_info={"session_dir": "/no/such/session"})
 def is_initialized():
     return True
 def cluster_resources():
