@@ -118,7 +118,8 @@ class HeldEngine:
     def run(self, on_emissions: Callable[[list[Emission]], None]) -> None:
         def held(emissions: list[Emission]) -> None:
             on_emissions(emissions)
-            if self.hold_after_steps is not None and self._engine.snapshot().num_steps >= self.hold_after_steps:
+            # Read once: another thread may release it meanwhile.
+            if (count := self.hold_after_steps) is not None and self._engine.snapshot().num_steps >= count:
                 self._released.wait()
 
         self._engine.run(held)
