@@ -163,7 +163,8 @@ def test_adapters_that_lie_in_lent_blocks_of_the_cache_give_the_tokens_of_the_cp
     ]
     long = [greedy(f"long-{i}", tuple(range(3 + i, 63 + i)), 2) for i in range(4)]
     turns = [[*crowd[: len(adapters)]], long, [*crowd[len(adapters) :]]]
-    config = replace(config_of(family.path), max_model_len=64, max_batched_tokens=256)
+    few = replace(config_of(family.path), max_model_len=64, kv_cache_bytes=4 * 64 * family.token_bytes)
+    config = replace(few, max_batched_tokens=256)
     cpu = build_engine(replace(config, device="cpu"), adapters)
     expected = [run_engine(cpu, requests) for requests in turns]
     monkeypatch.setattr(resolve, "LENT_PAGE_BYTES", 8192)

@@ -84,7 +84,9 @@ def test_adapters_are_laid_out_in_pages_where_some_can_be_lent(
     """Of two blocks one is left for a request, and a quarter of them is none."""
     monkeypatch.setattr(resolve, "LENT_PAGE_BYTES", 1024)
     spec, gpu = read_spec(config.model_path), replace(HARDWARE, device="cuda")
-    parts = gpu_parts(replace(config, max_lent_cache_share=share), spec, gpu, random_weights, CudaRuntime(DEVICE))
+    # Without it the cache has no more blocks than rows use.
+    few = replace(config, max_lent_cache_share=share, enable_prefix_cache=False)
+    parts = gpu_parts(few, spec, gpu, random_weights, CudaRuntime(DEVICE))
     assert (parts.config.lent_run_blocks, parts.config.max_lent_blocks) == (1, int(is_lent))
     laid_out = parts.lay_out(RawAdapter(projections={(0, "q_proj"): raw(2, 32, 32)}, dtype=torch.float32))
     assert (laid_out.num_pages > 0) == is_lent
