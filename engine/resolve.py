@@ -22,9 +22,9 @@ DEVICES_BY_QUANTIZATION = {"int8": ("cpu",), "fp8": ("cuda",), "int4": ("cpu", "
 FP8_MULTIPLE, INT4_MULTIPLE_BY_DEVICE = 16, {"cpu": 32, "cuda": 128}
 CACHE_DTYPES = ("int8", "fp8")
 CPU_CACHE_SHARE = 0.2
+"""Share of the free memory; a laptop runs other programs too."""
 MAX_UNASKED_BLOCKS = 1 << 18
 """Blocks that a GPU's cache has at most, unless more are asked for or in use: each costs the host memory, too."""
-"""Share of the free memory; a laptop runs other programs too."""
 HOST_ADAPTER_SHARE, MAX_HOST_ADAPTER_BYTES = 0.25, 32 << 30
 """Share of the free memory, and its cap. With a GPU, torch page-locks the next power of two for each adapter."""
 GPU_ADAPTER_SHARE = 1 / 32

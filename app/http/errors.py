@@ -72,15 +72,16 @@ def to_api_error(error: BaseException) -> ApiError:
             status = _STATUS_BY_CODE.get(error.code or "", 400)
             return ApiError(status, without_internals(error.message), param=error.field, code=error.code)
         case OverloadError():
-            # The header of OpenAI's SDKs, which retry otherwise.
-            is_final = {"x-should-retry": "false"}
-            again = {"retry-after": str(retry_after(error.retry_after_s))}
+            headers = {"retry-after": str(retry_after(error.retry_after_s))}
+            if error.is_final:
+                # OpenAI's SDKs retry unless they are told so.
+                headers = {"x-should-retry": "false"}
             return ApiError(
                 503,
                 without_internals(error.message),
                 error_type="server_error",
                 code="server_overloaded",
-                headers=is_final if error.is_final else again,
+                headers=headers,
             )
         case TimeoutError():
             return ApiError(

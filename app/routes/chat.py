@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Response
 
 from app.http.json_route import JsonRoute, respond
@@ -32,5 +34,5 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     if body.stream:
         frames = ChatFrames(head, options=body.stream_options, num_choices=len(answers), shape=shape)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
-    whole = await collect(answers)
-    return await respond(lambda: chat_completion(head, whole, shape), is_large=shape.has_scores)
+    make = partial(chat_completion, head, await collect(answers), shape)
+    return await respond(make, is_large=shape.has_scores)

@@ -181,7 +181,7 @@ class Answer:
             dry=dry,
             bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
         )
-        check_some_are_left(params, frozenset(self._model.config.eos_ids))
+        check_some_are_left(params, self._model.config.eos_ids)
         return GenerationCall(
             request_id=RequestId(self._request.request_id),
             prompt_ids=pack_ids(self._prompt_ids),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 
 from deployments.gateway.served_model import check_vocabulary
 from engine.errors import RequestError
@@ -25,7 +24,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
         check_vocabulary(token_ids, vocab_size, field=field)
 
 
-def check_some_are_left(params: SamplingParams, eos_ids: AbstractSet[int]) -> None:
+def check_some_are_left(params: SamplingParams, eos_ids: Sequence[int]) -> None:
     """Do nothing if some token may come first; a bad word of several tokens forbids none of them.
 
     Args:

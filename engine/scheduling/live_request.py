@@ -120,6 +120,11 @@ class LiveRequest:
     notes: TraceNotes = field(default_factory=TraceNotes)
 
     @property
+    def had_turn(self) -> bool:
+        """Whether it was ever admitted."""
+        return self.num_cached_tokens is not None
+
+    @property
     def num_tokens(self) -> int:
         """Tokens known so far."""
         return len(self.request.prompt_ids) + len(self.output_ids)

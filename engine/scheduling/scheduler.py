@@ -115,9 +115,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request that `check_request` has accepted; its id must not belong to a live request."""
         assert request.request_id not in self._live, "a request has the id of another"
-        flow, swap_s = flow_of(request), 0.0 if request.adapter is None else self._gate.swap_s(request.adapter)
+        swap_s = 0.0 if request.adapter is None else self._gate.swap_s(request.adapter)
         tag = self._fair_queue.tag(
-            flow,
+            flow_of(request),
             num_prompt=len(request.prompt_ids),
             max_output=request.params.max_tokens,
             swap_steps=self.admission.costs.steps(swap_s, len(self._running)),
@@ -126,7 +126,7 @@ class Scheduler:
             request=request,
             rank=rank_of(request.priority, tag=tag, arrival=self._num_arrivals),
             tag=tag,
-            cost=self._fair_queue.next_tag(flow) - tag,
+            cost=self._fair_queue.next_tag(flow_of(request)) - tag,
             queued_at_s=self._clock(),
             output_ids=list(request.prior_output_ids),
         )
@@ -332,7 +332,7 @@ class Scheduler:
         live.num_skips = 0
         self._waiting.remove(live)
         self._running.append(live)
-        if live.num_cached_tokens is None:
+        if not live.had_turn:
             live.num_cached_tokens = min(live.num_computed, len(live.request.prompt_ids))
             live.admitted_at_s = self._clock()
             self.counters.count_admission(live)
@@ -385,9 +385,9 @@ class Scheduler:
         else:
             self._release(live)
         del self._live[live.request.request_id]
-        had_turn = live.num_cached_tokens is not None  # else it says nothing of the length of answers, as if pooled
-        num_output = len(live.output_ids) if had_turn and live.request.pooling is None else None
-        self._fair_queue.end(flow_of(live.request), num_output=num_output, unused=0.0 if had_turn else live.cost)
+        # Neither a pooled request nor one that had no turn says anything about the length of the flow's answers.
+        num_output = len(live.output_ids) if live.had_turn and live.request.pooling is None else None
+        self._fair_queue.end(flow_of(live.request), num_output=num_output, unused=0.0 if live.had_turn else live.cost)
         self.counters.count_end(live, reason, self._clock())
         self._outbox.append(live.emission(drawn, reason=reason, pooled=pooled, error=error))
 

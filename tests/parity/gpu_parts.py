@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from engine import build
 from engine.config import EngineConfig
-from engine.gpu import runtime
+from engine.gpu import backend, runtime
+from engine.gpu import build as gpu_build
 from engine.gpu.rehearsal import Rehearsal
+from engine.gpu.streamed_linear import StreamedLinear, Way
 from engine.resolve import Hardware
 from kernels import architecture, overlap, triton_cache
 from kernels.architecture import pretending
 from kernels.experts import launch as experts_launch
 from kernels.lora_experts import launch as lora_experts_launch
 from kernels.lora_shrink import launch as shrink_launch
+from kernels.rope_attention import launch as rope_launch
 from kernels.streamed_linear import launch as streamed_launch
 from tests.simulated_gpu.device import simulate
 from tests.simulated_gpu.tensors import Gpu
@@ -83,6 +87,23 @@ def an_fp8_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 8)
     with pretending("sm_90"):
         yield
+
+
+def join_few_rows(monkeypatch: pytest.MonkeyPatch, others: Way) -> None:
+    """Let a row or two take the kernels that do more at once, and products of more rows go another way."""
+
+    def take(linears: Sequence[StreamedLinear], _: object) -> None:
+        for linear in linears:
+            linear.ways = tuple(Way.ROWS if rows <= 2 else others for rows in linear.rows)
+            linear.normed_rows = (1, 2)
+
+    monkeypatch.setattr(gpu_build, "measure", take)
+    if not HAS_GPU:
+        # The interpreter runs programs one after the other.
+        cut = streamed_launch.RowCut(block_n=32, block_k=64, num_warps=1)
+        monkeypatch.setattr(streamed_launch, "usual_row_cut", lambda *_, **__: cut)
+        few = replace(rope_launch.USUAL, num_splits=2)
+        monkeypatch.setattr(backend, "rope_attention", partial(rope_launch.rope_attention, cut=few))
 
 
 def config_of(path: str, device: str = "cuda") -> EngineConfig:

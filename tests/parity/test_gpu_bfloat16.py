@@ -5,23 +5,17 @@ Tokens of random models are no measure here: many are as likely as the next but 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from statistics import median
 
 import pytest
 import torch
 
 from engine.build import build_engine
-from engine.gpu import backend
-from engine.gpu import build as gpu_build
-from engine.gpu.runtime import CudaRuntime
-from engine.gpu.streamed_linear import StreamedLinear, Way
-from kernels.rope_attention import launch as rope_launch
-from kernels.streamed_linear import launch as streamed_launch
+from engine.gpu.streamed_linear import Way
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts
-from tests.parity.gpu_parts import HAS_GPU, Replays, config_of
+from tests.parity.gpu_parts import Replays, config_of, join_few_rows
 
 NUM_TOKENS = 5
 BOTH = (torch.float32, torch.bfloat16)
@@ -30,20 +24,8 @@ BOTH = (torch.float32, torch.bfloat16)
 @pytest.fixture(autouse=True)
 def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
     """A GPU, on which a row or two take the kernels that do more at once, and more rows our tiles."""
-    monkeypatch.setattr(gpu_build, "measure", _take_ours)
-    if not HAS_GPU:
-        # The interpreter runs programs one after the other.
-        cut = streamed_launch.RowCut(block_n=32, block_k=64, num_warps=1)
-        monkeypatch.setattr(streamed_launch, "usual_row_cut", lambda *_, **__: cut)
-        few = replace(rope_launch.USUAL, num_splits=2)
-        monkeypatch.setattr(backend, "rope_attention", partial(rope_launch.rope_attention, cut=few))
+    join_few_rows(monkeypatch, others=Way.TILES)
     return Replays(monkeypatch)
-
-
-def _take_ours(linears: Sequence[StreamedLinear], runtime: CudaRuntime) -> None:
-    for linear in linears:
-        linear.ways = tuple(Way.ROWS if rows <= 2 else Way.TILES for rows in linear.rows)
-        linear.normed_rows = (1, 2)
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "granite", "phi3-partial", "qwen3-moe", "gpt-oss"])

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,12 @@ from engine.gpu.streamed_linear import StreamedLinear, Way
 from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
 from kernels import overlap
 from kernels.rope_attention import launch as rope_launch
-from kernels.streamed_linear import launch as streamed_launch
 from kernels.streamed_linear.reference import from_int4, to_fp8, to_int4
 from kernels.streamed_linear.reference import streamed_linear as by_definition
 from tests.deployments.tiny_models import write_chat_model
 from tests.engine import fp8_checkpoints, int4_checkpoints
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
-from tests.parity.gpu_parts import HAS_GPU, Replays, an_fp8_gpu, config_of
+from tests.parity.gpu_parts import HAS_GPU, Replays, an_fp8_gpu, config_of, join_few_rows
 from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyond_products
 
 NUM_TOKENS = 4
@@ -83,13 +81,7 @@ def test_a_row_or_two_get_the_tokens_of_transformers_by_kernels_that_do_more_at_
 ) -> None:
     """Products that norm and add, and attention that rotates and writes, where the family's are such."""
     monkeypatch.setattr(rope_launch, "MAX_NUMBER_BYTES", 4)
-    monkeypatch.setattr(gpu_build, "measure", _take_rows_alone)
-    if not HAS_GPU:
-        # The interpreter runs programs one after the other.
-        cut = streamed_launch.RowCut(block_n=32, block_k=64, num_warps=1)
-        monkeypatch.setattr(streamed_launch, "usual_row_cut", lambda *_, **__: cut)
-        few = replace(rope_launch.USUAL, num_splits=2)
-        monkeypatch.setattr(backend, "rope_attention", partial(rope_launch.rope_attention, cut=few))
+    join_few_rows(monkeypatch, others=Way.LIBRARY)
     launched = Counter[str]()
     for module, kernel in ((backend, "rope_attention"), (streamed_linear, "row_linear")):
         monkeypatch.setattr(module, kernel, _noting(kernel, getattr(module, kernel), launched))
@@ -101,12 +93,6 @@ def test_a_row_or_two_get_the_tokens_of_transformers_by_kernels_that_do_more_at_
     assert found == {str(i): family.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
     assert replays.are_there
     assert launched.keys() == joins
-
-
-def _take_rows_alone(linears: Sequence[StreamedLinear], runtime: CudaRuntime) -> None:
-    for linear in linears:
-        linear.ways = tuple(Way.ROWS if rows <= 2 else Way.LIBRARY for rows in linear.rows)
-        linear.normed_rows = (1, 2)
 
 
 def _noting(name: str, launch: Callable[..., torch.Tensor], counts: Counter[str]) -> Callable[..., torch.Tensor]:

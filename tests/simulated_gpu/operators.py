@@ -36,8 +36,12 @@ def _scaled_mm(
     return (found if bias is None else found + bias).to(out_dtype)
 
 
-ON_A_HOST = {aten._scaled_mm: _scaled_mm}
-"""What takes the place of operators that a CPU has not, or in later versions of torch only."""
+def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    return aten._softmax(x.float() if half_to_float else x, dim, False)
+
+
+ON_A_HOST = {aten._scaled_mm: _scaled_mm, aten._softmax: _softmax}
+"""What takes the place of operators that a CPU has not, or not all of, or in later versions of torch only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +143,7 @@ class _Operation:
 
     def _on_the_host(self) -> tuple[Any, Any]:
         """Return the arguments for the host's numbers."""
-        args, kwargs = _plain(self._args), {name: _plain(value) for name, value in self._kwargs.items()}
-        if self._packet is aten._softmax and args[2]:
-            # Converts on the way, which a CPU does apart.
-            args = (args[0].float(), args[1], False)
-        return args, kwargs
+        return _plain(self._args), {name: _plain(value) for name, value in self._kwargs.items()}
 
     def _target(self, *, has_device: bool) -> torch.device:
         """Return the device of the result."""

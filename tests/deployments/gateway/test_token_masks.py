@@ -6,7 +6,7 @@ from deployments.gateway.token_masks import check_some_are_left, check_token_ids
 from engine.errors import RequestError
 from engine.request import SamplingParams
 
-EOS = frozenset({2})
+EOS = (2,)
 
 
 @pytest.mark.parametrize(
