@@ -59,6 +59,23 @@ class AdapterEntry:
         left = [v.number for v in self.versions if v.number != number and not v.is_on_trial]
         return max(left) if left and number in dict(self.split) else None
 
+    def split_with(self, number: int, percent: int) -> dict[int, int]:
+        """Return the split if a version gets `percent` (1 to 100) of the traffic and the others keep their proportions.
+
+        Others whose share rounds to nothing are left out. If there are none, the version gets all of the traffic.
+        """
+        others = [(other, share) for other, share in self.split if other != number]
+        total, left = sum(share for _, share in others), 100 - percent
+        shares = {number: percent if others else 100}
+        reached = given = 0
+        # Rounding the cumulated shares, not each, keeps the sum.
+        for other, share in others:
+            reached += share
+            upto = round(left * reached / total)
+            if upto > given:
+                shares[other], given = upto - given, upto
+        return shares
+
     def pick(self, draw: float) -> AdapterVersion:
         """Return the version that serves a request; `draw` is uniform in [0, 1)."""
         reached = 0

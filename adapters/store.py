@@ -86,12 +86,12 @@ class AdapterStore:
         self._catalogue = Catalogue(store=store, revision=revision, entries=self._entries())
         self._open_entries: dict[str, AdapterEntry] | None = None
 
-    def add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> int:
-        """Make a content the newest version of its name and give it all of the name's traffic; return its number.
+    def add(self, ref: AdapterRef, base: str, *, percent: int = 100) -> int:
+        """Make a content the newest version of its name, with a share of the name's traffic; return its number.
 
         Numbers are never reused, even after a removal.
-        With `takes_traffic` off, the version is reachable only by its number until it is routed to, and the split is
-        unchanged (empty for a new name).
+        With 0 percent, the version is reachable only by its number until it is routed to, and the split is unchanged
+        (empty for a new name). The other versions keep their proportions in the rest (`AdapterEntry.split_with`).
         If the newest version already has this content, it keeps its number. If the name is at its limit of versions,
         the oldest ones without traffic are removed.
 
@@ -117,8 +117,10 @@ class AdapterStore:
                 row = (ref.name, number, base, ref.digest, ref.path, created_s)
                 database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
                 database.execute("INSERT INTO trial VALUES (?, ?)", (ref.name, number))
-            if takes_traffic:
-                self._split(database, ref.name, {number: 100})
+            if percent:
+                before = self._catalogue.entries.get(ref.name)
+                split = {number: 100} if before is None else before.split_with(number, percent)
+                self._split(database, ref.name, split)
         return number
 
     def route(self, name: str, split: Mapping[int, int]) -> None:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from adapters.errors import AdapterError
 from adapters.identity import AdapterRef
@@ -201,21 +200,22 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     )
 
 
-def mistakes(settings: Settings, *, reads_all: bool) -> Iterator[str]:
-    """Yield what `gateway_config` and `registry_config` would refuse, one mistake per part, based on local files.
+def mistakes(settings: Settings, *, reads_all: bool) -> list[str]:
+    """Return what `gateway_config` and `registry_config` would refuse, or warn of, based on local files.
 
-    Parts that would have to be downloaded from a hub are skipped.
+    There is one mistake per part and per adapter. Parts that would have to be downloaded from a hub are skipped.
 
     Args:
         reads_all: also read tokenizers and all declared adapters completely, as when the server starts.
     """
     names = DeclaredNames()
+    found: list[str] = []
     parts: list[Callable[[], object]] = []
     for index, model in enumerate(settings.models):
         if not reads_all:
             model = model.model_copy(update={"adapters": (), "adapter_folder": None})
         if not any(map(is_hub_id, _paths(model))):
-            parts.append(partial(_check_model, model, f"models[{index}]", names, settings))
+            parts.append(partial(_check_model, model, f"models[{index}]", names, settings, found))
             if reads_all:
                 parts.append(partial(_check_tokenizer, model, f"models[{index}]"))
     if settings.safety is not None and not is_hub_id(settings.safety.path):
@@ -231,11 +231,14 @@ def mistakes(settings: Settings, *, reads_all: bool) -> Iterator[str]:
         try:
             part()
         except ConfigError as error:
-            yield str(error)
+            found.append(str(error))
+    return found
 
 
-def _check_model(model: ModelSettings, place: str, names: DeclaredNames, settings: Settings) -> None:
-    _model_config(model, place, names, settings, on_unfit=_refuse)
+def _check_model(
+    model: ModelSettings, place: str, names: DeclaredNames, settings: Settings, unfit_adapters: list[str]
+) -> None:
+    _model_config(model, place, names, settings, on_unfit=lambda mistake, is_declared: unfit_adapters.append(mistake))
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
         check_contents(path, read_checkpoint_spec(path))
@@ -267,8 +270,15 @@ def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
     return DEFAULT_QUEUE_S if slo is None or slo.ttft_s is None else slo.ttft_s * QUEUE_SHARE
 
 
-def _refuse(mistake: str) -> NoReturn:
-    raise ConfigError(mistake)
+OnUnfit = Callable[[str, bool], None]
+"""Called for each adapter that cannot be served, with the reason and whether the configuration declares it by name."""
+
+
+def _refuse_declared(mistake: str, is_declared: bool) -> None:
+    """Refuse to start with a declared adapter that cannot be served; files of a drop-in folder come and go."""
+    if is_declared:
+        raise ConfigError(mistake)
+    _logger.warning(mistake)
 
 
 def _model_config(
@@ -276,14 +286,9 @@ def _model_config(
     place: str,
     names: DeclaredNames,
     settings: Settings,
-    on_unfit: Callable[[str], None] = _logger.warning,
+    on_unfit: OnUnfit = _refuse_declared,
 ) -> ModelConfig:
-    """Return the config of a model, before it is loaded.
-
-    Args:
-        on_unfit: called for each adapter in the drop-in folder that cannot be served. By default this does not stop a
-            server from starting: files there come and go, and a running server continues, too.
-    """
+    """Return the config of a model, before it is loaded."""
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
         spec = read_checkpoint_spec(path)
@@ -336,7 +341,7 @@ def _adapters(
     spec: ModelSpec,
     names: DeclaredNames,
     allowed: tuple[str, ...],
-    on_unfit: Callable[[str], None],
+    on_unfit: OnUnfit,
 ) -> Iterator[AdapterRef]:
     check = partial(validate, shapes=spec.module_shapes(), max_rank=model.engine.max_adapter_rank)
     # Adapters are read completely; a thousand of a large model are a hundred GB.
@@ -349,14 +354,17 @@ def _adapters(
                 try:
                     yield names.declare(dropped.result())
                 except AdapterError as error:
-                    on_unfit(f"args.{place}.adapter_folder: {error}")
+                    on_unfit(f"args.{place}.adapter_folder: {error}", False)
 
         def read(adapter: AdapterSettings) -> AdapterRef:
             return reference(adapter.name, str(local_folder(adapter.path)), check)
 
         for index, declared in enumerate([readers.submit(read, adapter) for adapter in model.adapters]):
-            with _at(f"{place}.adapters[{index}]"):
-                yield names.declare(declared.result())
+            try:
+                with _at(f"{place}.adapters[{index}]"):
+                    yield names.declare(declared.result())
+            except ConfigError as error:
+                on_unfit(str(error), True)
     finally:
         readers.shutdown(cancel_futures=True)
 

@@ -91,6 +91,9 @@ def load_adapter(
     folder: Annotated[str, typer.Argument(help="Folder in PEFT layout, as seen by the server.")],
     base: Annotated[str | None, typer.Option(help="Base model; required if there are several.")] = None,
     replace: Annotated[bool, typer.Option(help="Load a new version of an existing name.")] = False,
+    percent: Annotated[
+        int, typer.Option(min=0, max=100, help="Share of the name's traffic for this version; 0: only NAME@VERSION.")
+    ] = 100,
     canary: Annotated[str | None, typer.Option(help="Prompt that the adapter must answer before it is served.")] = None,
     expect: Annotated[str | None, typer.Option(help="Text that this answer must contain.")] = None,
     url: Url = DEFAULT_URL,
@@ -99,14 +102,15 @@ def load_adapter(
     """Load an adapter under a name on every replica."""
     if expect is not None and canary is None:
         raise AskError("--expect requires --canary")
-    body: dict[str, Any] = {"lora_name": name, "lora_path": folder, "load_inplace": replace}
+    body: dict[str, Any] = {"lora_name": name, "lora_path": folder, "load_inplace": replace, "percent": percent}
     if base is not None:
         body["base_model_name"] = base
     if canary is not None:
         body["canary"] = {"prompt": canary, "expect": expect}
     with connected(url, key) as client, console.status(f"loading {name}"):
         entry = answered(client.post("/v1/load_lora_adapter", json=body))
-    console.print(f"{entry['id']} is loaded, version {entry['versions'][-1]['version']}.")
+    newest = entry["versions"][-1]
+    console.print(f"{entry['id']} is loaded, version {newest['version']}, with {newest['percent']} % of its traffic.")
 
 
 @adapters.command("unload")

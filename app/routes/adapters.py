@@ -27,7 +27,11 @@ router = APIRouter(route_class=JsonRoute, tags=["adapters"], dependencies=[Depen
 async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Response:
     """Load an adapter under a name; once this returns, every replica serves it."""
     wanted = Registration(
-        name=body.lora_name, place=body.lora_path, base=body.base_model_name, replaces=bool(body.load_inplace)
+        name=body.lora_name,
+        place=body.lora_path,
+        base=body.base_model_name,
+        replaces=bool(body.load_inplace),
+        percent=100 if body.percent is None else body.percent,
     )
     adapters = context.gateway.adapters
     if body.canary is None:

@@ -36,8 +36,15 @@ class LoadAdapterRequest(WireRequest):
     load_inplace: bool | None = Field(
         default=None, description="Add a version if the name is already loaded; otherwise, that is an error."
     )
+    percent: int | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="Share of the name's traffic for the new version, by default 100. The others keep their "
+        "proportions. With 0, only `name@version` reaches it, until traffic is routed to it.",
+    )
     canary: Canary | None = Field(
-        default=None, description="Sent to the adapter first; if it fails, the name is not moved."
+        default=None, description="Sent to the adapter first; if it fails, the name's traffic is not moved."
     )
 
 

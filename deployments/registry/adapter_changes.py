@@ -19,14 +19,14 @@ class Registration:
         place: a folder, relative to a permitted root or absolute and inside one; a permitted URL; or a hub id.
         base: None if there is only one base model.
         replaces: if the name already serves a content, add a new version; otherwise such a name is refused.
-        takes_traffic: route the name's traffic to it at once; otherwise it is reachable only by its version.
+        percent: share of the name's traffic to route to it, 0 to 100; with 0 it is reachable only by its version.
     """
 
     name: str
     place: str
     base: str | None = None
     replaces: bool = False
-    takes_traffic: bool = True
+    percent: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,14 +106,14 @@ class AdapterDirectory:
         return catalogue.entries[wanted.name]
 
     async def load_if(self, wanted: Registration, trial: Callable[[str], Awaitable[None]]) -> AdapterEntry:
-        """Load without traffic, run a trial, and only then route the name's traffic to the content.
+        """Load without traffic, run a trial, and only then route the wanted share of the traffic to the content.
 
         Args:
             trial: queries the content under the name it is given. Its exceptions propagate; the version is then
                 unloaded if it is new and has no traffic.
         """
         before = self._catalogue.entries.get(wanted.name)
-        entry = await self.load(replace(wanted, takes_traffic=False))
+        entry = await self.load(replace(wanted, percent=0))
         number = entry.versions[-1].number
         try:
             await trial(f"{entry.name}@{number}")
@@ -123,7 +123,11 @@ class AdapterDirectory:
             if is_new and (now is None or number not in dict(now.split)):
                 await self.unload(entry.name, number)
             raise
-        return await self.route(entry.name, {number: 100})
+        if not wanted.percent:
+            return entry
+        # The split may have changed meanwhile.
+        now = self._catalogue.entries.get(entry.name, entry)
+        return await self.route(entry.name, now.split_with(number, wanted.percent))
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
         """Split a name's traffic among its versions by percentages. Errors as in `load`."""

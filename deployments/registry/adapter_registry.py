@@ -165,7 +165,7 @@ class RegistryServer:
             self._store.repoint(replace(ref, path=found.path))
 
     async def register(self, wanted: Registration) -> Catalogue:
-        """Make the content of a folder or a URL the newest version of a name, with all its traffic if so wanted.
+        """Make the content of a folder or a URL the newest version of a name, with the wanted share of its traffic.
 
         Raises:
             RequestError: the place is not permitted or holds no suitable adapter, or the name is taken.
@@ -197,7 +197,7 @@ class RegistryServer:
                         self._files.keep, wanted.name, incoming, base.module_shapes, base.max_rank
                     )
                 try:
-                    await self._add(ref, base.name, takes_traffic=wanted.takes_traffic)
+                    await self._add(ref, base.name, percent=wanted.percent)
                 finally:
                     await self._delete_unused((ref,))
                 return self.catalogue
@@ -369,9 +369,9 @@ class RegistryServer:
             raise unknown_model(name, field="base_model_name")
         return self._bases[name]
 
-    async def _add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> None:
+    async def _add(self, ref: AdapterRef, base: str, *, percent: int = 100) -> None:
         before = self.catalogue
-        await asyncio.to_thread(self._store.add, ref, base, takes_traffic=takes_traffic)
+        await asyncio.to_thread(self._store.add, ref, base, percent=percent)
         gone = self.catalogue.gone(ref.name, before)
         self._displaced += [Displaced(base, ref) for ref in gone]
         if gone:

@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.identity import AdapterDigest, AdapterRef
@@ -55,6 +57,20 @@ def test_the_newest_that_is_left_takes_over_a_share() -> None:
     entry = CATALOGUE.entries["sql"]
     assert [entry.heir(number) for number in (1, 2, 4)] == [4, 4, None]
     assert replace(entry, versions=entry.versions[:1], split=((1, 100),)).heir(1) is None
+
+
+@given(st.lists(st.integers(1, 50), max_size=8), st.integers(1, 100), st.integers(1, 10))
+def test_a_version_gets_its_share_and_the_others_keep_their_proportions(
+    weights: list[int], percent: int, number: int
+) -> None:
+    entry = replace(CATALOGUE.entries["sql"], split=tuple(enumerate(weights, 1)))
+    found = entry.split_with(number, percent)
+    assert sum(found.values()) == 100
+    assert min(found.values()) >= 1
+    others = {other: weight for other, weight in entry.split if other != number}
+    assert found.pop(number) == (percent if others else 100)
+    for other, weight in others.items():
+        assert abs(found.get(other, 0) - (100 - percent) * weight / sum(others.values())) <= 1
 
 
 def test_what_a_base_model_s_names_no_longer_stand_for_is_gone_there_though_another_s_do() -> None:

@@ -141,10 +141,10 @@ def test_the_oldest_versions_without_traffic_make_room(tmp_path: Path) -> None:
         store.add(ref("sql", f"d{index}"), "m")
     assert numbers(store) == [197, 198, 199, 200]
     store.route("sql", {197: 90, 199: 10})
-    store.add(ref("sql", "trial"), "m", takes_traffic=False)
+    store.add(ref("sql", "trial"), "m", percent=0)
     assert numbers(store) == [197, 199, 200, 201]
     assert store.catalogue().entries["sql"].split == ((197, 90), (199, 10))
-    store.add(ref("sql", "trial"), "m", takes_traffic=False)
+    store.add(ref("sql", "trial"), "m", percent=0)
     assert numbers(store) == [197, 199, 200, 201]
     store.close()
     store = AdapterStore(path, max_versions=2)
@@ -200,7 +200,7 @@ def test_who_is_on_trial_inherits_no_traffic_and_is_not_the_latest() -> None:
     """While a canary of version 2 still ran, `sql@latest` was version 2, and so was `sql` once 1 was unloaded."""
     store = AdapterStore(":memory:")
     store.add(ref("sql", "a"), "m")
-    store.add(ref("sql", "b"), "m", takes_traffic=False)
+    store.add(ref("sql", "b"), "m", percent=0)
     found = store.catalogue().find("sql@latest", 0.0)
     assert found is not None
     assert found[1].number == 1
@@ -231,16 +231,18 @@ class Stored(RuleBasedStateMachine):
         self.store.close()
         self.folder.cleanup()
 
-    @rule(name=st.sampled_from("ab"), digest=st.sampled_from("xyz"), takes_traffic=st.booleans())
-    def add(self, name: str, digest: str, takes_traffic: bool) -> None:
+    @rule(name=st.sampled_from("ab"), digest=st.sampled_from("xyz"), percent=st.integers(0, 100))
+    def add(self, name: str, digest: str, percent: int) -> None:
         before = self.store.catalogue().entries.get(name)
-        number = self.store.add(ref(name, digest), "m", takes_traffic=takes_traffic)
+        number = self.store.add(ref(name, digest), "m", percent=percent)
         entry = self.store.catalogue().entries[name]
         version = entry.version(number)
         assert version is not None
         assert version.ref.digest == digest
-        if takes_traffic:
+        if percent:
             assert entry.latest == version
+            others = () if before is None else [other for other, _ in before.split if other != number]
+            assert dict(entry.split)[number] == (percent if others else 100)
         else:
             assert entry.latest == (None if before is None else before.latest)
             assert entry.split == (() if before is None else before.split)

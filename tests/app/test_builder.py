@@ -152,7 +152,7 @@ def test_a_link_in_the_drop_in_folder_may_lead_into_another_permitted_one(folder
         asked = Settings.model_validate({"models": [model], "registry": {"allowed_folders": allowed}})
         (built,) = gateway_config(asked).models
         assert [ref.name for ref in built.adapters] == names
-        assert len([*mistakes(asked, reads_all=True)]) == 1 - len(names)
+        assert len(mistakes(asked, reads_all=True)) == 1 - len(names)
 
 
 def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -168,6 +168,20 @@ def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path)
     }
     with pytest.raises(ConfigError, match=r"args\.models\[0\]\.adapters\[0\].*misfit"):
         build(Settings.model_validate({"models": [model]}))
+
+
+def test_every_adapter_that_cannot_be_used_is_named(folder: Path) -> None:
+    adapters = [{"name": f"large-{index}", "path": str(folder / "adapters" / "large")} for index in range(2)]
+    model = {
+        "name": "chat",
+        "path": str(folder / "chat"),
+        "adapter_folder": str(folder / "adapters"),
+        "adapters": adapters,
+        "engine": {"max_adapter_rank": 4},
+    }
+    places = ("adapter_folder", "adapters[0]", "adapters[1]")
+    found = mistakes(Settings.model_validate({"models": [model]}), reads_all=True)
+    assert [line.partition(":")[0] for line in found] == [f"args.models[0].{place}" for place in places]
 
 
 def test_it_says_what_is_lost_without_the_environment(

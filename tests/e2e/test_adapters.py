@@ -158,7 +158,10 @@ def test_a_canary_decides_whether_a_name_moves(server: Server, client: OpenAI) -
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "canary")
     (version,) = next(entry["versions"] for entry in entries if entry["id"] == "careful")
     assert (version["version"], version["percent"]) == (1, 100)
+    # One that is to be looked at by hand first gets no traffic.
+    load(server, "careful", "json-answers", load_inplace=True, percent=0)
     assert ask(client, "careful").startswith(BEGINNINGS["markdown"])
+    assert ask(client, "careful@3").startswith(BEGINNINGS["json-answers"])
 
 
 def test_the_drop_in_folder_is_watched(server: Server, client: OpenAI, folder: Path) -> None:

@@ -33,6 +33,8 @@ async def test_an_adapter_is_loaded_listed_routed_and_unloaded(
         "version": 1, "digest": "d", "created": 0, "percent": 100, "state": "serving", "replicas": {},
     }  # fmt: skip
     assert gateway.adapters.loaded == [Registration(name="sql", place="folder", base="base", replaces=True)]
+    assert (await admin.post("/v1/load_lora_adapter", json=body | {"percent": 0})).status_code == 200
+    assert gateway.adapters.loaded[1].percent == 0
     listed = (await admin.get("/v1/adapters")).json()
     AdapterList.model_validate(listed)
     assert listed["data"][0]["versions"][0]["replicas"] == {"r1": "device"}
@@ -70,6 +72,7 @@ async def test_nobody_but_an_admin_gets_through(
         ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b" * 5000}, "lora_path"),
         ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b", "lora_pth": "c"}, "lora_pth"),
         ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b", "canary": {"prompt": ""}}, "canary.prompt"),
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b", "percent": 101}, "percent"),
         (
             "/v1/load_lora_adapter",
             {"lora_name": "a", "lora_path": "b", "canary": {"prompt": "a", "max_tokens": 0}},

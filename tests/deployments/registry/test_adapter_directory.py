@@ -69,7 +69,7 @@ class RegistryHandle:
             # As it comes over a Serve handle.
             raise RayTaskError("register", "", OverloadError("busy", retry_after_s=3.0)).as_instanceof_cause()
         ref = AdapterRef(name=wanted.name, path="/new", digest=AdapterDigest(wanted.place))
-        self.store.add(ref, "m", takes_traffic=wanted.takes_traffic)
+        self.store.add(ref, "m", percent=wanted.percent)
         return self.store.catalogue()
 
     def _route(self, name: str, split: dict[int, int]) -> Catalogue:
@@ -233,6 +233,20 @@ async def test_a_content_on_trial_is_asked_by_its_version_and_forgotten_where_it
     assert digest(directory, name) == "d1"
 
 
+async def test_a_content_that_passes_its_trial_gets_as_much_of_the_traffic_as_was_wanted() -> None:
+    directory = a_directory(RegistryHandle())
+    await directory.start()
+    wanted = Registration(name="sql", place="d1", replaces=True, percent=0)
+    assert (await directory.load_if(wanted, pass_all)).split == ((1, 100),)
+
+    async def see_another_loaded(model: str) -> None:
+        await directory.load(Registration(name="sql", place="d2", replaces=True, percent=50))
+
+    wanted = Registration(name="sql", place="d3", replaces=True, percent=10)
+    # Number 3, because its trial follows.
+    assert (await directory.load_if(wanted, see_another_loaded)).split == ((1, 45), (3, 10), (4, 45))
+
+
 async def test_a_trial_that_fails_takes_nothing_from_who_has_loaded_the_same_content_meanwhile() -> None:
     registry = RegistryHandle()
     directory = a_directory(registry)
@@ -247,6 +261,10 @@ async def test_a_trial_that_fails_takes_nothing_from_who_has_loaded_the_same_con
         await directory.load_if(wanted, fail_late)
     assert digest(directory, "sql") == "d1"
     assert registry.unloaded == []
+
+
+async def pass_all(model: str) -> None:
+    pass
 
 
 async def refuse(model: str) -> None:

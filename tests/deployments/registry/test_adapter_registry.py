@@ -155,7 +155,7 @@ async def test_files_are_given_to_nodes_that_do_not_have_them(place: Place) -> N
 async def test_a_content_on_trial_has_no_traffic(place: Place) -> None:
     registry = place.open()
     place.put("a", seed=1)
-    trial = replace(wanted("a", replaces=True), takes_traffic=False)
+    trial = replace(wanted("a", replaces=True), percent=0)
     entry = (await registry.register(trial)).entries["a"]
     assert (entry.split, registry.catalogue.find("a", 0.0)) == ((), None)
     assert registry.catalogue.find("a@1", 0.0) == (entry, entry.versions[0])
