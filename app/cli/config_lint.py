@@ -88,6 +88,23 @@ def single_names(settings: Settings) -> list[str]:
     return [name for name, wanted in singles.items() if wanted is not None]
 
 
+def source_folders(settings: Settings, place: str) -> dict[str, str | None]:
+    """Return the folders and hub ids that an application reads, by their keys in the file.
+
+    Args:
+        place: key of the application's `args`.
+    """
+    folders: dict[str, str | None] = {}
+    for index, model in enumerate(settings.models):
+        here = f"{place}.models[{index}]"
+        folders |= {f"{here}.path": model.path, f"{here}.tokenizer_path": model.tokenizer_path}
+        folders |= {f"{here}.adapters[{i}].path": adapter.path for i, adapter in enumerate(model.adapters)}
+        folders[f"{here}.adapter_folder"] = model.adapter_folder
+    if settings.safety is not None:
+        folders[f"{place}.safety.path"] = settings.safety.path
+    return folders | {f"{place}.rerankers[{i}].path": reranker.path for i, reranker in enumerate(settings.rerankers)}
+
+
 def _lint_application(application: dict[str, Any], place: str, *, reads_all: bool) -> list[str]:
     args = application.get("args") or {}
     lines = _validation_lines(Settings, args, f"{place}.args")
@@ -170,16 +187,7 @@ def _shared_folders(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
-    folders: dict[str, str | None] = {}
-    for index, model in enumerate(settings.models):
-        here = f"{place}.models[{index}]"
-        folders |= {f"{here}.path": model.path, f"{here}.tokenizer_path": model.tokenizer_path}
-        folders |= {f"{here}.adapters[{i}].path": adapter.path for i, adapter in enumerate(model.adapters)}
-        folders[f"{here}.adapter_folder"] = model.adapter_folder
-    if settings.safety is not None:
-        folders[f"{place}.safety.path"] = settings.safety.path
-    folders |= {f"{place}.rerankers[{i}].path": reranker.path for i, reranker in enumerate(settings.rerankers)}
-    for key, folder in folders.items():
+    for key, folder in source_folders(settings, place).items():
         if folder is None or is_hub_id(folder):
             continue
         try:

@@ -71,9 +71,9 @@ def serve_command(
         bool, typer.Option("--dashboard", help="Also start Ray's dashboard, which `serve deploy` needs; uses 0.3 GB.")
     ] = False,
 ) -> None:
-    """Check a configuration, start the server and report when it is ready."""
+    """Check a configuration, download what it names by hub ids, start the server and report when it is ready."""
     # The server reads adapters when it starts, and reading thousands twice would take long.
-    _check(config, reads_all=False)
+    _check(config, reads_all=False, fetches=address == "local")
     raise typer.Exit(
         _serve(Path(config), address=address, timeout_s=ready_timeout_s, drain_s=drain_s, has_dashboard=dashboard)
     )
@@ -84,6 +84,10 @@ def serve_command(
 def check(config: Config = DEFAULT_CONFIG) -> None:
     """Check a configuration without starting anything."""
     _check(config, reads_all=True)
+    from app.cli.downloads import hub_ids
+
+    for hub_id, place in hub_ids(config).items():
+        print(f"note: {place}: '{hub_id}' was not checked, as it comes from the Hugging Face hub")
     print(f"{config} is valid.")
 
 
@@ -163,20 +167,21 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(subprocess.call([sys.executable, "-m", "loadtest.bench_engine", *context.args]))
 
 
-def _check(config: str, *, reads_all: bool) -> None:
+def _check(config: str, *, reads_all: bool, fetches: bool = False) -> None:
     # In a child process: Serve's validation code takes 65 MB, which this process would hold while the server runs.
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as checking:
-        mistakes = checking.submit(_mistakes, config, reads_all).result()
+        mistakes = checking.submit(_mistakes, config, reads_all, fetches).result()
     if mistakes:
         print(f"{config} has {len(mistakes)} error{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
         print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
         raise typer.Exit(EXIT_WRONG_INPUT)
 
 
-def _mistakes(config: str, reads_all: bool) -> list[str]:
+def _mistakes(config: str, reads_all: bool, fetches: bool) -> list[str]:
     from app.cli.config_lint import lint_config
+    from app.cli.downloads import fetch
 
-    return lint_config(config, reads_all=reads_all)
+    return lint_config(config, reads_all=reads_all) or (fetch(config) if fetches else [])
 
 
 def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_dashboard: bool) -> int:
