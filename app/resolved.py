@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from adapters.errors import AdapterError
-from adapters.identity import AdapterRef
-from adapters.registry import DeclaredNames, Signature, reference, reference_in, sub_folders
-from adapters.validate import validate
+from adapters.registry import DeclaredNames, Signature
 from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import is_hub_id, local_folder
 from app.cluster_memory import remembered
+from app.declared_adapters import OnUnfit, declared_adapters, refuse_declared
 from app.makers_defaults import read_defaults, read_pooling
+from app.places import at
 from app.settings import (
-    AdapterSettings,
     BatchSettings,
     ModelSettings,
     RegistrySettings,
@@ -53,19 +48,16 @@ from deployments.slo import Slo
 from deployments.tokenizer.text_codec import TextCodec
 from engine.config import EngineConfig
 from engine.decoder.model_spec import ModelSpec
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import ConfigError
 from engine.loading.contents import check_contents, read_checkpoint_spec
 from engine.loading.fingerprint import model_fingerprint
 from engine.loading.spec import read_model_spec
 from engine.loading.weight_files import check_weight_files
 from engine.resolve import check
-
-_logger = logging.getLogger(__name__)
+from engine.speculation.draft_config import resolve_draft
 
 LIBRARY_BY_SCHEME = {"s3": "s3fs", "gs": "gcsfs"}
 """Library that fsspec needs for an object store."""
-NUM_ADAPTER_READERS = 4
-"""Threads that read adapters; each holds a whole adapter in memory."""
 
 
 def registry_config(
@@ -239,25 +231,29 @@ def _check_model(
     model: ModelSettings, place: str, names: DeclaredNames, settings: Settings, unfit_adapters: list[str]
 ) -> None:
     _model_config(model, place, names, settings, on_unfit=lambda mistake, is_declared: unfit_adapters.append(mistake))
-    with _at(f"{place}.path"):
+    with at(f"{place}.path"):
         path = str(local_folder(model.path))
         check_contents(path, read_checkpoint_spec(path))
 
 
 def _check_tokenizer(model: ModelSettings, place: str) -> None:
-    with _at(f"{place}.{'path' if model.tokenizer_path is None else 'tokenizer_path'}"):
+    with at(f"{place}.{'path' if model.tokenizer_path is None else 'tokenizer_path'}"):
         TextCodec(str(local_folder(model.tokenizer_path or model.path)))
 
 
 def _check_safety(safety: SafetySettings) -> None:
     path = _safety_config(safety).model_path
-    with _at("safety.path"):
+    with at("safety.path"):
         read_window(path)
         check_weight_files(Path(path))
 
 
 def _paths(model: ModelSettings) -> list[str]:
-    return [model.path, *filter(None, [model.tokenizer_path]), *(adapter.path for adapter in model.adapters)]
+    return [
+        model.path,
+        *filter(None, [model.tokenizer_path, model.engine.draft_model]),
+        *(adapter.path for adapter in model.adapters),
+    ]
 
 
 def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
@@ -270,32 +266,21 @@ def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
     return DEFAULT_QUEUE_S if slo is None or slo.ttft_s is None else slo.ttft_s * QUEUE_SHARE
 
 
-OnUnfit = Callable[[str, bool], None]
-"""Called for each adapter that cannot be served, with the reason and whether the configuration declares it by name."""
-
-
-def _refuse_declared(mistake: str, is_declared: bool) -> None:
-    """Refuse to start with a declared adapter that cannot be served; files of a drop-in folder come and go."""
-    if is_declared:
-        raise ConfigError(mistake)
-    _logger.warning(mistake)
-
-
 def _model_config(
     model: ModelSettings,
     place: str,
     names: DeclaredNames,
     settings: Settings,
-    on_unfit: OnUnfit = _refuse_declared,
+    on_unfit: OnUnfit = refuse_declared,
 ) -> ModelConfig:
     """Return the config of a model, before it is loaded."""
-    with _at(f"{place}.path"):
+    with at(f"{place}.path"):
         path = str(local_folder(model.path))
         spec = read_checkpoint_spec(path)
         pooling = model.pooling or read_pooling(path).value
         sampling = read_defaults(path) if model.sampling_defaults == "model" else {}
-    with _at(f"{place}.tokenizer_path"):
-        tokenizer_path = path if model.tokenizer_path is None else str(local_folder(model.tokenizer_path))
+    tokenizer_path = _folder(model.tokenizer_path, f"{place}.tokenizer_path") or path
+    draft_path = _folder(model.engine.draft_model, f"{place}.engine.draft_model")
     max_model_len = model.engine.max_model_len or spec.max_position
     if max_model_len > spec.max_position:
         raise ConfigError(
@@ -306,14 +291,12 @@ def _model_config(
         model_path=path,
         tokenizer_path=tokenizer_path,
         max_queue_s=_max_queue_s(model, settings.slo),
-        **model.engine.model_dump(exclude={"max_queue_s"}),
+        draft_model=draft_path,
+        **model.engine.model_dump(exclude={"max_queue_s", "draft_model"}),
     )
-    try:
-        check(engine, spec)
-    except ConfigError as error:
-        raise ConfigError(f"args.{place}.engine.{error}") from error
+    _check_engine(engine, spec, f"{place}.engine")
     computation = f"{engine.device} {engine.dtype} {engine.quantization} {engine.kv_cache_dtype} {sampling}"
-    with _at(f"{place}.path"):
+    with at(f"{place}.path"):
         fingerprint = model_fingerprint(path, computation)
     return ModelConfig(
         name=model.name,
@@ -330,54 +313,38 @@ def _model_config(
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
         adapters=tuple(
-            _adapters(model, place, spec, names, () if registry is None else registry.allowed_folders, on_unfit)
+            declared_adapters(model, place, spec, names, () if registry is None else registry.allowed_folders, on_unfit)
         ),
     )
 
 
-def _adapters(
-    model: ModelSettings,
-    place: str,
-    spec: ModelSpec,
-    names: DeclaredNames,
-    allowed: tuple[str, ...],
-    on_unfit: OnUnfit,
-) -> Iterator[AdapterRef]:
-    check = partial(validate, shapes=spec.module_shapes(), max_rank=model.engine.max_adapter_rank)
-    # Adapters are read completely; a thousand of a large model are a hundred GB.
-    readers = ThreadPoolExecutor(NUM_ADAPTER_READERS)
+def _folder(path: str | None, place: str) -> str | None:
+    with at(place):
+        return None if path is None else str(local_folder(path))
+
+
+def _check_engine(engine: EngineConfig, spec: ModelSpec, place: str) -> None:
+    draft_spec = None
+    if engine.draft_model is not None:
+        with at(f"{place}.draft_model"):
+            draft_spec = read_checkpoint_spec(engine.draft_model)
     try:
-        if (folder := model.adapter_folder) is not None:
-            with _at(f"{place}.adapter_folder"):
-                found = sub_folders(folder)
-            for dropped in [readers.submit(reference_in, folder, name, allowed, check) for name in found]:
-                try:
-                    yield names.declare(dropped.result())
-                except AdapterError as error:
-                    on_unfit(f"args.{place}.adapter_folder: {error}", False)
-
-        def read(adapter: AdapterSettings) -> AdapterRef:
-            return reference(adapter.name, str(local_folder(adapter.path)), check)
-
-        for index, declared in enumerate([readers.submit(read, adapter) for adapter in model.adapters]):
-            try:
-                with _at(f"{place}.adapters[{index}]"):
-                    yield names.declare(declared.result())
-            except ConfigError as error:
-                on_unfit(str(error), True)
-    finally:
-        readers.shutdown(cancel_futures=True)
+        check(engine, spec)
+        if draft_spec is not None:
+            resolve_draft(engine, spec, draft_spec, check)
+    except ConfigError as error:
+        raise ConfigError(f"args.{place}.{error}") from error
 
 
 def _safety_config(safety: SafetySettings) -> SafetyConfig:
     fields = safety.model_dump(exclude={"name", "path", "placement"})
-    with _at("safety.path"):
+    with at("safety.path"):
         return SafetyConfig(model_path=str(local_folder(safety.path)), **fields)
 
 
 def _reranker_config(reranker: RerankerSettings, place: str) -> RerankerConfig:
     fields = reranker.model_dump(exclude={"path", "max_tokens"})
-    with _at(f"{place}.path"):
+    with at(f"{place}.path"):
         path = str(local_folder(reranker.path))
         window, num_labels = read_window(path), read_num_labels(path)
     if num_labels != 1:
@@ -385,14 +352,3 @@ def _reranker_config(reranker: RerankerSettings, place: str) -> RerankerConfig:
     if (reranker.max_tokens or 0) > window:
         raise ConfigError(f"args.{place}.max_tokens: {reranker.max_tokens} is over the checkpoint's {window} tokens")
     return RerankerConfig(model_path=path, max_tokens=reranker.max_tokens or window, **fields)
-
-
-@contextmanager
-def _at(place: str) -> Iterator[None]:
-    """Prefix errors in the block with their path in `args`."""
-    try:
-        yield
-    except (AdapterError, CheckpointError) as error:
-        raise ConfigError(f"args.{place}: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"args.{place}: {error.filename} cannot be read: {error.strerror}") from error

@@ -80,6 +80,11 @@ class EngineSettings(SettingsNode):
         description="Maximum draft tokens, looked up in the request's own text and prediction; 0: no speculative "
         "decoding; null: 16 on a CPU, 0 on a GPU and for models with recurrent states.",
     )
+    draft_model: FolderPath | None = Field(
+        default=None,
+        description="Folder or hub id of a small model with the same tokenizer, which guesses drafts (CPU only); null: "
+        "none.",
+    )
     max_queued_requests: int = Field(
         default=512, ge=0, description="Maximum waiting requests; beyond it, new ones are refused."
     )

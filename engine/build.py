@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -34,11 +35,14 @@ from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
 from engine.loading.contents import read_checkpoint_spec
 from engine.loading.spec import read_model_spec
 from engine.parts import Parts
+from engine.ports import PauseWish
 from engine.resolve import Hardware, resolve
 from engine.runner import Runner, StepModel
 from engine.sampling.grammar import GrammarStore
 from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler
+from engine.speculation.draft_config import resolve_draft
+from engine.speculation.draft_model import DraftModel, NoAdapters
 from engine.tiers.build import open_tiers
 from kernels import native
 from kernels.arena import give_back_memory
@@ -92,7 +96,7 @@ def build_engine(
     sampler = Sampler(resolved.num_rows, spec.vocab_size, device, spec.eos_ids, grammars, choose=parts.choose)
     return Engine(
         resolved,
-        Scheduler(resolved, pool, spec.eos_ids, mover=tiers),
+        Scheduler(resolved, pool, spec.eos_ids, mover=tiers, draft_model=parts.draft_model),
         Runner(parts.buffers, parts.model, parts.cache, sampler, pool, parts.steps_ahead),
         adapters=pool,
         close=close,
@@ -126,7 +130,8 @@ def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weight
     kernels = kernels_for(spec, resolved)
     # Our kernels have their own thread pool; two pools that spin while waiting for each other are slower than none.
     torch.set_num_threads(resolved.num_threads if kernels is None else 1)
-    buffers, model, cache = build_model(spec, resolved, kernels, weights)
+    threads = None if kernels is None else Pool(kernels, resolved.num_threads, machine.NICENESS)
+    buffers, model, cache = build_model(spec, resolved, kernels, weights, threads)
 
     def lay_out(raw: RawAdapter) -> AdapterWeights:
         if kernels is None or not isinstance(model, RecordedModel):
@@ -136,7 +141,32 @@ def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weight
         return PanelAdapter(raw, spec.num_layers, kernels, num_experts=num_experts)
 
     pause_wish = model.pause_wish if isinstance(model, RecordedModel) else None
-    return Parts(config=resolved, buffers=buffers, model=model, cache=cache, lay_out=lay_out, pause_wish=pause_wish)
+    draft_model = None
+    if config.draft_model is not None:
+        draft_model = _draft_model(config, spec, hardware, threads, pause_wish)
+    return Parts(
+        config=resolved,
+        buffers=buffers,
+        model=model,
+        cache=cache,
+        lay_out=lay_out,
+        pause_wish=pause_wish,
+        draft_model=draft_model,
+    )
+
+
+def _draft_model(
+    config: EngineConfig, spec: ModelSpec, hardware: Hardware, threads: Pool | None, pause_wish: PauseWish | None
+) -> DraftModel:
+    assert config.draft_model is not None
+    draft_spec = read_checkpoint_spec(config.draft_model)
+    resolved = resolve_draft(config, spec, draft_spec, partial(resolve, hardware=hardware))
+    _logger.info("draft model: %s", resolved)
+    # The same threads: two pools that spin while the other works would take each other's cores.
+    buffers, model, cache = build_model(draft_spec, resolved, kernels_for(draft_spec, resolved), threads=threads)
+    sampler = Sampler(resolved.num_rows, draft_spec.vocab_size, torch.device("cpu"), draft_spec.eos_ids)
+    runner = Runner(buffers, model, cache, sampler, NoAdapters())
+    return DraftModel(resolved, runner, spec.vocab_size, pause_wish=pause_wish)
 
 
 def _cuda_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource) -> Parts:
@@ -155,9 +185,16 @@ def kernels_for(spec: ModelSpec, config: ResolvedConfig) -> NativeKernels | None
 
 
 def build_model(
-    spec: ModelSpec, config: ResolvedConfig, kernels: NativeKernels | None, weights: WeightSource = load_parameters
+    spec: ModelSpec,
+    config: ResolvedConfig,
+    kernels: NativeKernels | None,
+    weights: WeightSource = load_parameters,
+    threads: Pool | None = None,
 ) -> tuple[InputBuffers, StepModel, KvCache]:
     """Load the weights and return the input buffers, the model and its KV cache, on a CPU.
+
+    Args:
+        threads: those of our kernels; None to start some.
 
     Raises:
         CheckpointError: weights are missing, broken or unexpected.
@@ -168,6 +205,8 @@ def build_model(
             f"quantization: {config.quantization!r} needs a C++ compiler, and a head width and block_tokens that are "
             "multiples of 16."
         )
+    if kernels is not None and threads is None:
+        threads = Pool(kernels, config.num_threads, machine.NICENESS)
     dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
     cache = KvCache.of(
         spec,
@@ -184,18 +223,15 @@ def build_model(
         from engine.fallback.loading import load_fallback
 
         called = (
-            TorchBackend()
-            if kernels is None
-            else CalledBackend(Pool(kernels, config.num_threads, machine.NICENESS), dtype, config.quantization)
+            TorchBackend() if kernels is None or threads is None else CalledBackend(threads, dtype, config.quantization)
         )
         fallback = load_fallback(config.model_path, spec, called, dtype, device, config.num_rows)
         fallback.make_room(config.num_snapshots)
         return buffers, fallback, cache
     assert isinstance(spec, DecoderSpec)
     parameters = weights(config.model_path, spec, dtype, device)
-    if kernels is None:
+    if kernels is None or threads is None:
         return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache
-    pool = Pool(kernels, config.num_threads, machine.NICENESS)
-    backend = NativeBackend(pool, dtype, config.max_adapter_rank, quantization=config.quantization)
+    backend = NativeBackend(threads, dtype, config.max_adapter_rank, quantization=config.quantization)
     decoder = Decoder(spec, parameters, backend, config.max_model_len)
     return buffers, RecordedModel(decoder, backend, buffers.whole(), cache), cache

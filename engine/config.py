@@ -47,6 +47,8 @@ class EngineConfig:
         enable_prefix_cache: requests with equal prefixes share full blocks.
         num_speculative_tokens: maximum length of a draft in tokens; 0: no speculative decoding. None: 16 on a CPU, 0 on
             a GPU, where drafts make each step wait for the previous one, and for models with recurrent states.
+        draft_model: folder of a small model with the same tokenizer, which guesses how answers go on; on a CPU only.
+            None: drafts are only looked up in the request's own text and prediction.
         max_queued_requests: maximum waiting requests; beyond it, new ones are refused with `OverloadError`.
         max_queue_s: maximum estimated wait of a new request; beyond it, the request is refused with `OverloadError`.
         max_adapter_rank: adapters of higher rank are refused at load.
@@ -80,6 +82,7 @@ class EngineConfig:
     max_decode_gap_s: float | None = None
     enable_prefix_cache: bool = True
     num_speculative_tokens: int | None = None
+    draft_model: str | None = None
     max_queued_requests: int = 512
     max_queue_s: float = math.inf
     max_adapter_rank: int = 128

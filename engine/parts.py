@@ -8,7 +8,7 @@ from adapters.loading import LayOut
 from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
 from engine.kv_cache import KvCache
-from engine.ports import PauseWish
+from engine.ports import Drafting, PauseWish
 from engine.runner import StepModel
 from engine.sampling.sampler import Chooser
 
@@ -22,6 +22,7 @@ class Parts:
         choose: see `engine.sampling.sampler.Sampler`.
         pause_wish: see `engine.engine.Engine`.
         steps_ahead: see `engine.runner.Runner`.
+        draft_model: see `engine.scheduling.scheduler.Scheduler`.
     """
 
     config: ResolvedConfig
@@ -32,3 +33,4 @@ class Parts:
     choose: Chooser | None = None
     pause_wish: PauseWish | None = None
     steps_ahead: int = 0
+    draft_model: Drafting | None = None

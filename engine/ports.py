@@ -14,6 +14,7 @@ from adapters.identity import AdapterDigest, AdapterRef
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName
 from engine.metrics import StepTimes
+from engine.request import Request
 from engine.step import StepPlan, StepResult
 
 
@@ -159,6 +160,39 @@ class BlockMover(Protocol):
         ...
 
 
+class DraftText(NamedTuple):
+    """A text to continue: a request and its output so far (live view; read, never kept)."""
+
+    request: Request
+    output_ids: Sequence[int]
+
+
+class Drafting(Protocol):
+    """Continues texts by a small model, quickly and often right; called on the engine's thread.
+
+    Attributes:
+        max_texts: number of texts that can be continued at once.
+        token_s: seconds that one more token of all drafts of a call takes; 0 before any was measured.
+    """
+
+    max_texts: int
+    token_s: float
+
+    def draft(self, texts: Sequence[DraftText], count: int, read_s: float) -> list[list[int]]:
+        """Return up to `count` tokens that may follow each text.
+
+        A draft is empty if the text has not been read yet, has tokens that the model does not know, or is too long.
+
+        Args:
+            read_s: about how many seconds may be spent on reading a text that is new.
+        """
+        ...
+
+    def decline(self) -> None:
+        """Note that no draft was expected to pay off at this `token_s`."""
+        ...
+
+
 class PauseWish(Protocol):
     """Asks the runner to pause the current step so that another can go first; any thread."""
 
@@ -168,6 +202,10 @@ class PauseWish(Protocol):
 
     def clear(self) -> None:
         """Withdraw the request."""
+        ...
+
+    def is_set(self) -> bool:
+        """Tell whether a pause is requested."""
         ...
 
 

@@ -136,12 +136,14 @@ class StepPlan:
         rows: distinct requests, at most `ResolvedConfig.num_rows`.
         released_rows: row indices freed since the last plan (ended, cancelled or preempted).
         is_speculative: drafts are enabled: the next step may compute some after the tokens sampled in this one.
+        drafting_s: seconds for which a draft model was used while this was planned.
     """
 
     step_id: int
     rows: tuple[StepRow, ...]
     released_rows: tuple[int, ...] = ()
     is_speculative: bool = False
+    drafting_s: float = 0.0
 
     @cached_property
     def num_tokens(self) -> int:

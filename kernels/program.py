@@ -43,6 +43,10 @@ class PauseWish:
         """Withdraw the request."""
         self.number.value = 0
 
+    def is_set(self) -> bool:
+        """Tell whether a pause is requested."""
+        return self.number.value != 0
+
 
 class Pool:
     """A thread pool that runs each op on all its threads, including the calling one. Only one call at a time.

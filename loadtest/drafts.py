@@ -2,6 +2,8 @@
 
     python -m loadtest.drafts smollm2-135m --batches 1,8,32
 
+With `--draft-model smollm2-135m --agreement 0.7`, a draft model guesses, and that share of its tokens is right.
+
 A model with random weights writes nothing predictable. So the forward pass is real, but the sampled tokens are
 dictated: sources of Python's standard library, in tokens of the bundled model.
 
@@ -23,7 +25,8 @@ import random
 import re
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -34,7 +37,6 @@ from tokenizers import Tokenizer
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.request import Request, RequestId, SamplingParams
 from engine.sampling.sampler import Drawing, Sampler
 from loadtest.bench_engine import checkpoint, vocabulary
@@ -110,22 +112,26 @@ def wandering(ids: Sequence[int], count: int, source: random.Random) -> tuple[in
     return tuple(token_id for start in starts for token_id in ids[start : start + 3])[:count]
 
 
-def dictate(engine: Engine) -> dict[int, Dictation]:
-    """Patch an engine's sampler to draw dictated tokens; the caller fills the returned map from row to dictation."""
-    by_row: dict[int, Dictation] = {}
-    sampler: Sampler = engine._runner._sampler  # type: ignore[attr-defined]
+def dictate(sampler: Sampler, by_row: Mapping[int, Dictation], agreement: float = 1.0) -> None:
+    """Patch a sampler to draw dictated tokens.
+
+    Args:
+        by_row: the dictation of each row.
+        agreement: share of the positions at which the dictated token is drawn, and not another.
+    """
     draw = sampler.draw
+
+    def told(row: int, position: int) -> int:
+        answer_ids = by_row[row].answer_ids
+        token_id = answer_ids[min(position - len(by_row[row].prompt_ids), len(answer_ids) - 1)]
+        return token_id if random.Random(position).random() < agreement else max(0, token_id - 1)
 
     def dictated(logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> Drawing:
         drawing = draw(logits, rows, positions)
-        token_ids = [
-            by_row[row].answer_ids[position - len(by_row[row].prompt_ids)]
-            for row, position in zip(rows, positions, strict=True)
-        ]
+        token_ids = [told(row, position) for row, position in zip(rows, positions, strict=True)]
         return replace(drawing, fetched=lambda: torch.tensor(token_ids))
 
     sampler.draw = dictated  # type: ignore[method-assign]
-    return by_row
 
 
 class Turn(NamedTuple):
@@ -138,11 +144,19 @@ class Turn(NamedTuple):
 
 
 class DictatedEngine:
-    """An engine with a real forward pass and dictated answers."""
+    """An engine with a real forward pass and dictated answers.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Args:
+        agreement: share of the tokens that a draft model guesses right.
+    """
+
+    def __init__(self, config: EngineConfig, agreement: float = 1.0) -> None:
         self.engine = build_engine(config)
-        self._by_row = dictate(self.engine)
+        self._by_row: dict[int, Dictation] = {}
+        dictate(self.engine._runner._sampler, self._by_row)  # type: ignore[attr-defined]
+        model = self.engine._scheduler._speculation._model
+        if model is not None:
+            dictate(model._runner._sampler, self._by_row, agreement)  # type: ignore[attr-defined]
         self._num_rows = self.engine.config.num_rows
         self._num_requests = 0
 
@@ -228,6 +242,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--draft-model", help="checkpoint folder, or the name of a geometry; by default there is none")
+    parser.add_argument("--agreement", type=float, default=0.7, help="share of its tokens that are right")
     options = parser.parse_args(arguments)
     options.batches = tuple(int(part) for part in options.batches.split(","))
     if min(*options.batches, options.repeats, options.tokens) < 1 or options.answer_tokens <= WARM_UP_TOKENS:
@@ -238,7 +254,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = parse()
-    with checkpoint(options.model) as folder:
+    with checkpoint(options.model) as folder, ExitStack() as stack:
+        draft_model = None if options.draft_model is None else str(stack.enter_context(checkpoint(options.draft_model)))
         config = EngineConfig(
             model_path=str(folder),
             num_threads=options.threads,
@@ -246,7 +263,9 @@ def main() -> None:
             max_num_seqs=max(options.batches),
             num_speculative_tokens=0,
         )
-        plain, drafting = (DictatedEngine(replace(config, num_speculative_tokens=n)) for n in (0, options.tokens))
+        plain = DictatedEngine(config)
+        speculative = replace(config, num_speculative_tokens=options.tokens, draft_model=draft_model)
+        drafting = DictatedEngine(speculative, options.agreement)
         texts = dictations(options.prompt_tokens, options.answer_tokens, vocabulary(folder).end)
         wanted = options.texts.split(",") if options.texts else list(texts)
         texts = {name: texts[name] for name in wanted}

@@ -98,6 +98,7 @@ def source_folders(settings: Settings, place: str) -> dict[str, str | None]:
     for index, model in enumerate(settings.models):
         here = f"{place}.models[{index}]"
         folders |= {f"{here}.path": model.path, f"{here}.tokenizer_path": model.tokenizer_path}
+        folders[f"{here}.engine.draft_model"] = model.engine.draft_model
         folders |= {f"{here}.adapters[{i}].path": adapter.path for i, adapter in enumerate(model.adapters)}
         folders[f"{here}.adapter_folder"] = model.adapter_folder
     if settings.safety is not None:

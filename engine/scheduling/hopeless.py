@@ -50,3 +50,11 @@ def hopeless(
             if error is not None:
                 reason = FinishReason.UNAVAILABLE if gate.passes(adapter) else FinishReason.FAILED
                 yield Ending(live, reason, error)
+
+
+def hurry(waiting: Iterable[LiveRequest], is_at_risk: Callable[[LiveRequest], bool]) -> None:
+    """Give a head start, once, to waiting requests that may miss their deadline."""
+    # Filtered first: every step looks at all waiting requests, and most have no deadline.
+    for live in [live for live in waiting if live.request.deadline_s is not None and not live.is_hurried]:
+        if is_at_risk(live):
+            live.hurry()

@@ -1,4 +1,4 @@
-"""Decides what each step computes. One token budget, no prefill mode and no decode mode.
+"""Decides what each step computes, with one token budget and no modes. Pure: standard library only.
 
     plan:     running decodes -> prefills and admissions by rank, until the budget, the rows or the blocks run out
     advance:  the plan is submitted: what it computes counts as computed, what it draws is pending
@@ -20,8 +20,6 @@ request ends. The last one rests on three bounds:
   deadlines at risk (`Rank`). So only finitely many requests can ever come before it.
 - Once a request has been skipped `MAX_SKIPS` times for lack of an adapter slot, no adapter request that ranks behind
   it is admitted before it: the pins that hold the slots run out.
-
-Pure: standard library only; not thread-safe, owned by the engine's thread.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from operator import attrgetter
 from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
-from engine.ports import AdapterGate, BlockMover
+from engine.ports import AdapterGate, BlockMover, Drafting
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.admission import Admission
 from engine.scheduling.backlog import BacklogReader
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog
-from engine.scheduling.hopeless import hopeless
+from engine.scheduling.hopeless import hopeless, hurry
 from engine.scheduling.lending import CacheLending
 from engine.scheduling.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
 from engine.scheduling.own_step import OwnSteps, newcomers
@@ -56,12 +54,13 @@ _RANK = attrgetter("rank")
 
 
 class Scheduler:
-    """Waiting and running requests, and the blocks and rows they hold.
+    """Waiting and running requests, and the blocks and rows they hold; owned by the engine's thread.
 
     Args:
         eos_ids: token ids that end a generation unless the request ignores them.
         clock: monotonic seconds.
         mover: copies blocks to and from the tiers below the cache; None if there are none.
+        draft_model: guesses how answers go on; None if there is none.
     """
 
     def __init__(
@@ -71,6 +70,7 @@ class Scheduler:
         eos_ids: Iterable[int],
         clock: Callable[[], float] = time.monotonic,
         mover: BlockMover | None = None,
+        draft_model: Drafting | None = None,
     ) -> None:
         self._config = config
         self._gate = gate
@@ -91,7 +91,7 @@ class Scheduler:
         reader = BacklogReader(config, self._fair_queue, self.counters)
         self.admission = Admission(config, reader, lambda: self._tables.num_lent)
         self._own_steps = OwnSteps(self.admission.costs)
-        self._speculation = Speculation(config, self._eos_ids, self.admission.costs, self.counters)
+        self._speculation = Speculation(config, self._eos_ids, self.admission.costs, self.counters, draft_model, clock)
 
     @property
     def num_waiting(self) -> int:
@@ -204,9 +204,11 @@ class Scheduler:
         self._num_plans += 1
         self._fair_queue.note_step()
         self._step_clock.begin(self._num_plans, self._clock())
-        rows, released, has_drafts = draft.rows(), self._rows.released(), self._speculation.is_on
-        rows = self._tables.with_states(rows, self._live)
-        return StepPlan(step_id=self._num_plans, rows=rows, released_rows=released, is_speculative=has_drafts)
+        rows, released = self._tables.with_states(draft.rows(), self._live), self._rows.released()
+        is_on, spent_s = self._speculation.is_on, draft.drafting_s
+        return StepPlan(
+            step_id=self._num_plans, rows=rows, released_rows=released, is_speculative=is_on, drafting_s=spent_s
+        )
 
     def advance(self, plan: StepPlan) -> None:
         """Count a plan's work as done once it is submitted to the device, which computes plans in order."""
@@ -258,10 +260,7 @@ class Scheduler:
         requests, now_s, is_too_late = [*self._live.values()], self._clock(), self.admission.is_too_late
         for live, reason, error in hopeless(requests, self._gate, is_too_late, now_s):
             self._end(live, reason, error=error)
-        # Filtered first: every step looks at all waiting requests, and most have no deadline.
-        for live in [live for live in self._waiting if live.request.deadline_s is not None and not live.is_hurried]:
-            if self.admission.is_at_risk(live, len(self._running), now_s):
-                live.hurry()
+        hurry(self._waiting, lambda live: self.admission.is_at_risk(live, len(self._running), now_s))
 
     def _yield_rows(self) -> bool:
         """If every row is taken, preempt requests of flows above their share for waiting ones of flows below theirs.

@@ -21,6 +21,7 @@ class StepDraft:
     Attributes:
         num_decodes: requests with a single token to compute, which may be the last of a prompt.
         num_prompt_tokens: tokens of all other requests: prompts, recomputed outputs, and tokens forced by a grammar.
+        drafting_s: seconds for which a draft model was used.
     """
 
     def __init__(self, config: ResolvedConfig, prefill_cap: int) -> None:
@@ -28,6 +29,7 @@ class StepDraft:
         self._prefill_cap = prefill_cap
         self.num_decodes = 0
         self.num_prompt_tokens = 0
+        self.drafting_s = 0.0
         # Rows of logits that fit in the runner's buffers: one per request, more for scores and draft tokens.
         self._num_free_logits = config.num_logits
         self._num_kept_logits = -(-config.max_num_seqs // KEPT_SHARE)

@@ -16,6 +16,8 @@ from engine.speculation.prompt_lookup import PromptLookup
 
 NEW_SHARE = 0.2
 """Weight of the newest token in the acceptance rate of a source."""
+FIRST_ACCEPTANCE = 0.7
+"""Of a draft model's guesses, before any is verified."""
 
 
 class DraftSource(Protocol):
@@ -36,10 +38,18 @@ class DraftSource(Protocol):
         ...
 
 
+class Guesses:
+    """What a draft model guesses; see `DraftSource` for the attribute."""
+
+    def __init__(self) -> None:
+        self.acceptance = FIRST_ACCEPTANCE
+
+
 class Drafter:
     """The draft sources of one request; call `look_up` before each of its steps.
 
     Attributes:
+        guesses: of a draft model, if there is one.
         num_accepted, num_rejected: predicted tokens that the answer took, and those computed in vain.
     """
 
@@ -47,7 +57,8 @@ class Drafter:
         self._sources: list[DraftSource] = [PromptLookup(request.prompt_ids, request.params.max_tokens)]
         if request.prediction_ids:
             self._sources.append(Prediction(request.prediction_ids))
-        self._source = self._sources[0]
+        self.guesses = Guesses()
+        self._source: DraftSource | Guesses = self._sources[0]
         self._expected: list[int] = []
         self._num_seen = 0
         self.num_accepted = self.num_rejected = 0
@@ -63,7 +74,12 @@ class Drafter:
         drafts = [(source, source.draft(count)) for source in self._sources]
         # Among equals the later source wins: the prediction, not the lookup.
         self._source, self._expected = max(reversed(drafts), key=lambda found: (bool(found[1]), found[0].acceptance))
-        return list(takewhile(lambda token_id: token_id not in stop_ids, self._expected))
+        return _without_end(self._expected, stop_ids)
+
+    def guess(self, draft_ids: list[int], stop_ids: frozenset[int]) -> list[int]:
+        """Return what a draft model guessed, instead of what was looked up, up to a token that would end the answer."""
+        self._source, self._expected = self.guesses, draft_ids
+        return _without_end(draft_ids, stop_ids)
 
     def note(self, num_drafted: int, num_right: int) -> None:
         """Record how many tokens of the newest draft were computed, and how many were right."""
@@ -82,3 +98,7 @@ class Drafter:
             for source in self._sources:
                 source.push(token_id)
         self._num_seen += len(new_ids)
+
+
+def _without_end(draft_ids: Sequence[int], stop_ids: frozenset[int]) -> list[int]:
+    return list(takewhile(lambda token_id: token_id not in stop_ids, draft_ids))

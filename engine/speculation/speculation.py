@@ -10,17 +10,21 @@ computed while
 the likeliest of all rows first. An accepted token would otherwise have been computed in a later step, beside the same
 other rows. So other rows lose only the time of rejected tokens and, once, that of a longer step, which is bounded.
 Drafts use only what is left of the budget, and blocks that no request needs.
+
+A draft model (`engine.ports.Drafting`) is asked where it is more often right than what was looked up. Its tokens take
+time before the step, so they are chosen together, one more for each request, while this brings more tokens per second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
+from engine.ports import Drafting, DraftText
 from engine.scheduling.live_request import LiveRequest
 from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_draft import StepDraft
@@ -31,16 +35,32 @@ MAX_STRETCH = 0.5
 """Share by which drafts may lengthen a step; more only if every row can expect more tokens in proportion."""
 
 
+FIRST_GUESSES = 2
+"""Tokens to draft while the cost of a draft model is not known."""
+
+
 class Speculation:
-    """Speculative decoding of one engine; off if the configuration allows no draft tokens."""
+    """Speculative decoding of one engine; off if the configuration allows no draft tokens.
+
+    Args:
+        model: the draft model; None if there is none.
+    """
 
     def __init__(
-        self, config: ResolvedConfig, eos_ids: Iterable[int], costs: StepCosts, counters: SchedulerCounters
+        self,
+        config: ResolvedConfig,
+        eos_ids: Iterable[int],
+        costs: StepCosts,
+        counters: SchedulerCounters,
+        model: Drafting | None,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._eos_ids = frozenset(eos_ids)
         self._costs = costs
         self._counters = counters
+        self._model = model
+        self._clock = clock
 
     @property
     def is_on(self) -> bool:
@@ -58,6 +78,10 @@ class Speculation:
             return
         step_s = self._costs.step_s(len(decoding)) + self._costs.prompt_s(step.num_prompt_tokens)
         offers = [Offer(live, draft, _drafter(live).acceptance) for live in decoding if (draft := self._offer(live))]
+        if self._model is not None and len(decoding) <= self._model.max_texts:
+            started_s = self._clock()
+            offers = self._with_guesses(offers, decoding, self._model, step_s, step.num_free)
+            step.drafting_s = self._clock() - started_s
         share_out(offers, step_s, self._costs.draft_token_s, num_rows=len(decoding), num_free=step.num_free)
         for offer in offers:
             count = offer.num_wanted
@@ -84,14 +108,53 @@ class Speculation:
         return num_right
 
     def _offer(self, live: LiveRequest) -> list[int]:
+        count = self._most(live)
+        return [] if count < 1 else _drafter(live).look_up(live.output_ids, count, self._stop_ids(live))
+
+    def _with_guesses(
+        self, offers: list[Offer], decoding: Sequence[LiveRequest], model: Drafting, step_s: float, num_free: int
+    ) -> list[Offer]:
+        """Return the offers, replacing those that the draft model is expected to beat."""
+        acceptance_by_live = {offer.live: offer.acceptance for offer in offers}
+        asking = [
+            live
+            for live in decoding
+            if self._most(live) >= 1 and _drafter(live).guesses.acceptance > acceptance_by_live.get(live, 0.0)
+        ]
+        if not asking:
+            return offers
+        most = min(num_free // len(asking), *map(self._most, asking))
+        count = num_guesses(
+            [_drafter(live).guesses.acceptance for live in asking],
+            num_rows=len(decoding),
+            step_s=step_s,
+            token_s=model.token_s + len(asking) * self._costs.draft_token_s,
+            most=most if model.token_s else min(most, FIRST_GUESSES),
+        )
+        if not count:
+            model.decline()
+            return offers
+        texts = [DraftText(live.request, live.output_ids) for live in asking]
+        drafts = model.draft(texts, count, step_s * MAX_STRETCH)
+        guessed = [
+            Offer(live, draft_ids, _drafter(live).acceptance)
+            for live, guess in zip(asking, drafts, strict=True)
+            if guess and (draft_ids := _drafter(live).guess(guess, self._stop_ids(live)))
+        ]
+        replaced = {offer.live for offer in guessed}
+        return [*guessed, *(offer for offer in offers if offer.live not in replaced)]
+
+    def _most(self, live: LiveRequest) -> int:
+        """Return how many draft tokens a request may have."""
         # The last token that the request may have is drawn, but never computed.
-        params, num_tokens, limit = live.request.params, live.num_tokens, self._config.max_model_len
-        num_left = min(params.max_tokens - len(live.output_ids), limit - num_tokens) - 1
-        count = min(num_left, self._config.num_speculative_tokens)
-        if count < 1:
-            return []
-        stop_ids = self._eos_ids.union(params.stop_token_ids) if params.stop_token_ids else self._eos_ids
-        return _drafter(live).look_up(live.output_ids, count, stop_ids)
+        num_left = min(
+            live.request.params.max_tokens - len(live.output_ids), self._config.max_model_len - live.num_tokens
+        )
+        return min(num_left - 1, self._config.num_speculative_tokens)
+
+    def _stop_ids(self, live: LiveRequest) -> frozenset[int]:
+        stop_ids = live.request.params.stop_token_ids
+        return self._eos_ids.union(stop_ids) if stop_ids else self._eos_ids
 
 
 @dataclass(slots=True)
@@ -117,6 +180,30 @@ class Offer:
         self.num_wanted += 1
         self.num_expected += self.right
         self.right *= self.acceptance
+
+
+def num_guesses(acceptances: Sequence[float], *, num_rows: int, step_s: float, token_s: float, most: int) -> int:
+    """Return how many tokens a draft model should guess for each of some rows of a step; 0 if none are worth it.
+
+    Args:
+        acceptances: of the guesses of these rows.
+        num_rows: all decodes of the step, which lasts `step_s` without drafts.
+        token_s: seconds to guess and verify one more token for each of the rows.
+        most: maximum.
+    """
+    best, best_rate = 0, num_rows / step_s if step_s else float("inf")
+    expected, rights = [1.0] * len(acceptances), list(acceptances)
+    for count in range(1, most + 1):
+        expected = [tokens + right for tokens, right in zip(expected, rights, strict=True)]
+        rights = [right * acceptance for right, acceptance in zip(rights, acceptances, strict=True)]
+        took_s = step_s + count * token_s
+        least = min(expected) if len(expected) == num_rows else 1.0
+        if num_rows > 1 and took_s > step_s * max(least, 1 + MAX_STRETCH):
+            break
+        rate = (sum(expected) + num_rows - len(expected)) / took_s
+        if rate > best_rate:
+            best, best_rate = count, rate
+    return best
 
 
 def share_out(offers: Sequence[Offer], step_s: float, token_s: float, *, num_rows: int, num_free: int) -> None:

@@ -119,6 +119,7 @@ def test_each_part_is_a_deployment_unless_it_is_placed_inline(placement: str, na
         ({"engine": {"max_model_len": CONTEXT + 1}}, ("engine.max_model_len", str(CONTEXT + 1), str(CONTEXT))),
         ({"adapter_folder": "/nowhere/at/all"}, ("args.models[0].adapter_folder", "/nowhere/at/all")),
         ({"tokenizer_path": "/nowhere/at/all"}, ("args.models[0].tokenizer_path",)),
+        ({"engine": {"draft_model": "/nowhere/at/all"}}, ("args.models[0].engine.draft_model", "/nowhere/at/all")),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_its_place(
@@ -168,6 +169,16 @@ def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path)
     }
     with pytest.raises(ConfigError, match=r"args\.models\[0\]\.adapters\[0\].*misfit"):
         build(Settings.model_validate({"models": [model]}))
+
+
+def test_a_draft_model_is_found_and_checked(folder: Path) -> None:
+    model = {"name": "chat", "path": str(folder / "chat"), "engine": {"draft_model": str(folder / "chat")}}
+    (built,) = gateway_config(Settings.model_validate({"models": [model]})).models
+    assert built.engine.draft_model == str(folder / "chat")
+    excluded = {"draft_model": str(folder / "chat"), "num_speculative_tokens": 0}
+    (told,) = mistakes(Settings.model_validate({"models": [model | {"engine": excluded}]}), reads_all=True)
+    assert told.startswith("args.models[0].engine.draft_model: ")
+    assert "num_speculative_tokens" in told
 
 
 def test_every_adapter_that_cannot_be_used_is_named(folder: Path) -> None:

@@ -43,6 +43,8 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/routes/responses.py": "every test of tests/app/responses_api goes through it",
     "app/http/openapi.py": "tests/app/http/test_api.py reads the document that it makes",
     "app/resolved.py": "tests/app/test_builder.py resolves settings of every kind",
+    "app/declared_adapters.py": "tests/app/test_builder.py reads adapters that fit and that do not",
+    "app/places.py": "tests/app/test_builder.py reads the place of everything that is refused",
     "app/routes/context.py": "every test of tests/app/routes goes through it",
     "app/schemas/common.py": "tests/app/routes/test_chat.py sends every field, test_field_errors.py too many of them",
     "app/schemas/chat.py": "tests/app/routes/test_chat.py sends every field",

@@ -63,3 +63,16 @@ def test_only_drafts_of_the_prediction_are_counted_as_its() -> None:
     predicted.look_up([], 4, NO_STOPS)
     predicted.note(3, 2)
     assert (predicted.num_accepted, predicted.num_rejected) == (2, 1)
+
+
+def test_what_a_draft_model_guesses_has_its_own_acceptance() -> None:
+    drafter = Drafter(a_request("a", (1, 2, 3, 4, 5, 6, 1, 2, 3)))
+    assert drafter.look_up([], 4, NO_STOPS) == [4, 5, 6, 1]
+    looked_up, first = drafter.acceptance, drafter.guesses.acceptance
+    assert drafter.guess([7, 8, 0, 9], frozenset({0})) == [7, 8]
+    assert drafter.acceptance == first
+    # Two were right, of which the answer is told by one.
+    drafter.look_up([7, 8, 1], 4, NO_STOPS)
+    assert drafter.guesses.acceptance == pytest.approx(((first * 0.8 + 0.2) * 0.8 + 0.2) * 0.8)
+    drafter.look_up([7, 8, 1, 2, 3], 4, NO_STOPS)
+    assert drafter.acceptance == looked_up

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import ResolvedConfig
+from engine.ports import DraftText
 from engine.request import FinishReason, Request
 from engine.scheduling.step_costs import StepCosts
 from engine.speculation import speculation
@@ -342,3 +343,92 @@ def test_without_drafts_a_prediction_has_no_effect() -> None:
     harness.finish()
     assert harness.tokens("a") == answer
     assert [(e.num_accepted, e.num_rejected) for e in harness.emissions["a"]] == [(0, 0)] * 30
+
+
+class ScriptedModel:
+    """A draft model that takes no time, and knows what each answer goes on with, or the contrary."""
+
+    max_texts = 2
+
+    def __init__(self, *, is_right: bool = True, token_s: float = 0.0) -> None:
+        self.token_s = token_s
+        self.asked: list[tuple[list[str], int]] = []
+        self.num_declined = 0
+        self._is_right = is_right
+
+    def draft(self, texts: Sequence[DraftText], count: int, read_s: float) -> list[list[int]]:
+        self.asked.append(([text.request.request_id for text in texts], count))
+        self.token_s = self.token_s or 0.0001
+        drafts = [truth(request, list(output_ids), count) for request, output_ids in texts]
+        return [[(i + (not self._is_right)) % VOCAB_SIZE for i in draft] for draft in drafts]
+
+    def decline(self) -> None:
+        self.num_declined += 1
+
+
+def guessing(model: ScriptedModel, **costs: float) -> Harness:
+    harness = Harness(a_config(num_speculative_tokens=8, max_batched_tokens=64))
+    harness.scheduler._speculation._model = model
+    harness.scheduler._speculation._costs = DraftCosts(**costs)
+    return harness
+
+
+def test_what_a_draft_model_guesses_right_saves_steps() -> None:
+    model = ScriptedModel()
+    harness = guessing(model)
+    requests = [a_request(name, prompt, max_tokens=30) for name, prompt in (("a", (1, 2)), ("b", (3, 4)))]
+    harness.add(*requests)
+    assert harness.finish() < 10
+    for request in requests:
+        assert harness.tokens(request.request_id) == answer_alone(request, 64).token_ids
+    # A little at first, as its cost is not known, and then as much as there are logits for.
+    assert model.asked[:2] == [(["a", "b"], 2), (["a", "b"], 5)]
+
+
+def test_who_guesses_wrong_is_soon_asked_no_more() -> None:
+    model = ScriptedModel(is_right=False, token_s=0.002)
+    harness = guessing(model, base_s=0.01)
+    request = a_request("a", max_tokens=40)
+    harness.add(request)
+    harness.finish()
+    assert harness.tokens("a") == answer_alone(request, 64).token_ids
+    assert 0 < len(model.asked) < 8
+    assert model.num_declined > 20
+
+
+def test_a_draft_model_is_not_asked_for_more_texts_than_it_takes_or_what_the_client_predicts() -> None:
+    model = ScriptedModel()
+    harness = guessing(model)
+    harness.add(*(a_request(name, max_tokens=9) for name in "abc"))
+    harness.finish()
+    assert model.asked == []
+    predicted = a_request("d", max_tokens=30)
+    harness.add(replace(predicted, prediction_ids=answer_alone(predicted, 64).token_ids), a_request("e", max_tokens=30))
+    harness.finish()
+    assert {tuple(names) for names, _ in model.asked} == {("e",)}
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.floats(0.001, 1),
+    st.floats(0, 1),
+    st.integers(1, 12),
+)
+def test_as_much_is_guessed_as_brings_the_most_tokens_per_second(
+    acceptances: list[float], num_others: int, step_s: float, token_s: float, most: int
+) -> None:
+    num_rows = len(acceptances) + num_others
+    found = speculation.num_guesses(acceptances, num_rows=num_rows, step_s=step_s, token_s=token_s, most=most)
+    assert 0 <= found <= most
+
+    def rate(count: int) -> float:
+        expected = [sum(acceptance**power for power in range(count + 1)) for acceptance in acceptances]
+        return (sum(expected) + num_others) / (step_s + count * token_s)
+
+    assert all(rate(found) >= rate(count) * (1 - 1e-9) for count in range(found))
+    if num_rows == 1:
+        assert rate(found) >= max(map(rate, range(most + 1))) * (1 - 1e-9)
+    elif num_others:
+        # Those who are not guessed for wait no longer than they would for other drafts.
+        assert found * token_s <= step_s * speculation.MAX_STRETCH * (1 + 1e-9)
