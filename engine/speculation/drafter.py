@@ -16,8 +16,6 @@ from engine.speculation.prompt_lookup import PromptLookup
 
 NEW_SHARE = 0.2
 """Weight of the newest token in the acceptance rate of a source."""
-FIRST_ACCEPTANCE = 0.7
-"""Of a draft model's guesses, before any is verified."""
 
 
 class DraftSource(Protocol):
@@ -41,27 +39,35 @@ class DraftSource(Protocol):
 class Guesses:
     """What a draft model guesses; see `DraftSource` for the attribute."""
 
-    def __init__(self) -> None:
-        self.acceptance = FIRST_ACCEPTANCE
+    def __init__(self, acceptance: float) -> None:
+        self.acceptance = acceptance
 
 
 class Drafter:
     """The draft sources of one request; call `look_up` before each of its steps.
+
+    Args:
+        agreement: the acceptance rate to expect of a draft model.
 
     Attributes:
         guesses: of a draft model, if there is one.
         num_accepted, num_rejected: predicted tokens that the answer took, and those computed in vain.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, agreement: float = 0.0) -> None:
         self._sources: list[DraftSource] = [PromptLookup(request.prompt_ids, request.params.max_tokens)]
         if request.prediction_ids:
             self._sources.append(Prediction(request.prediction_ids))
-        self.guesses = Guesses()
+        self.guesses = Guesses(agreement)
         self._source: DraftSource | Guesses = self._sources[0]
         self._expected: list[int] = []
         self._num_seen = 0
         self.num_accepted = self.num_rejected = 0
+
+    @property
+    def has_guessed(self) -> bool:
+        """Whether the newest draft is a draft model's."""
+        return self._source is self.guesses
 
     @property
     def acceptance(self) -> float:

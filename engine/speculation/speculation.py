@@ -28,6 +28,7 @@ from engine.ports import Drafting, DraftText
 from engine.scheduling.live_request import LiveRequest
 from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_draft import StepDraft
+from engine.speculation.agreement import Agreement
 from engine.speculation.drafter import Drafter
 from engine.step import StepRow
 
@@ -61,6 +62,7 @@ class Speculation:
         self._counters = counters
         self._model = model
         self._clock = clock
+        self._agreement = Agreement()
 
     @property
     def is_on(self) -> bool:
@@ -77,7 +79,9 @@ class Speculation:
         if not decoding or not step.num_free:
             return
         step_s = self._costs.step_s(len(decoding)) + self._costs.prompt_s(step.num_prompt_tokens)
-        offers = [Offer(live, draft, _drafter(live).acceptance) for live in decoding if (draft := self._offer(live))]
+        offers = [
+            Offer(live, draft, self._drafter(live).acceptance) for live in decoding if (draft := self._offer(live))
+        ]
         if self._model is not None and len(decoding) <= self._model.max_texts:
             started_s = self._clock()
             offers = self._with_guesses(offers, decoding, self._model, step_s, step.num_free)
@@ -101,7 +105,10 @@ class Speculation:
             num_right += 1
         live.num_computed += num_right
         tables.settle(live, row.end, live.num_computed)
-        _drafter(live).note(len(row.draft_ids), num_right)
+        drafter = self._drafter(live)
+        drafter.note(len(row.draft_ids), num_right)
+        if drafter.has_guessed:
+            self._agreement.learn(live.request.adapter, drafter.guesses.acceptance)
         self._counters.num_drafts += 1
         self._counters.num_draft_tokens += len(row.draft_ids)
         self._counters.num_accepted_tokens += num_right
@@ -109,7 +116,7 @@ class Speculation:
 
     def _offer(self, live: LiveRequest) -> list[int]:
         count = self._most(live)
-        return [] if count < 1 else _drafter(live).look_up(live.output_ids, count, self._stop_ids(live))
+        return [] if count < 1 else self._drafter(live).look_up(live.output_ids, count, self._stop_ids(live))
 
     def _with_guesses(
         self, offers: list[Offer], decoding: Sequence[LiveRequest], model: Drafting, step_s: float, num_free: int
@@ -119,13 +126,13 @@ class Speculation:
         asking = [
             live
             for live in decoding
-            if self._most(live) >= 1 and _drafter(live).guesses.acceptance > acceptance_by_live.get(live, 0.0)
+            if self._most(live) >= 1 and self._drafter(live).guesses.acceptance > acceptance_by_live.get(live, 0.0)
         ]
         if not asking:
             return offers
         most = min(num_free // len(asking), *map(self._most, asking))
         count = num_guesses(
-            [_drafter(live).guesses.acceptance for live in asking],
+            [self._drafter(live).guesses.acceptance for live in asking],
             num_rows=len(decoding),
             step_s=step_s,
             token_s=model.token_s + len(asking) * self._costs.draft_token_s,
@@ -137,12 +144,18 @@ class Speculation:
         texts = [DraftText(live.request, live.output_ids) for live in asking]
         drafts = model.draft(texts, count, step_s * MAX_STRETCH)
         guessed = [
-            Offer(live, draft_ids, _drafter(live).acceptance)
+            Offer(live, draft_ids, self._drafter(live).acceptance)
             for live, guess in zip(asking, drafts, strict=True)
-            if guess and (draft_ids := _drafter(live).guess(guess, self._stop_ids(live)))
+            if guess and (draft_ids := self._drafter(live).guess(guess, self._stop_ids(live)))
         ]
         replaced = {offer.live for offer in guessed}
         return [*guessed, *(offer for offer in offers if offer.live not in replaced)]
+
+    def _drafter(self, live: LiveRequest) -> Drafter:
+        if live.drafter is None:
+            agreement = 0.0 if self._model is None else self._agreement.first(live.request.adapter)
+            live.drafter = Drafter(live.request, agreement)
+        return live.drafter
 
     def _most(self, live: LiveRequest) -> int:
         """Return how many draft tokens a request may have."""
@@ -231,9 +244,3 @@ def share_out(offers: Sequence[Offer], step_s: float, token_s: float, *, num_row
             heapreplace(heap, (-offer.right, heap[0][1]))
         else:
             heappop(heap)
-
-
-def _drafter(live: LiveRequest) -> Drafter:
-    if live.drafter is None:
-        live.drafter = Drafter(live.request)
-    return live.drafter

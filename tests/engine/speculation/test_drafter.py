@@ -66,10 +66,13 @@ def test_only_drafts_of_the_prediction_are_counted_as_its() -> None:
 
 
 def test_what_a_draft_model_guesses_has_its_own_acceptance() -> None:
-    drafter = Drafter(a_request("a", (1, 2, 3, 4, 5, 6, 1, 2, 3)))
+    first = 0.6
+    drafter = Drafter(a_request("a", (1, 2, 3, 4, 5, 6, 1, 2, 3)), first)
     assert drafter.look_up([], 4, NO_STOPS) == [4, 5, 6, 1]
-    looked_up, first = drafter.acceptance, drafter.guesses.acceptance
+    looked_up = drafter.acceptance
+    assert not drafter.has_guessed
     assert drafter.guess([7, 8, 0, 9], frozenset({0})) == [7, 8]
+    assert drafter.has_guessed
     assert drafter.acceptance == first
     # Two were right, of which the answer is told by one.
     drafter.look_up([7, 8, 1], 4, NO_STOPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -54,8 +55,8 @@ def drafting(
     """Have an engine draft what a function says, from the first step on."""
 
     class Told(Drafter):
-        def __init__(self, request: Request) -> None:
-            super().__init__(request)
+        def __init__(self, request: Request, agreement: float) -> None:
+            super().__init__(request, agreement)
             self._request = request
 
         @property
@@ -394,6 +395,19 @@ def test_who_guesses_wrong_is_soon_asked_no_more() -> None:
     assert harness.tokens("a") == answer_alone(request, 64).token_ids
     assert 0 < len(model.asked) < 8
     assert model.num_declined > 20
+
+
+def test_what_is_known_of_an_adapter_s_last_answers_holds_for_the_next() -> None:
+    model = ScriptedModel(is_right=False, token_s=0.002)
+    harness = guessing(model, base_s=0.01)
+    for index in range(8):
+        harness.add(a_request(f"{index}", max_tokens=40))
+        harness.finish()
+    harness.add(a_request("other", adapter="b", max_tokens=40))
+    harness.finish()
+    num_asked = Counter(names[0] for names, _ in model.asked)
+    assert num_asked["7"] < num_asked["0"] / 2
+    assert num_asked["other"] == num_asked["0"]
 
 
 def test_a_draft_model_is_not_asked_for_more_texts_than_it_takes_or_what_the_client_predicts() -> None:
