@@ -33,6 +33,29 @@ def test_texts_are_dictated_and_what_drafts_gain_is_told(
     assert any(line.startswith("| text") for line in lines)
 
 
+@pytest.mark.parametrize(("agreement", "least", "most"), [("1.0", 1.0, 1.0), ("0.5", 0.02, 0.6)])
+def test_a_draft_model_guesses_as_often_right_as_is_said(
+    agreement: str,
+    least: float,
+    most: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(StepCosts, "draft_token_s", 0.0)
+    monkeypatch.setattr(StepCosts, "step_s", lambda self, num_rows: 10.0)
+    write_checkpoint(
+        CONFIG_BY_NAME["llama-3.1-8b"] | SMALL | {"vocab_size": 9000, "max_position_embeddings": 256}, tmp_path
+    )
+    sizes = ["--prompt-tokens", "50", "--answer-tokens", "40", "--repeats", "1", "--threads", "1"]
+    wanted = ["--batches", "1", "--texts", "noise", "--draft-model", str(tmp_path), "--agreement", agreement]
+    monkeypatch.setattr(sys, "argv", ["drafts", str(tmp_path), *wanted, *sizes])
+    drafts.main()
+    (noise,) = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert least <= noise["share_right"] <= most
+    assert noise["tokens_per_step_and_row"] > 1.2
+
+
 def test_texts_are_as_long_as_they_may_be_and_have_tokens_that_the_model_has() -> None:
     texts = dictations(300, 250, 5000)
     assert set(texts) == {"edit", "quotation", "code", "misleading", "noise"}
