@@ -37,7 +37,7 @@ serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)
 # Test files run in parallel, one per core (at most 8); tests that start a server run one at a time.
 test: $(STAMP)  ## run all tests, including those that start a server; not those that need a GPU or take minutes
 	$(BIN)/python -m pytest -m "not gpu and not thorough and not e2e" -n logical --maxprocesses 8 --dist loadfile
-	$(BIN)/python -m pytest -m "e2e and not thorough"
+	$(BIN)/python -m pytest -m "e2e and not thorough" tests/e2e
 
 check: $(STAMP)  ## run what CI runs: format, lint, types, layers, tests
 	$(MAKE) --no-print-directory fast
@@ -54,7 +54,7 @@ format: $(STAMP)  ## reformat and fix files so that `fast` passes
 	$(BIN)/ruff check --fix .
 
 e2e: $(STAMP)  ## run only the tests that start a real server
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m e2e tests/e2e
 
 test-faults: $(STAMP)  ## run only the tests that kill, stop or starve parts of a server (docs/faults.md); takes minutes
 	$(BIN)/python -m pytest $(addprefix tests/e2e/test_,$(addsuffix .py,faults nodes accounts batches disk stop))
