@@ -284,7 +284,11 @@ class Answer:
             special_ids = self._model.dialect.special_ids
             hidden = {token_id for mark, token_id in special_ids.items() if mark not in (prompt_text or "")}
             prompt_scores = scored_prompt(
-                self._model.codec.pieces.spelling, self._prompt_ids, batch.prompt_logprobs, hidden=hidden
+                self._model.codec.pieces.spelling,
+                self._prompt_ids,
+                batch.prompt_logprobs,
+                hidden=hidden,
+                text=prompt_text,
             )
         return Started(
             num_prompt_tokens=len(self._prompt_ids),
@@ -299,8 +303,11 @@ class Answer:
         return "fp_" + hashlib.sha256(f"{self._model.config.fingerprint} {adapter}".encode()).hexdigest()[:16]
 
     def _stream_handler(self, shape: AnswerShape) -> StreamHandler:
+        prompt = self._request.prompt
+        continues = not isinstance(prompt, ChatPrompt) or prompt.continues_final_message
+        before = self._prompt_ids if continues else ()
         return StreamHandler(
-            self._model.codec.pieces.new_detokenizer(shape.shown),
+            self._model.codec.pieces.new_detokenizer(shape.shown, before=before),
             StopStrings(self._request.stop),
             screen=self._safety.screen(),
             judge=self._safety.judge_output,

@@ -61,10 +61,21 @@ def scored_prompt(
     logprobs: Sequence[TokenLogprobs],
     *,
     hidden: Collection[int] = (),
+    text: str | None = None,
 ) -> tuple[TokenScore, ...]:
-    """Return the scores of a prompt's tokens like `scored`; the first has no log-probability: nothing precedes it."""
-    first = _score(spelling, token_ids[0], None, hidden)
-    return first, *scored(spelling, token_ids[1:], logprobs, hidden=hidden)
+    """Return the scores of a prompt's tokens like `scored`; the first has no log-probability: nothing precedes it.
+
+    Args:
+        text: the prompt as the client is shown it, without the space that some tokenizers put in front of a text.
+    """
+    scores = (
+        _score(spelling, token_ids[0], None, hidden),
+        *scored(spelling, token_ids[1:], logprobs, hidden=hidden),
+    )
+    if text is None or b"".join(score.raw for score in scores) != b" " + text.encode():
+        return scores
+    place = next(place for place, score in enumerate(scores) if score.raw)
+    return *scores[:place], scores[place]._replace(raw=scores[place].raw[1:]), *scores[place + 1 :]
 
 
 def _score(spelling: Spelling, token_id: int, logprob: float | None, hidden: Collection[int] = ()) -> TokenScore:

@@ -71,6 +71,7 @@ class PieceDetokenizer:
         decode: the text of these tokens as a whole answer.
         decode_inner: the text that these tokens add after another token with text.
         kind_of: the kind of a token.
+        has_begun: the tokens continue a text, so none of them is its first.
     """
 
     def __init__(
@@ -79,11 +80,12 @@ class PieceDetokenizer:
         decode: Callable[[Sequence[int]], str],
         decode_inner: Callable[[Sequence[int]], str],
         kind_of: Callable[[int], TokenKind],
+        has_begun: bool = False,
     ) -> None:
         self._decode = decode
         self._decode_inner = decode_inner
         self._kind_of = kind_of
-        self._has_begun = False
+        self._has_begun = has_begun
         self._held: list[int] = []
         self._ends_in_raw_bytes = False
 
@@ -124,12 +126,13 @@ class MarkDetokenizer:
     Args:
         new_plain: creates the decoder for the text between two marks.
         text_by_id: the text of each mark.
+        first: decodes the text before the first mark.
     """
 
-    def __init__(self, new_plain: Callable[[], Detokenizer], text_by_id: Mapping[int, str]) -> None:
+    def __init__(self, new_plain: Callable[[], Detokenizer], text_by_id: Mapping[int, str], first: Detokenizer) -> None:
         self._new_plain = new_plain
         self._text_by_id = text_by_id
-        self._plain = new_plain()
+        self._plain = first
 
     def feed(self, token_id: int) -> str:
         """Return the text that is final after this token."""

@@ -62,18 +62,23 @@ class TokenPieces:
             self._anchor_id = self._find_anchor(name)
             self._anchor_text = self.decode([self._anchor_id])
 
-    def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
+    def new_detokenizer(self, shown: Mapping[int, str] | None = None, *, before: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for one answer, whose concatenated output equals `decode` of all tokens fed.
 
         Args:
             shown: special tokens that are part of the text nevertheless: the text of each by its id.
+            before: tokens whose text the answer continues: the output is what it adds to their `decode`.
         """
-        return MarkDetokenizer(self._new_plain, shown) if shown else self._new_plain()
+        has_begun = any(self._kind_of(token_id) is not TokenKind.HIDDEN for token_id in before)
+        plain = self._new_plain(has_begun=has_begun)
+        return MarkDetokenizer(self._new_plain, shown, plain) if shown else plain
 
-    def _new_plain(self) -> Detokenizer:
+    def _new_plain(self, *, has_begun: bool = False) -> Detokenizer:
         if self._is_byte_level:
             return ByteDetokenizer(self._bytes_of)
-        return PieceDetokenizer(decode=self.decode, decode_inner=self._decode_inner, kind_of=self._kind_of)
+        return PieceDetokenizer(
+            decode=self.decode, decode_inner=self._decode_inner, kind_of=self._kind_of, has_begun=has_begun
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids without special tokens."""

@@ -46,6 +46,15 @@ def test_what_the_text_does_not_show_has_a_name_and_no_bytes_of_it() -> None:
     assert b"".join(score.raw for score in scores) == b"b"
 
 
+@pytest.mark.parametrize("text", [" bc", "bc"])
+def test_offsets_do_not_count_a_space_that_only_the_tokenizer_put_in_front(text: str) -> None:
+    spellings = [b"<s>", b" b", b"c"] if text == "bc" else [b"<s>", b" ", b"bc"]
+    entries = [TokenLogprobs(-1.0)] * 2
+    scores = scored_prompt(spellings.__getitem__, range(3), entries, hidden={0}, text=text)
+    assert b"".join(score.raw for score in scores).decode() == text
+    assert [score.text for score in scores] == [spelling.decode() for spelling in spellings]
+
+
 @pytest.mark.parametrize("num_top", [0, 1, 20])
 def test_as_many_as_can_be_told_fit_into_what_a_stream_may_leave_unread(num_top: int) -> None:
     entry = TokenLogprobs(-1.0, ((1, -1.0),) * num_top)

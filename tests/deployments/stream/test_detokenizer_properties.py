@@ -62,6 +62,17 @@ def test_the_pieces_of_any_text_join_to_the_decode_of_all(kind: str, text: str) 
     assert joined(trained(kind), token_ids) == naive_text(decode_of(tokenizer), token_ids)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_an_answer_that_continues_a_text_is_what_its_tokens_add_to_it(kind: str, data: st.DataObject) -> None:
+    tokenizer = ALL[kind]()
+    before, token_ids = tokenizer.encode("the dog").ids, data.draw(ids(tokenizer))
+    detokenizer = trained(kind).new_detokenizer(before=before)
+    added = "".join([*map(detokenizer.feed, token_ids), detokenizer.close()])
+    assert tokenizer.decode(before) + added == naive_text(decode_of(tokenizer), [*before, *token_ids])
+
+
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_byte_level_text_is_let_go_as_soon_as_nothing_can_change_it(data: st.DataObject) -> None:

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployments.gateway.gateway import Gateway
+from deployments.generation import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from tests.deployments.conftest import Serving
+from tests.deployments.in_process import ask, events_of, text_of
+from tests.deployments.trained_tokenizers import metaspace
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+OpenGateway = Callable[..., Awaitable[Gateway]]
+SAID = ChatMessage(role="assistant", content="the dog")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_continued"),
+    [
+        (TextPrompt(text="the dog"), True),
+        (TokenPrompt(token_ids=(metaspace().token_to_id("o"),)), True),
+        (TokenPrompt(token_ids=(metaspace().token_to_id("<s>"),)), False),
+        (ChatPrompt(messages=(SAID,), continues_final_message=True), True),
+        (ChatPrompt(messages=(SAID,)), False),
+    ],
+)
+async def test_only_the_first_text_of_all_loses_its_space(
+    gateway: OpenGateway, serving: Serving, tmp_path: Path, prompt: Prompt, is_continued: bool
+) -> None:
+    """Llama 2 and Mistral have such decoders, which took a space off the indentation of code that was continued."""
+    tokenizer = metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    space = tokenizer.token_to_id("▁")
+    asked = ask(prompt, max_tokens=1, params={"logit_bias": ((space, 100.0),)})
+    model = replace(serving.model, tokenizer_path=str(tmp_path))
+    assert text_of(await events_of(await gateway(model=model), asked)) == " " * is_continued
