@@ -18,7 +18,11 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 _HINTS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
 """Formats that any string satisfies; pydantic writes them for secrets, bytes and paths."""
+_ANY_NAME = {"type": "string"}
+"""What zod writes for the names of a record: every name is a string."""
 _VALUES = frozenset({"const", "default", "enum", "examples"})
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords that hold schemas by names of the client's, which are no keywords."""
 
 MAX_KNOWN = 256
 MAX_REASON_CHARS = 300
@@ -50,16 +54,26 @@ async def admitted(grammar: Grammar, beginnings: Sequence[str]) -> str | None:
 
 
 def without_hints(schema: Any) -> Any:
-    """Return a schema without the formats that rule nothing out: the grammar library rejects unknown formats."""
+    """Return a schema without what rules nothing out, but the grammar library rejects: such formats and names."""
     if isinstance(schema, list):
         return [without_hints(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        name: value if name in _VALUES else without_hints(value)
-        for name, value in schema.items()
-        if not (name == "format" and isinstance(value, str) and value in _HINTS)
-    }
+    return {name: _value_without_hints(name, value) for name, value in schema.items() if not _is_hint(name, value)}
+
+
+def _value_without_hints(keyword: str, value: Any) -> Any:
+    if keyword in _VALUES:
+        return value
+    if keyword in _BY_NAME and isinstance(value, dict):
+        return {name: without_hints(inner) for name, inner in value.items()}
+    return without_hints(value)
+
+
+def _is_hint(keyword: str, value: Any) -> bool:
+    if keyword == "format":
+        return isinstance(value, str) and value in _HINTS
+    return keyword == "propertyNames" and value == _ANY_NAME
 
 
 def unfollowable(field: str, reason: str) -> RequestError:

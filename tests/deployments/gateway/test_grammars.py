@@ -44,6 +44,23 @@ def test_only_the_keyword_is_taken_out_of_a_schema() -> None:
     assert without_hints({"anyOf": [held, {"format": "password"}]}) == {"anyOf": [held, {}]}
 
 
+@pytest.mark.parametrize("name", ["default", "examples", "enum", "const", "format", "properties", "propertyNames"])
+def test_a_property_with_the_name_of_a_keyword_is_a_property(name: str) -> None:
+    """A field `default: SecretStr` of pydantic's was refused for its format."""
+    schema = {"type": "object", "properties": {name: {"type": "string", "format": "password"}}}
+    assert without_hints(schema) == {"type": "object", "properties": {name: {"type": "string"}}}
+    assert without_hints({"$defs": schema["properties"]}) == {"$defs": {name: {"type": "string"}}}
+
+
+async def test_names_of_which_nothing_is_asked_are_no_reason_against_a_tool() -> None:
+    """A record of zod's, in a tool that is not strict, was no longer enforced at all."""
+    record = {"type": "object", "additionalProperties": {"type": "integer"}}
+    (tool,) = await followable([ToolSpec(name="x", parameters=record | {"propertyNames": {"type": "string"}})])
+    assert tool.parameters == record
+    (tool,) = await followable([ToolSpec(name="x", parameters=record | {"propertyNames": {"maxLength": 3}})])
+    assert tool.parameters == {"type": "object"}
+
+
 async def test_a_schema_that_the_library_panics_at_is_refused() -> None:
     """It cuts the value that it complains of after 100 bytes, in the midst of a character; the request then hung."""
     source = LLMatcher.grammar_from_json_schema({"type": "string", "minLength": "🙂" * 30})
