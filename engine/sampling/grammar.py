@@ -186,14 +186,10 @@ class GrammarStore:
         return trial if trial.is_error() else matcher
 
     def _read_tokenizer(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
+        from engine.sampling.grammar_tokenizer import read_tokenizer
 
         try:
-            text, eos_ids = self._file.read_text(encoding="utf-8"), self._eos_ids or None
-            try:
-                return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos_ids)
-            except ValueError:
-                return LLTokenizer(text, eos_token=eos_ids)
+            return read_tokenizer(self._file.read_text(encoding="utf-8"), self._vocab_size, self._eos_ids)
         except (OSError, ValueError) as error:
             raise RequestError(f"This model cannot follow grammars: {error}") from None
 

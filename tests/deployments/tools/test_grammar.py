@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from deployments.generation import ToolSpec
 from deployments.stream.reasoning import THINK
 from deployments.tools.formats import FORMATS, HERMES, MISTRAL, ToolFormat
 from deployments.tools.grammar import JSON_STYLE, AnswerGrammar, CallRules
+from engine.sampling.grammar_tokenizer import read_tokenizer
 from tests.deployments.tools.test_parser import written
+from tests.deployments.trained_tokenizers import byte_level
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -115,6 +118,22 @@ def test_marks_that_are_special_tokens_are_asked_for_by_id() -> None:
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
         token_ids = tokenizer.tokenize_str(lead) + spelling + call
         assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) == passes
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_marks_that_are_tokens_but_not_special_are_written_as_these_tokens(is_required: bool) -> None:
+    """Qwen and the distills of R1 have such marks; their models had to spell them out, which they never do."""
+    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    model_s = Tokenizer.from_str(byte_level().to_str())
+    model_s.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
+    answer = "<think>\nhm\n</think>\n\n" + written(HERMES, [CALL])
+    token_ids = model_s.encode(answer, add_special_tokens=False).ids
+    assert set(map(model_s.token_to_id, marks)) <= set(token_ids)
+    library_s = read_tokenizer(model_s.to_str(), model_s.get_vocab_size(), [2])
+    grammar = WRITER.write(thinking=THINK, calls=rules(HERMES, is_required=is_required))
+    matcher = LLMatcher(library_s, grammar, log_level=0)
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    assert matcher.is_accepting()
 
 
 def test_the_library_takes_a_grammar_for_every_tool_there_may_be() -> None:

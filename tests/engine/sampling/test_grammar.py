@@ -101,6 +101,20 @@ def test_every_finished_answer_is_valid_against_its_schema(
         jsonschema.validate(json.loads(TOKENIZER.decode(output)), schema)
 
 
+@pytest.mark.parametrize("value", ["a<|end|>b", "<|user|>", "<|en"])
+def test_a_value_may_spell_a_special_token_which_ends_nothing(store: GrammarStore, value: str) -> None:
+    for source, text in (
+        (of_schema({"const": value}), f'"{value}"'),
+        (of_schema({"enum": [value, value + "!"]}), f'"{value}'),
+        (grammar_from("choice", json.dumps([value])), value),
+    ):
+        store.compile(source)
+        output, is_finished = draw_all(store, make_params(grammar=source, temperature=1.0, seed=3), 3)
+        assert is_finished
+        assert TOKENIZER.decode(output).startswith(text)
+        assert EOS not in output
+
+
 GRAMMARS = st.one_of(
     st.tuples(SCHEMAS, st.sampled_from([{"whitespace_flexible": False}, JSON_STYLE])).map(
         lambda of: LLMatcher.grammar_from_json_schema(of[0], overrides=of[1])
