@@ -156,8 +156,8 @@ def _tagged_arguments(rules: _Rules, index: int, tool: ToolSpec) -> str:
     for place, parameter in enumerate(parameters):
         opening = f"{_SPACE}{escaped(tagged.OPENING + parameter.name + tagged.NAME_END)}"
         if parameter.choices is not None:
-            each = "|".join(escaped(c if isinstance(c, str) else json.dumps(c)) for c in parameter.choices)
-            choice = rules.lexeme(rf"\n?({each})\n?{escaped(tagged.CLOSING)}")
+            each = "|".join(_choice(c if isinstance(c, str) else json.dumps(c)) for c in parameter.choices)
+            choice = rules.lexeme(f"({each}){escaped(tagged.CLOSING)}")
             rule = f"{rules.lexeme(opening)} {choice}"
         elif parameter.is_text and "string" in parameter.types:
             rule = f"{rules.lexeme(opening)} text_value"
@@ -168,6 +168,12 @@ def _tagged_arguments(rules: _Rules, index: int, tool: ToolSpec) -> str:
         body.append(rule if parameter.is_required else f"({rule})?")
     # An empty rule body is invalid.
     return " ".join(body) or '""'
+
+
+def _choice(text: str) -> str:
+    """Return a pattern of an enumerated value and the line breaks around it, which may be left out if it has none."""
+    before, after = (r"\n" if has_own else r"\n?" for has_own in (text.startswith("\n"), text.endswith("\n")))
+    return before + escaped(text) + after
 
 
 class _Rules:

@@ -66,9 +66,16 @@ class Parameter:
             found = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError):
             return json.dumps(text, ensure_ascii=False)
-        if self.is_text and "string" in self.types and not _types_of_value(found) & (self.types - {"string"}):
+        if self.is_text and "string" in self.types and not self._may_be(found):
             return json.dumps(text, ensure_ascii=False)
         return text.strip()
+
+    def _may_be(self, value: object) -> bool:
+        """Return whether a value that was written as JSON may be more than text."""
+        if self.choices is None or isinstance(value, str):
+            return bool(_types_of_value(value) & (self.types - {"string"}))
+        # 1 equals True.
+        return any(type(choice) is type(value) and choice == value for choice in self.choices)
 
 
 def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:

@@ -251,6 +251,19 @@ def test_others_do_not_pass(tokenizer: LLTokenizer, values: dict[str, str]) -> N
     assert not may_be_whole(tokenizer, call(**values))
 
 
+@pytest.mark.parametrize("choices", [["1", 2, None, True], ["\n", ",", "a\n", ""], ["null", "x"], ["0", False, 1]])
+def test_a_value_that_passes_as_an_enumerated_one_is_one(tokenizer: LLTokenizer, choices: list[Any]) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": choices}}, "required": ["a"]}
+    tool = ToolSpec(name="f", parameters=schema)
+    said = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
+    found = []
+    for before, text, after in itertools.product(("", "\n"), said, ("", "\n")):
+        arguments = f"<parameter=a>{before}{text}{after}</parameter>\n</function>"
+        if may_be_whole(tokenizer, f"<tool_call>\n<function=f>\n{arguments}\n</tool_call>", tool):
+            found.append(json.loads(scanned([arguments], schema)[0])["a"])
+    assert {(type(value), value) for value in found} == {(type(choice), choice) for choice in choices}
+
+
 def test_where_nothing_is_known_of_arguments_any_pass(tokenizer: LLTokenizer) -> None:
     free = ToolSpec(name="f", parameters={"type": "object"})
     assert may_be_whole(tokenizer, call(), free)
