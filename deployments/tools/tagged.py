@@ -59,6 +59,11 @@ class Parameter:
         """Whether it is always text, which can be streamed as it arrives."""
         return self.is_text and self.types == {"string"}
 
+    @property
+    def is_json(self) -> bool:
+        """Whether it is always JSON, in whose strings the closing tag is text."""
+        return self.choices is None and not (self.is_text and "string" in self.types)
+
     def value(self, written: str) -> str:
         """Return the written value as JSON."""
         text = written.removeprefix("\n").removesuffix("\n")
@@ -151,6 +156,8 @@ class TagScan:
 
     def _read_value(self, parameter: Parameter, text: str) -> tuple[int, str]:
         end = text.find(CLOSING)
+        while end >= 0 and parameter.is_json and not _is_json(text[:end]):
+            end = text.find(CLOSING, end + 1)
         is_whole = end >= 0
         if not parameter.is_plain:
             if not is_whole:
@@ -166,6 +173,16 @@ class TagScan:
             return end, _inside(told)
         self._parameter = None
         return end + len(CLOSING), _inside(told.removesuffix("\n")) + '"'
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_int=str)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return True
 
 
 def _refuse(constant: str) -> None:

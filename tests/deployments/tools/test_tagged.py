@@ -251,6 +251,19 @@ def test_others_do_not_pass(tokenizer: LLTokenizer, values: dict[str, str]) -> N
     assert not may_be_whole(tokenizer, call(**values))
 
 
+def test_a_tag_in_a_string_of_json_closes_nothing(tokenizer: LLTokenizer) -> None:
+    """An agent that edits templates passes them in a list, or as text that must not be empty."""
+    own = {"lines": {"type": "array", "items": {"type": "string"}}, "text": {"type": "string", "minLength": 1}}
+    schema = {"type": "object", "properties": own, "required": ["lines", "text"]}
+    values = {"lines": ["a</parameter>", "</parameter>\n</function>"], "text": "</parameter>"}
+    told = {name: json.dumps(value) for name, value in values.items()}
+    assert may_be_whole(tokenizer, call(**told), ToolSpec(name="f", parameters=schema))
+    for pieces in ([tags(**told) + "</function>"], list(tags(**told) + "</function>")):
+        made, is_complete = scanned(pieces, schema)
+        assert is_complete
+        assert json.loads(made) == values
+
+
 @pytest.mark.parametrize("choices", [["1", 2, None, True], ["\n", ",", "a\n", ""], ["null", "x"], ["0", False, 1]])
 def test_a_value_that_passes_as_an_enumerated_one_is_one(tokenizer: LLTokenizer, choices: list[Any]) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": choices}}, "required": ["a"]}
