@@ -111,6 +111,8 @@ class Embedding:
                 # The tokenizer's message calls every text "prompt".
                 message = error.message.replace("prompt", f"'{field}'", 1)
                 raise RequestError(message, field=field, code=error.code) from error
+        if not token_ids:
+            raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
         limit = self._model.config.max_model_len
         if len(token_ids) > limit:
             raise RequestError(

@@ -104,13 +104,10 @@ class TextCodec:
         """Return the token ids of raw text, with or without the special tokens that the tokenizer adds around it.
 
         Raises:
-            RequestError: the text yields no token, is too long or is not Unicode.
+            RequestError: the text is too long or is not Unicode.
         """
         self._check([text], field="prompt")
-        token_ids = self._encode(text, has_special_tokens=has_special_tokens)
-        if not token_ids:
-            raise RequestError("prompt must contain at least one token", field="prompt")
-        return token_ids
+        return self._encode(text, has_special_tokens=has_special_tokens)
 
     def breakers(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the token id sequences of DRY sequence breakers: repeats do not extend across them.

@@ -9,6 +9,7 @@ import pytest
 
 from deployments.gateway.gateway import Gateway
 from deployments.generation import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from engine.errors import RequestError
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import ask, events_of, text_of
 from tests.deployments.trained_tokenizers import metaspace
@@ -40,3 +41,11 @@ async def test_only_the_first_text_of_all_loses_its_space(
     asked = ask(prompt, max_tokens=1, params={"logit_bias": ((space, 100.0),)})
     model = replace(serving.model, tokenizer_path=str(tmp_path))
     assert text_of(await events_of(await gateway(model=model), asked)) == " " * is_continued
+
+
+async def test_an_empty_text_has_no_tokens_and_no_answer(gateway: OpenGateway) -> None:
+    opened = await gateway()
+    assert (await opened.tokenize("chat", TextPrompt(text=""), with_texts=True)).token_ids == ()
+    with pytest.raises(RequestError, match="'prompt' has no tokens") as refused:
+        await events_of(opened, ask(TextPrompt(text="")))
+    assert refused.value.field == "prompt"

@@ -84,9 +84,7 @@ def test_a_conversation_that_cannot_be_read_is_refused_by_field(codec: TextCodec
     assert refused.value.field == "messages"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), [("", "at least one token"), ("x" * 2001, "at most 2000"), ("\udfff", "lone surrogate")]
-)
+@pytest.mark.parametrize(("text", "words"), [("x" * 2001, "at most 2000"), ("\udfff", "lone surrogate")])
 def test_raw_text_that_cannot_be_read_is_refused_by_field(codec: TextCodec, text: str, words: str) -> None:
     with pytest.raises(RequestError, match=words) as refused:
         codec.encode_text(text)
