@@ -18,6 +18,15 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 _HINTS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
 """Formats that any string satisfies; pydantic writes them for secrets, bytes and paths."""
+_HEX = "[0-9a-fA-F]"
+_PATTERN_BY_FORMAT = {
+    f"uuid{version}": f"^{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}$"
+    for version in (1, 3, 4, 5, 6, 7, 8)
+} | {
+    f"base64{kind}": f"^([A-Za-z0-9{signs}]{{4}})*([A-Za-z0-9{signs}]{{2}}==|[A-Za-z0-9{signs}]{{3}}=)?$"
+    for kind, signs in (("", "+/"), ("url", "_-"))
+}
+"""Formats of pydantic's that the grammar library does not know."""
 _ANY_NAME = {"type": "string"}
 """What zod writes for the names of a record: every name is a string."""
 _VALUES = frozenset({"const", "default", "enum", "examples"})
@@ -54,12 +63,19 @@ async def admitted(grammar: Grammar, beginnings: Sequence[str]) -> str | None:
 
 
 def without_hints(schema: Any) -> Any:
-    """Return a schema without what rules nothing out, but the grammar library rejects: such formats and names."""
+    """Return a schema without what the grammar library rejects although it rules nothing out, or has another spelling.
+
+    The former are formats and names that any text is or has, the latter formats that a pattern describes.
+    """
     if isinstance(schema, list):
         return [without_hints(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {name: _value_without_hints(name, value) for name, value in schema.items() if not _is_hint(name, value)}
+    kept = {name: _value_without_hints(name, value) for name, value in schema.items() if not _is_hint(name, value)}
+    pattern = _PATTERN_BY_FORMAT.get(kept["format"]) if isinstance(kept.get("format"), str) else None
+    if pattern is None or "pattern" in kept:
+        return kept
+    return {name: value for name, value in kept.items() if name != "format"} | {"pattern": pattern}
 
 
 def _value_without_hints(keyword: str, value: Any) -> Any:

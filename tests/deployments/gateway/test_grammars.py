@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher
+from pydantic import UUID4, UUID7, Base64Bytes, Base64UrlBytes, TypeAdapter
 
 from deployments.gateway import grammars
 from deployments.gateway.grammars import admitted, check_grammar, followable, without_hints
@@ -42,6 +44,28 @@ async def test_the_first_beginning_that_a_grammar_admits_is_found() -> None:
 def test_only_the_keyword_is_taken_out_of_a_schema() -> None:
     held = {"properties": {"format": {"type": "string"}}, "enum": [{"format": "path"}], "required": ["format"]}
     assert without_hints({"anyOf": [held, {"format": "password"}]}) == {"anyOf": [held, {}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (UUID4, "123e4567-e89b-42d3-a456-426614174000"),
+        (UUID7, "0193655a-0000-7000-8000-000000000000"),
+        (Base64Bytes, "aGVsbG8="),
+        (Base64UrlBytes, "-_-_-w=="),
+    ],
+)
+async def test_formats_of_pydantic_s_are_followed_by_their_patterns(kind: Any, text: str) -> None:
+    schema = TypeAdapter(kind).json_schema()
+    assert TypeAdapter(kind).validate_json(f'"{text}"')
+    source = LLMatcher.grammar_from_json_schema(without_hints(schema))
+    await check_grammar(Grammar(source=source, field="response_format"))
+    assert await admitted(Grammar(source=source, field="x"), [f'"{text}"']) == f'"{text}"'
+    wrong = text.replace("-4", "-1").replace("-7", "-1").replace("=", "")
+    assert await admitted(Grammar(source=source, field="x"), [f'"{wrong}"']) is None
+    # One pattern is all that a text can follow, and a client's own comes first.
+    own = schema | {"pattern": "^a$"}
+    assert without_hints(own) == own
 
 
 @pytest.mark.parametrize("name", ["default", "examples", "enum", "const", "format", "properties", "propertyNames"])
