@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from adapters.identity import AdapterRef
+from adapters.identity import AdapterDigest, AdapterRef
 from deployments.gateway.draining import Draining
 from deployments.generation import ChatPrompt, GenerationRequest
 from deployments.pooled import EmbeddingRequest, RerankRequest
@@ -30,11 +31,18 @@ class AnswerLog:
     def __init__(self, on_end: Callable[[Timeline], None]) -> None:
         self._on_end = on_end
         self._timelines = TimelineStore()
+        self._running: set[tuple[str, asyncio.Event]] = set()
+        """For each running answer, the digest of its adapter and what is set when it ends."""
         self.draining = Draining()
 
     def find(self, client_id: str) -> list[Timeline]:
         """Return the most recent answers to one client request, in start order."""
         return self._timelines.find(client_id)
+
+    async def until_unused(self, adapter: AdapterDigest) -> None:
+        """Wait until the running answers that use an adapter have ended; those that begin later do not count."""
+        for ended in [ended for digest, ended in self._running if digest == adapter]:
+            await ended.wait()
 
     @contextmanager
     def answer(
@@ -55,6 +63,8 @@ class AnswerLog:
             trace_parent=request.trace_parent,
         )
         recorder = Recorder(timeline, self._on_end)
+        running = timeline.adapter, asyncio.Event()
+        self._running.add(running)
         self._timelines.add(timeline)
         try:
             with self.draining.answer():
@@ -69,6 +79,8 @@ class AnswerLog:
         finally:
             # An answer without an end was abandoned by its client.
             recorder.end("cancelled")
+            self._running.discard(running)
+            running[1].set()
 
 
 def _operation(request: GenerationRequest | EmbeddingRequest | RerankRequest) -> str:

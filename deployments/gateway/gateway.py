@@ -21,6 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from adapters.catalogue import Catalogue
+from adapters.identity import AdapterDigest
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
 from deployments.actor_process import begin_actor
@@ -324,6 +325,10 @@ class Gateway:
     async def adopt(self, catalogue: Catalogue) -> None:
         """Apply a change of the adapters' names. Called by the gateway that made it."""
         self.adapters.adopt(catalogue)
+
+    async def until_unused(self, adapter: AdapterDigest) -> None:
+        """Wait until this gateway's running answers that use an adapter have ended. Called before it is freed."""
+        await self._log.until_unused(adapter)
 
     def _count_answer(self, timeline: Timeline) -> None:
         self._metrics.count_answer(timeline)

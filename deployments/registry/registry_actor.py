@@ -1,6 +1,6 @@
 """The registry actor: wraps `RegistryServer`, watches folders, notifies gateways, and frees unloaded adapters.
 
-    unload --> forgotten --> every gateway told --> on every replica: requests ended, memory freed --> files deleted
+    unload --> forgotten --> every gateway told, its requests ended --> every replica's memory freed --> files deleted
 
 The actor runs all of these steps itself, so they complete even if the caller goes away. If this process dies halfway,
 the next one frees what is left.
@@ -117,8 +117,9 @@ class Registry:
     async def _free(self, displaced: Sequence[Displaced]) -> list[int]:
         """Wait for requests that use the contents, then delete them everywhere; return the bytes freed on replicas."""
         await self._tell()
+        gateways = self._handle(GATEWAY)
         freed = await asyncio.gather(
-            *(release_adapter(self._handle(model_deployment(base)), ref.digest) for base, ref in displaced)
+            *(release_adapter(gateways, self._handle(model_deployment(base)), ref.digest) for base, ref in displaced)
         )
         await self._server.discard([ref for _, ref in displaced])
         return [num_bytes for answers in freed for num_bytes in answers]

@@ -29,7 +29,7 @@ from engine.decoder.spec import read_spec
 from engine.errors import FailedAloneError
 from tests.adapters.handmade import write
 from tests.deployments.conftest import Serving
-from tests.deployments.in_process import ask, events_of, text_of
+from tests.deployments.in_process import Judge, ask, events_of, text_of
 
 
 def make_adapter(serving: Serving, folder: Path) -> tuple[Catalogue, dict[str, torch.Tensor]]:
@@ -102,6 +102,26 @@ async def test_unloading_waits_for_who_uses_it_and_changes_nothing_for_him(
     assert text_of(await stream) == expected
     assert await release >= sum(tensor.nbytes for tensor in tensors.values())
     assert engine.adapters.places() == {}
+
+
+async def test_unloading_waits_for_who_is_about_to_use_it(
+    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path
+) -> None:
+    """While the classifier had it, no replica knew of it: it came to one that had no files any more, and got a 500."""
+    catalogue, _ = make_adapter(serving, tmp_path / "a")
+    ref = catalogue.entries["a"].versions[0].ref
+    judge = Judge()
+    opened = await gateway(judge=judge)
+    opened.adapters.adopt(catalogue)
+    judge.gate.clear()
+    asked = asyncio.create_task(events_of(opened, ask(model="a")))
+    unused = asyncio.create_task(opened.until_unused(ref.digest))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not unused.done()
+    judge.gate.set()
+    assert text_of(await asked)
+    await unused
 
 
 async def until(is_true: Callable[[], bool]) -> None:

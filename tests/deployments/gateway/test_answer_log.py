@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+from adapters.identity import AdapterDigest, AdapterRef
 from deployments.gateway.answer_log import AnswerLog
 from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
 from deployments.pooled import EmbeddingRequest, RerankRequest
@@ -46,3 +48,21 @@ def test_an_answer_is_called_what_was_asked_for(
     """Every span was a chat's."""
     with AnswerLog(lambda _: None).answer(request_, "m") as recorder:
         assert recorder.timeline.operation == operation
+
+
+async def test_an_adapter_is_unused_when_what_used_it_has_ended_whoever_uses_it_since() -> None:
+    ref, other = (AdapterRef(name=name, path="/", digest=AdapterDigest(name)) for name in "ab")
+    log = AnswerLog(lambda _: None)
+    with log.answer(REQUEST, "chat"), log.answer(REQUEST, "chat", other):
+        await log.until_unused(ref.digest)
+        first = log.answer(REQUEST, "chat", ref)
+        first.__enter__()
+        wait = asyncio.create_task(log.until_unused(ref.digest))
+        await asyncio.sleep(0)
+        with log.answer(REQUEST, "chat", ref):
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not wait.done()
+            first.__exit__(None, None, None)
+            await wait
+        await log.until_unused(ref.digest)

@@ -105,8 +105,9 @@ async def test_an_unload_tells_waits_frees_and_deletes_though_its_client_has_lef
     clients = [asyncio.create_task(registry.unload("a"))]
     await until(lambda: bool(actor.replicas.asked))
     assert actor.replicas.asked == [("release_adapter", version.ref.digest)]
-    ((_, told),) = actor.gateways.asked[1:]
+    (_, told), waited = actor.gateways.asked[1:]
     assert told.entries == {}
+    assert waited == ("until_unused", version.ref.digest)
     clients[0].cancel()
     with pytest.raises(asyncio.CancelledError):
         await clients[0]
@@ -116,6 +117,29 @@ async def test_an_unload_tells_waits_frees_and_deletes_though_its_client_has_lef
     await registry.register(actor.put("b"))
     catalogue, freed = await registry.unload("b", 1)
     assert (catalogue.entries, freed, actor.kept()) == ({}, [512], set())
+    await actor.end(registry)
+
+
+async def test_no_replica_forgets_what_a_gateway_is_about_to_send_it(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was at the tokenizer while its adapter was unloaded got a 500: no replica knew of it, and the files went."""
+    registry = await actor.open(monkeypatch)
+    catalogue = await registry.register(actor.put("a"))
+    (version,) = catalogue.entries["a"].versions
+    actor.gateways.may_answer.clear()
+    unload = asyncio.create_task(registry.unload("a"))
+    await until(lambda: len(actor.gateways.asked) == 2)
+    actor.gateways.may_answer.set()
+    actor.gateways.may_answer.clear()
+    await until(lambda: len(actor.gateways.asked) == 3)
+    assert actor.gateways.asked[-1] == ("until_unused", version.ref.digest)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert (actor.replicas.asked, actor.kept()) == ([], {version.ref.digest})
+    actor.gateways.may_answer.set()
+    await unload
+    assert (len(actor.replicas.asked), actor.kept()) == (1, set())
     await actor.end(registry)
 
 
