@@ -71,8 +71,13 @@ class BatchStore:
         for path in (self._files, self._uploads):
             path.mkdir(parents=True, exist_ok=True)
         self._lock = _taken(folder / "lock")
-        self._engine = open_database(f"sqlite:///{folder / 'batches.sqlite'}", metadata)
-        self._sweep()
+        try:
+            self._engine = open_database(f"sqlite:///{folder / 'batches.sqlite'}", metadata)
+            self._sweep()
+        except BaseException:
+            # Held on, the next try would take it for another process's.
+            os.close(self._lock)
+            raise
 
     def content_path(self, file_id: str) -> str:
         """Return the path of a file's content. `file_id` must be a generated id."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError, output_ids
 from deployments.batches.values import BatchCounts, BatchStatus, LineError, NewBatch, NewFile, PageQuestion
@@ -164,6 +165,23 @@ def test_a_start_sweeps_what_nothing_tells_of(tmp_path: Path, now_s: list[float]
     open_store(tmp_path, now_s).close()
     assert sorted(path.name for path in (tmp_path / "files").iterdir()) == sorted([batch.input_file_id, output_id])
     assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_a_folder_that_could_not_be_opened_is_not_taken(
+    tmp_path: Path, now_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk was full at the start, files and batches waited for ever for the server that they were of."""
+
+    def is_full(*_: object) -> None:
+        raise OperationalError("", None, Exception("database or disk is full"))
+
+    for broken in ("open_database", "BatchStore.unfinished"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"deployments.batches.store.{broken}", is_full)
+            for _ in range(2):
+                with pytest.raises(OperationalError):
+                    open_store(tmp_path, now_s)
+        open_store(tmp_path, now_s).close()
 
 
 def test_a_folder_is_for_one_process(store: BatchStore, tmp_path: Path, now_s: list[float]) -> None:
