@@ -15,6 +15,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+from sqlalchemy.exc import SQLAlchemyError
 
 from deployments.actor_process import begin_actor
 from deployments.batches.disk import Disk
@@ -24,6 +25,7 @@ from deployments.batches.store import BatchStore, FolderTakenError
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.config import GATEWAY, BatchesConfig
 from deployments.handle_calls import until_answered
+from engine.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
 
@@ -62,6 +64,11 @@ class Batches(BatchServer):
                     )
                 is_told = True
                 await asyncio.sleep(LOCK_POLL_S)
+            except SQLAlchemyError as error:
+                reason = f"args.batches.folder: the database in {self._config.folder} cannot be opened: {error.args[0]}"
+                # Serve says of a failed health check only that it failed.
+                _logger.error(reason)
+                raise ConfigError(reason) from error
         await self.resume(store)
         while True:
             await self._disk.surely(store.drop_expired)

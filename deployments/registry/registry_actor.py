@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import tempfile
 import time
 from collections.abc import Coroutine, Sequence
@@ -29,6 +30,7 @@ from deployments.config import GATEWAY, RegistryConfig, model_deployment
 from deployments.handles import release_adapter, tell_gateways
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import Displaced, RegistryServer
+from engine.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
 
@@ -162,6 +164,9 @@ def open_store(config: RegistryConfig) -> tuple[AdapterStore, FileStore]:
 
     The files then go to a temporary folder, as the other registry would delete those it does not know. A predecessor in
     the same server is waited for however long it takes to end: gateways know the names meanwhile.
+
+    Raises:
+        ConfigError: the store is damaged, or its disk is full.
     """
     path = config.store_path
     for attempt in count(1):
@@ -171,6 +176,8 @@ def open_store(config: RegistryConfig) -> tuple[AdapterStore, FileStore]:
             if attempt >= NUM_LOCK_TRIES and (not config.build or taken.build != config.build):
                 break
             time.sleep(LOCK_POLL_S)
+        except sqlite3.Error as error:
+            raise ConfigError(f"args.registry.folder: {path} cannot be opened: {error}") from error
         else:
             files = FileStore(config.folder)
             files.clear()

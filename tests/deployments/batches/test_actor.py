@@ -7,11 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ray.exceptions import ActorDiedError
 
-from deployments.batches.actor import RETRY_AFTER_S, ask_gateway
+from deployments.batches.actor import RETRY_AFTER_S, Batches, ask_gateway
 from deployments.batches.values import InsideAnswer, InsideCall
-from tests.deployments.batches.batch_world import Asked, a_batch, a_line, open_world
+from engine.errors import ConfigError
+from tests.deployments.batches.batch_world import Asked, a_batch, a_line, config, open_world
 
 
 class Gateways:
@@ -40,3 +42,14 @@ async def test_nobody_to_ask_is_waited_for(tmp_path: Path) -> None:
     batch = await world.end(batch)
     assert (world.ended(batch), world.slept) == ({"a": "200"}, [RETRY_AFTER_S] * 5)
     world.close()
+
+
+async def test_a_damaged_database_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A start told of it that a health check had failed, and that the folder was another server's."""
+    (tmp_path / "batches.sqlite").write_bytes(b"no database" * 500)
+    batches = object.__new__(Batches)
+    await batches.__init__(config(tmp_path), ask=open_world(tmp_path / "other").ask)  # type: ignore[misc]
+    await asyncio.wait([batches._opening])
+    with pytest.raises(ConfigError, match=rf"args\.batches\.folder: the database in {tmp_path} cannot be opened: .*"):
+        batches.check_health()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]

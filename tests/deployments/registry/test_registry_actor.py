@@ -19,6 +19,7 @@ from deployments.config import AdapterBase, RegistryConfig
 from deployments.registry import registry_actor
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.registry_actor import Registry, open_store
+from engine.errors import ConfigError
 from tests.adapters.handmade import SHAPES, make_tensors, write
 
 
@@ -198,6 +199,15 @@ async def test_another_server_s_registry_leaves_the_files_of_the_first_alone(
     assert isinstance(first, AdapterStore)
     first.close()
     await actor.end(second)
+
+
+def test_a_damaged_store_is_named(actor: Actor) -> None:
+    """All that was told of it was "file is not a database", and there are three of them."""
+    path = Path(actor.config.store_path)
+    path.parent.mkdir()
+    path.write_bytes(b"no database" * 500)
+    with pytest.raises(ConfigError, match=rf"args\.registry\.folder: {path} cannot be opened: file is not a database"):
+        open_store(actor.config)
 
 
 async def test_a_registry_waits_for_the_one_before_it_which_may_be_frozen(
