@@ -17,23 +17,26 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class DeclaredNames:
-    """The names that one configuration declares, each for one adapter."""
+    """The names that one configuration declares, each for one adapter of one base model."""
 
     def __init__(self, base_names: Iterable[str] = ()) -> None:
         self._base_names = frozenset(base_names)
-        self._ref_by_name: dict[str, AdapterRef] = {}
+        self._declared_by_name: dict[str, tuple[AdapterRef, str]] = {}
 
-    def declare(self, ref: AdapterRef) -> AdapterRef:
-        """Add a reference and return it; adding the same one again has no effect.
+    def declare(self, ref: AdapterRef, base: str) -> AdapterRef:
+        """Add a reference of a base model and return it; adding the same one again has no effect.
 
         Raises:
-            AdapterError: the name is invalid, is a base model's, or is declared for another adapter.
+            AdapterError: the name is invalid, is a base model's, or is declared for another adapter or base model.
         """
         check_name(ref.name)
         if ref.name in self._base_names:
             raise AdapterError(ref.name, "a base model has this name")
-        if self._ref_by_name.setdefault(ref.name, ref) != ref:
+        known, known_base = self._declared_by_name.setdefault(ref.name, (ref, base))
+        if known != ref:
             raise AdapterError(ref.name, "another adapter is declared under this name")
+        if known_base != base:
+            raise AdapterError(ref.name, f"it is declared for the base model {known_base} already")
         return ref
 
 

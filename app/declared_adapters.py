@@ -58,7 +58,7 @@ def declared_adapters(
                 found = sub_folders(folder)
             for dropped in [readers.submit(reference_in, folder, name, allowed, check) for name in found]:
                 try:
-                    yield names.declare(dropped.result())
+                    yield names.declare(dropped.result(), model.name)
                 except AdapterError as error:
                     on_unfit(f"args.{place}.adapter_folder: {error}", False)
 
@@ -68,7 +68,7 @@ def declared_adapters(
         for index, declared in enumerate([readers.submit(read, adapter) for adapter in model.adapters]):
             try:
                 with at(f"{place}.adapters[{index}]"):
-                    yield names.declare(declared.result())
+                    yield names.declare(declared.result(), model.name)
             except ConfigError as error:
                 on_unfit(str(error), True)
     finally:

@@ -20,18 +20,20 @@ def make_ref(name: str, digest: str = "d") -> AdapterRef:
 
 def test_a_name_may_be_declared_twice_and_two_names_may_stand_for_one_content() -> None:
     names = DeclaredNames(["base"])
-    names.declare(make_ref("one"))
-    names.declare(make_ref("one"))
-    names.declare(make_ref("two"))
+    names.declare(make_ref("one"), "base")
+    names.declare(make_ref("one"), "base")
+    names.declare(make_ref("two"), "base")
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
-    names = DeclaredNames(["base"])
-    names.declare(make_ref("json"))
+    names = DeclaredNames(["base", "second"])
+    names.declare(make_ref("json"), "base")
     with pytest.raises(AdapterError, match=r"'json' .* another adapter"):
-        names.declare(make_ref("json", "other"))
+        names.declare(make_ref("json", "other"), "base")
+    with pytest.raises(AdapterError, match=r"'json' .* for the base model base already"):
+        names.declare(make_ref("json"), "second")
     with pytest.raises(AdapterError, match=r"'base' .* base model"):
-        names.declare(make_ref("base"))
+        names.declare(make_ref("base"), "base")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
 )  # fmt: skip
 def test_odd_names_are_refused_in_a_short_sentence(name: str) -> None:
     with pytest.raises(AdapterError, match="letters, digits") as caught:
-        DeclaredNames().declare(make_ref(name))
+        DeclaredNames().declare(make_ref(name), "base")
     assert len(str(caught.value)) < 1000
 
 

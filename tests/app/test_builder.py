@@ -145,6 +145,22 @@ def test_what_lies_unfit_in_the_drop_in_folder_keeps_no_server_from_starting(
     assert all(word in told for word in words), told
 
 
+def test_an_adapter_in_a_folder_of_two_models_is_the_first_one_s(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was declared for both, so that each start moved its name, which cost its other versions and its traffic."""
+    model = {"path": str(folder / "chat"), "adapter_folder": str(folder / "adapters")}
+    asked = Settings.model_validate(
+        {"models": [model | {"name": "first", "engine": {"max_adapter_rank": 4}}, model | {"name": "second"}]}
+    )
+    with caplog.at_level(logging.WARNING):
+        first, second = gateway_config(asked).models
+    assert [ref.name for ref in first.adapters] == ["small"]
+    assert [ref.name for ref in second.adapters] == ["large"]
+    told = "args.models[1].adapter_folder: Adapter 'small' cannot be used: it is declared for the base model first"
+    assert told in caplog.text
+
+
 def test_a_link_in_the_drop_in_folder_may_lead_into_another_permitted_one(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "drop-in").mkdir()
     (tmp_path / "drop-in" / "link").symlink_to(folder / "adapters" / "small")
