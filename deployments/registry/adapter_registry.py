@@ -231,7 +231,8 @@ class RegistryServer:
             if entry is not None and number is not None and (heir := entry.heir(number)) is not None:
                 with _refusing("version"):
                     await asyncio.to_thread(self._check_not_lost, entry, (heir,))
-            with _refusing("lora_name", code="model_not_found"):
+            is_version = entry is not None and number is not None
+            with _refusing("version" if is_version else "lora_name", code="model_not_found"):
                 await asyncio.to_thread(self._store.remove, name, number)
             base = before.entries[name].base
             return [Displaced(base, ref) for ref in self.catalogue.gone(name, before)]

@@ -72,9 +72,11 @@ async def test_unregistering_tells_which_contents_nobody_uses_any_more(place: Pl
     assert (base, registry.catalogue.entries) == ("m", {})
     await registry.discard([ref])
     assert not os.path.exists(ref.path)
-    with pytest.raises(RequestError) as refused:
-        await registry.unregister("two")
-    assert refused.value.code == "model_not_found"
+    await registry.register(wanted("three", "a"))
+    for name, field in (("two", "lora_name"), ("three", "version")):
+        with pytest.raises(RequestError) as refused:
+            await registry.unregister(name, 2)
+        assert (refused.value.code, refused.value.field) == ("model_not_found", field)
 
 
 async def test_a_content_that_was_registered_again_is_not_discarded(place: Place) -> None:
