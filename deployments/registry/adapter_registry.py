@@ -354,11 +354,12 @@ class RegistryServer:
                 raise AdapterError(ref.name, f"the files of its version {version.number} have been overwritten")
 
     async def _delete_unused(self, refs: Sequence[AdapterRef]) -> None:
-        """Delete the files of contents that no name refers to. The caller holds the lock."""
+        """Delete the copies of contents that no name refers to. The caller holds the lock."""
         used = self.catalogue.digests()
         for ref in refs:
             if ref.digest not in used:
-                await asyncio.to_thread(self._files.delete, ref)
+                # The reference may lead to the configuration's folder though another name left a copy in the store.
+                await asyncio.to_thread(self._files.delete, self._files.ref(ref.name, ref.digest))
 
     def _base(self, name: str | None) -> AdapterBase:
         if name is None and len(self._bases) == 1:

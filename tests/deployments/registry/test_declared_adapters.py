@@ -142,6 +142,16 @@ async def test_folders_that_were_moved_take_nothing_with_them(place: Place) -> N
         assert version.ref.path == path
 
 
+async def test_a_copy_goes_with_the_last_name_though_that_one_reads_the_content_in_place(place: Place) -> None:
+    """It stayed on the disk until the registry's next start."""
+    registry, _ = await a_declared(place)
+    await registry.register(wanted("copied", "a"))
+    assert await registry.unregister("copied") == []
+    ((_, ref),) = await registry.unregister("a")
+    await registry.discard([ref])
+    assert (list(place.copies.iterdir()), sorted(path.name for path in place.dropin.iterdir())) == ([], ["a"])
+
+
 async def test_what_a_process_left_that_ended_while_it_unloaded_is_freed_by_the_next(place: Place) -> None:
     """Its files stayed for ever."""
     registry = place.open()
