@@ -103,6 +103,7 @@ class Family:
         scales: fields with scale factors, read by `engine.decoder.scales`, and their defaults.
         scales_embedding: the embedding is multiplied by the square root of its width.
         is_tied: default of `tie_word_embeddings`.
+        eps: default of `rms_norm_eps`.
         mixture: the mixture of experts; None for MLPs in all layers.
         came_with_code: checkpoints bundle code (`auto_map`), but it defines what is by now the standard family.
         unserved: fields that are supported with this value only.
@@ -130,6 +131,7 @@ class Family:
     scales: Mapping[str, float | None] = field(default_factory=dict)
     scales_embedding: bool = False
     is_tied: bool = False
+    eps: float = 1e-6
     mixture: Mixture | None = None
     came_with_code: bool = False
     unserved: Mapping[str, object] = field(default_factory=dict)
@@ -188,7 +190,8 @@ FAMILIES: dict[str, Family] = {
         local_theta=10_000.0,
         activation="gelu_pytorch_tanh",
         norms=GEMMA_NORMS,
-        scales={"query_pre_attn_scalar": 256, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        # The family's code caps no scores, whatever attn_logit_softcapping says.
+        scales={"query_pre_attn_scalar": 256, "final_logit_softcapping": None},
         scales_embedding=True,
         is_tied=True,
     ),
@@ -214,6 +217,7 @@ FAMILIES: dict[str, Family] = {
         has_qk_norm=True,
         norms_heads_together=True,
         norms=OLMO_NORMS,
+        eps=1e-5,
     ),
     "Olmo3ForCausalLM": Family(
         qkv_bias="attention_bias",
@@ -225,12 +229,16 @@ FAMILIES: dict[str, Family] = {
         theta=500_000.0,
         local_theta=500_000.0,
         norms=OLMO_NORMS,
+        eps=1e-5,
     ),
-    "Phi3ForCausalLM": Family(uses_window=True, window=None, is_fused=True, rotates_partly=True, came_with_code=True),
+    "Phi3ForCausalLM": Family(
+        uses_window=True, window=None, is_fused=True, rotates_partly=True, eps=1e-5, came_with_code=True
+    ),
     "MixtralForCausalLM": Family(
         uses_window=True,
         window=None,
         theta=1_000_000.0,
+        eps=1e-5,
         mixture=Mixture(
             count="num_local_experts",
             inner="intermediate_size",
@@ -243,6 +251,7 @@ FAMILIES: dict[str, Family] = {
         o_bias="attention_bias",
         has_qk_norm=True,
         norms_heads_together=True,
+        eps=1e-5,
         mixture=Mixture(count="num_experts", inner="intermediate_size", is_normed="norm_topk_prob"),
         unserved={"clip_qkv": None},
     ),
@@ -297,6 +306,7 @@ FAMILIES: dict[str, Family] = {
         clamps=True,
         has_sinks=True,
         norms=Norms(is_wide=True),
+        eps=1e-5,
         mixture=Mixture(
             count="num_local_experts",
             inner="intermediate_size",

@@ -253,7 +253,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_eps=fields.positive("rms_norm_eps", 1e-6),
+        rms_eps=fields.positive("rms_norm_eps", family.eps),
         layers=layers,
         qkv_bias=fields.switch(family.qkv_bias),
         o_bias=fields.switch(family.o_bias),

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from engine.decoder.families import FAMILIES
 from engine.decoder.scales import Scales
@@ -46,3 +47,16 @@ def test_what_gemma_leaves_unsaid_is_told_by_its_row(tmp_path: Path) -> None:
     norms = {name.rpartition(".")[2] for name in spec.module_shapes() if name.endswith("norm")}
     around_mlp = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
     assert norms == {"norm", "input_layernorm", "post_attention_layernorm", *around_mlp}
+
+
+def test_gemma_3_caps_no_scores(tmp_path: Path) -> None:
+    """The field is in its configuration class, but transformers does not use it."""
+    fields = {"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    spec = read_spec(write_config(tmp_path, **fields))
+    assert spec.scales.logit_softcap == 30.0
+    assert {form.softcap for form in spec.layers} == {0.0}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_an_omitted_epsilon_is_that_of_the_configuration_class(architecture: str) -> None:
+    assert FAMILIES[architecture].eps == getattr(transformers, architecture).config_class().rms_norm_eps
