@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -126,6 +127,9 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
     _seen.clear()
     if not calls:
         raise CheckpointError(f"{what} is not served: it has no attention layer.")
+    if "position_ids" not in signature(model.forward).parameters:
+        # It would take the first token of each step for the first of its request.
+        raise CheckpointError(f"{what} is not served: it cannot be told the positions of its tokens.")
     attending = [call.layer for call in calls]
     if attending != sorted(set(attending)):
         raise CheckpointError(f"{what} is not served: a layer calls attention more than once.")

@@ -70,6 +70,7 @@ def test_caps_and_values_shorter_than_keys_are_seen() -> None:
         ("GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}, "an unsupported argument, s_aux"),
         ("DiffLlamaForCausalLM", {}, "a layer calls attention more than once"),
         ("MambaForCausalLM", {}, "it has no attention layer"),
+        ("MarianForCausalLM", {"d_model": 32, "decoder_layers": 2}, "cannot be told the positions"),
     ],
 )
 def test_what_the_engine_does_not_compute_is_refused(architecture: str, fields: dict[str, Any], words: str) -> None:
