@@ -96,6 +96,7 @@ class Family:
         rotates_partly: `partial_rotary_factor` applies.
         theta: default of `rope_theta`.
         rope: default of `rope_parameters`.
+        original_max_len: default of `original_max_position_embeddings`, whatever the rope block says; 0 for none.
         local_theta: default of `rope_local_base_freq`, the theta of layers with a window; None for the same theta.
         activation: default of `hidden_activation`, or `hidden_act`.
         clamps: the activation is the clamped one, whatever config.json says.
@@ -123,6 +124,7 @@ class Family:
     rotates_partly: bool = False
     theta: float = 10_000.0
     rope: Mapping[str, object] = field(default_factory=dict)
+    original_max_len: int = 0
     local_theta: float | None = None
     activation: str = "silu"
     clamps: bool = False
@@ -232,7 +234,13 @@ FAMILIES: dict[str, Family] = {
         eps=1e-5,
     ),
     "Phi3ForCausalLM": Family(
-        uses_window=True, window=None, is_fused=True, rotates_partly=True, eps=1e-5, came_with_code=True
+        uses_window=True,
+        window=None,
+        is_fused=True,
+        rotates_partly=True,
+        original_max_len=4096,
+        eps=1e-5,
+        came_with_code=True,
     ),
     "MixtralForCausalLM": Family(
         uses_window=True,

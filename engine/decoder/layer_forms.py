@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from engine.decoder.experts import sparse_layers
 from engine.decoder.families import Family
 from engine.decoder.fields import Fields
-from engine.decoder.rope import NO_ROPE, RopeSpec, parse_rope
+from engine.decoder.rope import NO_ROPE, ORIGINAL, RopeSpec, parse_rope
 from engine.decoder.scales import Scales
 from engine.errors import CheckpointError
 
@@ -47,7 +47,8 @@ def layer_forms(
         CheckpointError: a field is wrong, missing or not supported.
     """
     rotates = _rotates(fields, family, num_layers)
-    kinds = _kinds(fields, family, rotates) if fields.switch(family.uses_window) else [FULL] * num_layers
+    has_window = fields.switch(family.uses_window)
+    kinds = _kinds(fields, family, rotates) if has_window else _without_window(fields, family, num_layers)
     window = 0
     if SLIDING in kinds and fields.config.get("sliding_window", family.window) is not None:
         window = fields.count("sliding_window", family.window)
@@ -97,6 +98,18 @@ def _kinds(fields: Fields, family: Family, rotates: Sequence[bool]) -> list[str]
     return kinds
 
 
+def _without_window(fields: Fields, family: Family, num_layers: int) -> list[str]:
+    """Return the attention types of layers that have no window.
+
+    Raises:
+        CheckpointError: the field that says so contradicts `layer_types`.
+    """
+    kinds = fields.config.get("layer_types")
+    if isinstance(family.uses_window, str) and isinstance(kinds, list) and SLIDING in kinds:
+        raise CheckpointError(f"{fields.where}: layer_types names {SLIDING!r}, but {family.uses_window} is false.")
+    return [FULL] * num_layers
+
+
 def _check_rope(fields: Fields, family: Family, rope: RopeSpec, head_dim: int) -> None:
     rotary_dim = rope.rotary_dim(head_dim)
     if rotary_dim < 2 or rotary_dim % 2 or (rope.fraction != 1.0 and not family.rotates_partly):
@@ -122,4 +135,6 @@ def _rope(fields: Fields, family: Family, kind: str) -> RopeSpec:
     if config.get("rope_theta") is None:
         is_local = kind == SLIDING and family.local_theta is not None
         config["rope_theta"] = family.local_theta if is_local else family.theta
+    if config.get(ORIGINAL) is None and family.original_max_len:
+        config[ORIGINAL] = family.original_max_len
     return parse_rope(config, fields.where)

@@ -98,8 +98,26 @@ def test_a_rotation_that_cannot_be_served_is_named(
 
 def test_longrope_bounds_the_context_by_what_it_was_trained_on(tmp_path: Path) -> None:
     rope = {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 6}, "partial_rotary_factor": 0.75, "head_dim": 16}
+    rope["original_max_position_embeddings"] = 64
     path = write_config(tmp_path, architectures=["Phi3ForCausalLM"], max_position_embeddings=256, **rope)
     assert read_spec(path).max_position == 64
+
+
+def test_what_phi3_was_trained_on_is_never_read_from_the_rope_block(tmp_path: Path) -> None:
+    """Its configuration class has a default outside of the block, which wins."""
+    config = {"rope_scaling": LONGROPE, "head_dim": 32, "max_position_embeddings": 8192}
+    spec = read_spec(write_config(tmp_path, architectures=["Phi3ForCausalLM"], **config))
+    assert spec.max_position == 4096
+    assert {form.rope.original_max_len for form in spec.layers} == {4096}
+
+
+def test_layers_said_to_have_a_window_that_is_off_are_refused(tmp_path: Path) -> None:
+    """transformers applies it (SmolLM3) or fails (Qwen)."""
+    changes = {"sliding_window": 9, "use_sliding_window": False, "layer_types": ["sliding_attention"] * 4}
+    for architecture in ("SmolLM3ForCausalLM", "Qwen3ForCausalLM"):
+        with pytest.raises(CheckpointError, match=r"layer_types .* use_sliding_window is false"):
+            windows(tmp_path, architecture, **changes)
+    assert windows(tmp_path, "SmolLM3ForCausalLM", **{**changes, "layer_types": ["full_attention"] * 4}) == [0] * 4
 
 
 def test_a_window_that_all_texts_fit_into_is_none() -> None:
