@@ -30,7 +30,7 @@ class StoredInt4:
     Attributes:
         method: one of `INT4_METHODS`, or `COMPRESSED`.
         group_size: inputs that share a scale and a zero point, `WHOLE_COLUMN` for all inputs of a module.
-        zero_offset: added to each stored zero point.
+        zero_offset: added to each stored zero point, with carries between those in one int32.
         has_zeros: zero points are stored; otherwise quantization is symmetric, around the middle level.
         has_order: the group index of each input is stored; otherwise inputs lie in the order of their groups.
     """

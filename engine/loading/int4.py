@@ -5,13 +5,14 @@
     AWQ     qweight [in, out / 8]    eight outputs per int32, in the order 0 2 4 6 1 3 5 7 from the lowest bits up
             qzeros  [groups, out / 8]    the same
     GPTQ    qweight [in / 8, out]    eight inputs per int32, in order
-            qzeros  [groups, out / 8]    eight outputs, in order; stored minus one, except in gptq_v2
+            qzeros  [groups, out / 8]    eight outputs, in order; except in gptq_v2, each int32 is less 0x11111111,
+                                         so that a zero point of 0 borrows from the next
     compressed-tensors
             weight_packed      [out, in / 8]      eight inputs, in order
             weight_zero_point  [out / 8, groups]  eight outputs, in order; 8 if the tensor is absent
 
 Sources: Lin et al., 2023 (AWQ, arXiv 2306.00978), Frantar et al., 2022 (GPTQ, arXiv 2210.17323); the packing is that of
-AutoAWQ's "gemm" version and of AutoGPTQ, as in checkpoints on the Hugging Face hub.
+AutoAWQ's "gemm" version and of GPTQModel (with transformers), as in checkpoints on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from engine.errors import CheckpointError
 from kernels.streamed_linear.reference import Int4Matrix, pack_int4
 
 MIDDLE = 8
+EACH_BY_ONE = 0x11111111
+"""Adds one to each of the eight values in an int32."""
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position of each of eight outputs within an int32: the inverse of the order above."""
@@ -39,7 +42,7 @@ class Int4Weight:
     Attributes:
         levels: uint8 [out, in], 0 to 15.
         scales: [in / group, out], in the stored dtype.
-        zeros: int32 [in / group, out], 0 to 16.
+        zeros: int32 [in / group, out], 0 to 15.
         dtype: of the dequantized weight.
     """
 
@@ -99,9 +102,8 @@ def _unpacked(read: Callable[[str], torch.Tensor], module: str, stored: StoredIn
     if stored.method == "awq":
         levels, zeros = unpack(packed, AWQ_PLACES).t(), unpack(zeros, AWQ_PLACES)
     else:
-        levels, zeros = unpack(packed.t(), IN_ORDER), unpack(zeros, IN_ORDER)
-    offset = zeros.to(torch.int32) + stored.zero_offset
-    return Int4Weight(levels=levels.contiguous(), scales=scales, zeros=offset, dtype=dtype)
+        levels, zeros = unpack(packed.t(), IN_ORDER), unpack(zeros + stored.zero_offset * EACH_BY_ONE, IN_ORDER)
+    return Int4Weight(levels=levels.contiguous(), scales=scales, zeros=zeros.to(torch.int32), dtype=dtype)
 
 
 def _read_compressed(

@@ -86,15 +86,19 @@ def test_an_input_of_no_group_is_refused(group: int) -> None:
         read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float32)
 
 
-def test_a_zero_point_of_sixteen_is_kept() -> None:
-    """GPTQ's first format keeps zero points less one, so that 15 stands for 16."""
-    tensors, _ = quantize(torch.randn(8, 128), "gptq")
-    tensors["qzeros"] = torch.full_like(tensors["qzeros"], -1)
-    stored = StoredInt4(method="gptq", group_size=128, zero_offset=1)
-    found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float16)
-    assert isinstance(found, Int4Weight)
-    assert (found.zeros == 16).all()
-    assert torch.equal(from_int4(found.packed()), found.dense())
+def test_a_zero_point_of_nought_has_borrowed_from_the_next() -> None:
+    """GPTQModel subtracts one from the eight zero points of an integer at once, and adds it likewise."""
+    tensors, _ = quantize(torch.randn(16, 128), "gptq_v2")
+    zeros = np.random.default_rng(0).integers(0, 16, (1, 16))
+    zeros[0, 3:5] = 0
+    for of_first, kind in enumerate(("gptq_v2", "gptq")):
+        tensors["qzeros"] = torch.from_numpy(packed_rows(zeros)) - of_first * 0x11111111
+        stored = parse_stored(config_of(kind, 128), "here")
+        assert isinstance(stored, StoredInt4)
+        found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float16)
+        assert isinstance(found, Int4Weight)
+        assert found.zeros.tolist() == zeros.tolist()
+        assert torch.equal(from_int4(found.packed()), found.dense())
 
 
 def write(
