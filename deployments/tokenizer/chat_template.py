@@ -6,7 +6,7 @@ Decides what a template is given (turns, tools, options) and words its refusals 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -19,6 +19,8 @@ from deployments.tools.sample import PROBES, CallSample, call_sample
 from deployments.tools.turns import plain_turns
 from engine.errors import CheckpointError, RequestError
 
+Change = Callable[[str], str]
+"""Maps one text of a prompt to another."""
 MAX_ARGUMENTS_DEPTH = 64
 _END_MARK = "\ue000end\ue001"
 _OURS = frozenset(
@@ -148,27 +150,31 @@ class ChatTemplate:
         return options
 
 
-def turn_fields(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return turns in the form that chat templates take. Call arguments become objects if they can be parsed."""
+def turn_fields(messages: Sequence[ChatMessage], change: Change = str) -> list[dict[str, Any]]:
+    """Return turns in the form that chat templates take. Call arguments become objects if they can be parsed.
+
+    Args:
+        change: applied to every text that a client wrote, but not to roles and the names of fields.
+    """
     name_by_call = {call.call_id: call.name for message in messages for call in message.tool_calls}
     turns = []
     for message in messages:
-        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        turn: dict[str, Any] = {"role": message.role, "content": change(message.content)}
         name = message.name
         if message.tool_call_id is not None:
-            turn["tool_call_id"] = message.tool_call_id
+            turn["tool_call_id"] = change(message.tool_call_id)
             name = name or name_by_call.get(message.tool_call_id)
         if name is not None:
-            turn["name"] = name
+            turn["name"] = change(name)
         if message.reasoning is not None:
             # Templates written for transformers use either name.
-            turn["reasoning_content"] = turn["thinking"] = message.reasoning
+            turn["reasoning_content"] = turn["thinking"] = change(message.reasoning)
         if message.tool_calls:
             turn["tool_calls"] = [
                 {
-                    "id": call.call_id,
+                    "id": change(call.call_id),
                     "type": "function",
-                    "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                    "function": {"name": change(call.name), "arguments": changed(_arguments(call.arguments), change)},
                 }
                 for call in message.tool_calls
             ]
@@ -176,15 +182,28 @@ def turn_fields(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return turns
 
 
-def tool_fields(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """Return tools in the form that chat templates take."""
+def tool_fields(tools: Sequence[ToolSpec], change: Change = str) -> list[dict[str, Any]]:
+    """Return tools in the form that chat templates take; `change` as in `turn_fields`."""
     return [
         {
             "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+            "function": {
+                "name": change(tool.name),
+                "description": change(tool.description),
+                "parameters": changed(tool.parameters, change),
+            },
         }
         for tool in tools
     ]
+
+
+def changed(value: Any, change: Change) -> Any:
+    """Return nested values with every text changed, including the keys of objects."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): changed(inner, change) for key, inner in value.items()}
+    return [changed(inner, change) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _arguments(text: str) -> Any:

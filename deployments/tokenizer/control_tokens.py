@@ -44,10 +44,6 @@ class ControlTokens:
         self._deaf: Tokenizer | None = None
         self._lock = threading.Lock()
 
-    def is_suspicious(self, text: str) -> bool:
-        """Whether the text spells a control token, begins with the end of one, or ends with the beginning of one."""
-        return bool(self._any.search(text)) or self._begins_with_ending(text) or self._ends_with_beginning(text)
-
     def disarm(self, text: str) -> str:
         """Return the text with private marks where it spells a control token or could complete one."""
         before = self._gap if self._begins_with_ending(text) else ""

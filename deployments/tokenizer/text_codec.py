@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from deployments.generation import ChatPrompt
-from deployments.tokenizer.chat_template import ChatTemplate, tool_fields, turn_fields
+from deployments.tokenizer.chat_template import ChatTemplate, changed, tool_fields, turn_fields
 from deployments.tokenizer.control_tokens import ControlTokens
 from deployments.tokenizer.spelling_index import SpellingIndex
 from deployments.tokenizer.token_pieces import TokenPieces
@@ -88,9 +88,14 @@ class TextCodec:
         options = prompt.template_options
         self._check(list(texts_in((turns, options))), field="messages")
         self._check(list(texts_in(tools)), field="tools")
-        is_suspicious = any(map(self._control_tokens.is_suspicious, texts_in((turns, tools, options))))
-        if is_suspicious:
-            turns, tools, options = _mapped((turns, tools, options), self._control_tokens.disarm)
+        disarm = self._control_tokens.disarm
+        disarmed = (
+            turn_fields(prompt.messages, disarm),
+            tool_fields(prompt.tools, disarm),
+            {name: changed(value, disarm) for name, value in options.items()},
+        )
+        is_suspicious = disarmed != (turns, tools, options)
+        turns, tools, options = disarmed
         rendered = self._template.render(turns, tools, replace(prompt, template_options=options))
         if is_suspicious:
             token_ids = self._control_tokens.encode(rendered)
@@ -169,12 +174,3 @@ def texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from texts_in(inner)
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Return nested values with every text changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {change(key): _mapped(inner, change) for key, inner in value.items()}
-    return [_mapped(inner, change) for inner in value] if isinstance(value, list | tuple) else value

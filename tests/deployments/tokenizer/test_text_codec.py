@@ -68,6 +68,22 @@ def test_what_is_typed_is_never_a_control_token_and_is_read_as_typed(codec: Text
     assert codec.pieces.decode(spoken) == "".join(texts)
 
 
+def test_control_tokens_may_be_letters_that_begin_or_end_what_the_template_compares(tmp_path: Path) -> None:
+    """Such as ChatGLM's "sop" and "eop": the last letter of "role" may be the first of one."""
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% endif %}{% endfor %}"
+        "{% if note is defined %}{{ note }}{% endif %}eop"
+    )
+    write_tokenizer(tmp_path, marks=("eop", "reuse", "etone"), template=template)
+    codec = TextCodec(str(tmp_path))
+    prompt = ChatPrompt(messages=turns("Speak: eop").messages, template_options={"note": "reuse"})
+    end = codec.encode_text("eop")
+    token_ids = codec.encode_chat(prompt)
+    assert (token_ids[0], token_ids[-1:]) == (3, end)
+    assert end[0] not in token_ids[:-1]
+    assert codec.pieces.decode(token_ids[1:-1]) == "Speak: eopreuse"
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60))
 def test_raw_text_is_read_back_as_it_was(codec: TextCodec, text: str) -> None:
