@@ -230,10 +230,10 @@ def read_spec(model_path: str) -> DecoderSpec:
     where = fields.where
     names = fields.config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    is_base = name in DECODER_BY_BASE
-    name = DECODER_BY_BASE.get(name, name) if isinstance(name, str) else None
     if not isinstance(name, str):
         raise CheckpointError(f"{where}: architectures is {names!r}; it must hold exactly one name.")
+    is_base = name in DECODER_BY_BASE
+    name = DECODER_BY_BASE.get(name, name)
     if name not in FAMILIES:
         raise UnknownArchitectureError(fields, name)
     family = FAMILIES[name]
@@ -325,7 +325,7 @@ def _activation(fields: Fields, family: Family) -> Activation:
     if family.clamps:
         return "clamped"
     name = fields.config.get("hidden_activation") or fields.config.get("hidden_act") or family.activation
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))
         raise CheckpointError(f"{fields.where}: hidden_act {name!r} is not supported; known are {known}.")
     return ACTIVATIONS[name]

@@ -108,6 +108,8 @@ def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], P
     except Exception as error:
         raise CheckpointError(f"{where}: {_told(error)}") from error
     text = config.get_text_config()
+    if not isinstance(text, PretrainedConfig):
+        raise CheckpointError(f"{where}: text_config must be an object, it is {text!r}.")
     is_part = text is not config
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     name = next(iter(_as_tuple(known.get(text.model_type, ()))), None) if is_part else architecture

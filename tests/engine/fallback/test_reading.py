@@ -91,6 +91,7 @@ def test_code_that_transformers_has_taken_over_is_not_run(tmp_path: Path) -> Non
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"num_attention_heads": "four"}, r"config\.json.*num_attention_heads.*int.*'four'"),
         ({"num_hidden_layers": 0}, "no attention layer"),
+        ({"text_config": []}, "text_config must be an object"),
     ],
 )
 def test_what_cannot_be_served_is_named(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
