@@ -17,7 +17,7 @@ from engine.decoder.spec import SHARED_EXPERT, DecoderSpec
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
 """Ignored: rotary frequencies of old exports, implied by config.json, and KV cache scales; the engine has its own."""
-PREFIX_BY_PART = {"language_model.": "", "model.language_model.": "model."}
+PREFIX_BY_PART = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
 """Prefixes of a text decoder's tensor names in vision-language checkpoints, mapped to those of a standalone one."""
 SIGHT = tuple(f"{at}{part}." for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
 """Prefixes of the other tensor names of such a checkpoint."""

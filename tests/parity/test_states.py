@@ -227,6 +227,7 @@ SIGHT = {"hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 32,
         ("Qwen3_5ForConditionalGeneration", DELTA),
         ("Qwen3_5MoeForConditionalGeneration", {**DELTA, **EXPERTS}),
         ("Gemma4ForConditionalGeneration", {**GEMMA4, "pad_token_id": 0, "tie_word_embeddings": True}),
+        ("SmolVLMForConditionalGeneration", {"model_type": "llama"}),
     ],
 )
 def test_of_a_model_that_sees_the_part_for_text_is_served(tmp_path: Path, name: str, text: dict[str, Any]) -> None:
