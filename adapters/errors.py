@@ -31,3 +31,7 @@ class AdapterUnavailableError(AdapterError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return AdapterUnavailableError, (self.name, self.reason)
+
+
+class NoBaseTensorError(LookupError):
+    """A tensor of the base that an adapter depends on cannot be read by the module's name, which is the argument."""

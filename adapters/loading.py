@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 
 import torch
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, NoBaseTensorError
 from adapters.experts import expert_module
 from adapters.folder import read_config_bytes
 from adapters.identity import AdapterRef, DigestStream
@@ -27,7 +27,9 @@ ROWS_AT_ONCE = 1024
 """Rows of a weight and its low-rank update that are materialized at once to compute norms."""
 
 BaseTensors = Callable[[str], torch.Tensor]
-"""Returns a tensor of the base by its checkpoint name, with the values that the engine computes with."""
+"""Returns a tensor of the base by its checkpoint name, with the values that the engine computes with.
+
+Raises `NoBaseTensorError` if there is none of this name."""
 
 
 LayOut = Callable[[RawAdapter], AdapterWeights]
@@ -98,7 +100,14 @@ class AdapterLoader:
             raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
         tensors = TensorFile(entry_by_name=recipe.entry_by_name, data=data)
         reading = _Reading(ref.name, tensors, recipe.shapes, self._dtype, self._read_base, self._norm_offset)
-        weights = self._lay_out(split_modules(reading.adapter(recipe.layouts), self._widths))
+        try:
+            raw = reading.adapter(recipe.layouts)
+        except NoBaseTensorError as error:
+            raise AdapterError(
+                ref.name,
+                f"its effect depends on {error}, which the base's checkpoint has under another name, if at all",
+            ) from error
+        weights = self._lay_out(split_modules(raw, self._widths))
         if not weights.is_finite():
             raise AdapterError(ref.name, _find_not_finite(tensors, recipe.layouts, self._dtype))
         return weights

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from adapters.errors import NoBaseTensorError
 from adapters.identity import AdapterRef
 from adapters.loading import AdapterLoader, LayOut
 from adapters.weights import AdapterWeights, RawAdapter
@@ -27,7 +28,7 @@ from engine.decoder.families import PLAIN_NORMS
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.engine import Engine
-from engine.errors import ConfigError
+from engine.errors import CheckpointError, ConfigError
 from engine.fallback.spec import FallbackSpec
 from engine.hardware import DTYPE_BY_NAME, probe
 from engine.kv_cache import KvCache
@@ -112,7 +113,11 @@ def _adapter_loader(spec: ModelSpec, config: ResolvedConfig, lay_out: LayOut) ->
 
     def base(name: str) -> torch.Tensor:
         is_wide = norms.is_wide and name.endswith("norm.weight")
-        return read_tensor(config.model_path, spec, name, torch.float32 if is_wide else dtype)
+        try:
+            return read_tensor(config.model_path, spec, name, torch.float32 if is_wide else dtype)
+        except CheckpointError as error:
+            # transformers calls some modules otherwise than their checkpoints do.
+            raise NoBaseTensorError(name) from error
 
     return AdapterLoader(
         spec.module_shapes(),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, NoBaseTensorError
 from adapters.loading import AdapterLoader
 from adapters.registry import reference
 from tests.adapters.handmade import SHAPES, VOCAB, make_config, make_tensors, write
@@ -92,6 +92,17 @@ def test_an_embedding_of_another_base_is_refused(tmp_path: Path) -> None:
     assert weights.changes_whole_model
     with pytest.raises(AdapterError, match=r"embed_tokens .* not that of the base"):
         AdapterLoader(SHAPES, 64, torch.float32, lambda _: torch.zeros(VOCAB, 16)).load(ref)
+
+
+def test_what_it_depends_on_and_the_checkpoint_has_not_is_named(tmp_path: Path) -> None:
+    """A model computed by transformers may have other names for its modules than its checkpoint has."""
+
+    def base(name: str) -> torch.Tensor:
+        raise NoBaseTensorError(name)
+
+    write(tmp_path, make_config(bias="all"), make_tensors() | {f"{PREFIX}.base_layer.bias": torch.ones(16)})
+    with pytest.raises(AdapterError, match=r"'demo' .* depends on model.layers.0.self_attn.q_proj.bias"):
+        AdapterLoader(SHAPES, 64, torch.float32, base).load(reference("demo", str(tmp_path)))
 
 
 def test_a_norm_that_is_zero_in_the_base_cannot_be_scaled(tmp_path: Path) -> None:
