@@ -1,12 +1,13 @@
-"""Triton's interpreter, faster: it looked through all names at each call, and Python through memory at each frame."""
+"""Triton's interpreter, faster: it searched all names at each call, and Python memory at each frame."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
-from triton.language import core
+import triton.language as tl
 from triton.runtime import interpreter
 
 NUM_LOCALS = 20_000
@@ -15,30 +16,48 @@ NUM_LOCALS = 20_000
 
 def quicken() -> None:
     """Change the interpreter."""
-    remember_names()
+    patch_once()
+    call_at_once()
+    builder = interpreter.interpreter_builder
+    # Whether numbers overflow is computed for every sum, and looked at in debugging only.
+    builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
     call, in_room = interpreter.GridExecutor.__call__, with_room()
     interpreter.GridExecutor.__call__ = lambda *args, **kwargs: in_room(call, args, kwargs)
 
 
-def remember_names() -> None:
-    """Have the interpreter look once for those of the language's functions that it computes itself.
+def patch_once() -> None:
+    """Have the interpreter put its own functions in the place of the language's once, for good.
 
-    They are no others later: what it has put in their place is passed over as before. Where a version of Triton has
-    another way of its own, that is left alone.
+    It did so at each call of a function, and took them back at the end of a launch.
     """
-    if not hasattr(interpreter, "_patch_builtin") or not hasattr(interpreter, "_patch_attr"):
-        return
-    names_by_place: dict[Any, list[str]] = {}
+    patch = interpreter._patch_lang
+    places: Any = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    is_done = False
 
-    def patch_builtin(place: Any, *others: Any) -> None:
-        if place not in names_by_place:
-            names_by_place[place] = [name for name, member in inspect.getmembers(place) if core.is_builtin(member)]
-        for name in names_by_place[place]:
-            member = getattr(place, name)
-            if core.is_builtin(member):
-                interpreter._patch_attr(place, name, member, *others)
+    def patch_first(_: Any) -> Any:
+        nonlocal is_done
+        if not is_done:
+            patch(places)
+            is_done = True
+        return interpreter._LangPatchScope()
 
-    interpreter._patch_builtin = patch_builtin
+    interpreter._patch_lang = patch_first
+
+
+def call_at_once() -> None:
+    """Have functions of the language called without a look at all their arguments."""
+
+    def patch_attr(place: Any, name: str, member: Any, _: Any, scope: Any) -> None:
+        # What checks whether there is a `_semantic` is left out.
+        function = getattr(member, "__wrapped__", member)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return function(*args, **kwargs)
+
+        scope.set_attr(place, name, call)
+
+    interpreter._patch_attr = patch_attr
 
 
 def with_room() -> Callable[[Callable[..., Any], Any, Any], Any]:
