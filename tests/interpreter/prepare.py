@@ -6,8 +6,9 @@ from __future__ import annotations
 def prepare() -> None:
     """Change the interpreter, in a process that is to interpret kernels and has not met any."""
     # Imported here: they import Triton, which looks at its environment as it is imported.
-    from tests.interpreter import floats, quick, scalars
+    from tests.interpreter import floats, quick, scalars, types
 
+    types.quicken()
+    scalars.mend()
     quick.quicken()
     floats.mend()
-    scalars.mend()
