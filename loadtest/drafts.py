@@ -242,6 +242,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--quantization", help="of both models; by default there is none")
     parser.add_argument("--draft-model", help="checkpoint folder, or the name of a geometry; by default there is none")
     parser.add_argument("--agreement", type=float, default=0.7, help="share of its tokens that are right")
     options = parser.parse_args(arguments)
@@ -259,6 +260,7 @@ def main() -> None:
         config = EngineConfig(
             model_path=str(folder),
             num_threads=options.threads,
+            quantization=options.quantization,
             max_model_len=options.prompt_tokens + options.answer_tokens,
             max_num_seqs=max(options.batches),
             num_speculative_tokens=0,
