@@ -231,9 +231,11 @@ def _check_model(
     model: ModelSettings, place: str, names: DeclaredNames, settings: Settings, unfit_adapters: list[str]
 ) -> None:
     _model_config(model, place, names, settings, on_unfit=lambda mistake, is_declared: unfit_adapters.append(mistake))
-    with at(f"{place}.path"):
-        path = str(local_folder(model.path))
-        check_contents(path, read_checkpoint_spec(path))
+    for part, folder in (("path", model.path), ("engine.draft_model", model.engine.draft_model)):
+        if folder is not None:
+            with at(f"{place}.{part}"):
+                path = str(local_folder(folder))
+                check_contents(path, read_checkpoint_spec(path))
 
 
 def _check_tokenizer(model: ModelSettings, place: str) -> None:

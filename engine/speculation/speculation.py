@@ -34,8 +34,6 @@ from engine.step import StepRow
 
 MAX_STRETCH = 0.5
 """Share by which drafts may lengthen a step; more only if every row can expect more tokens in proportion."""
-
-
 FIRST_GUESSES = 2
 """Tokens to draft while the cost of a draft model is not known."""
 

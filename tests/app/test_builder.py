@@ -187,7 +187,7 @@ def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path)
         build(Settings.model_validate({"models": [model]}))
 
 
-def test_a_draft_model_is_found_and_checked(folder: Path) -> None:
+def test_a_draft_model_is_found_and_checked(folder: Path, tmp_path: Path) -> None:
     model = {"name": "chat", "path": str(folder / "chat"), "engine": {"draft_model": str(folder / "chat")}}
     (built,) = gateway_config(Settings.model_validate({"models": [model]})).models
     assert built.engine.draft_model == str(folder / "chat")
@@ -195,6 +195,11 @@ def test_a_draft_model_is_found_and_checked(folder: Path) -> None:
     (told,) = mistakes(Settings.model_validate({"models": [model | {"engine": excluded}]}), reads_all=True)
     assert told.startswith("args.models[0].engine.draft_model: ")
     assert "num_speculative_tokens" in told
+    shutil.copytree(folder / "chat", tmp_path / "draft")
+    (tmp_path / "draft" / "model.safetensors").unlink()
+    lacking = {"draft_model": str(tmp_path / "draft")}
+    (told,) = mistakes(Settings.model_validate({"models": [model | {"engine": lacking}]}), reads_all=True)
+    assert told.startswith("args.models[0].engine.draft_model: ")
 
 
 def test_every_adapter_that_cannot_be_used_is_named(folder: Path) -> None:
