@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
-
-import orjson
 
 from app.http.errors import ApiError
 from app.http.sse import typed_frame
@@ -151,8 +150,9 @@ def _content(block: Block, *, is_open: bool = False) -> dict[str, Any]:
 
 def _input(block: Block) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = orjson.loads(block.text)
-    except ValueError:
+        # Not by orjson: beyond 64 bits it makes floats of integers.
+        found: dict[str, Any] = json.loads(block.text)
+    except (ValueError, RecursionError):
         return None
     return found
 

@@ -65,6 +65,13 @@ async def test_a_whole_message_has_every_field_and_block(client: httpx.AsyncClie
     }
 
 
+async def test_integers_of_any_size_stay_what_they_are(client: httpx.AsyncClient, calling: ScriptedGateway) -> None:
+    arguments = '{"a": 123456789012345678901}'
+    calling.deltas = [TextDelta(calls=(CallDelta(index=0, call_id="c", name="f", arguments=arguments),))]
+    answer = (await client.post(PATH, json=GOOD)).json()
+    assert answer["content"][-1]["input"] == {"a": 123456789012345678901}
+
+
 async def test_a_stream_opens_fills_and_closes_its_blocks(client: httpx.AsyncClient, calling: ScriptedGateway) -> None:
     events = await streamed(client)
     assert [event["type"] for event in events] == [
