@@ -32,6 +32,8 @@ CATCH_UP_TOKENS = 32
 """A text with at most this many unread tokens is continued at once; of others, a part is read first."""
 FIRST_READ_TOKENS = 64
 """Size of the first part that is read, from which the cost of reading is learned."""
+MAX_NEW_TOKENS = 2
+"""Unread tokens of a text whose last draft was verified in the step before: one drawn, and at most one right guess."""
 NEW_SHARE = 0.1
 """Weight of the newest step in the measured costs."""
 DOUBT = 0.998
@@ -183,11 +185,12 @@ class DraftModel:
         return {request_id: token_ids[0] for request_id, token_ids in result.token_ids_by_request.items()}
 
     def _learn(self, plan: StepPlan, took_s: float) -> None:
-        if plan.num_tokens > CATCH_UP_TOKENS:
+        """Learn what a guess costs, or reading; steps in between, which catch up with a text, tell neither."""
+        if plan.num_tokens <= MAX_NEW_TOKENS * len(plan.rows):
+            self.token_s += (NEW_SHARE if self.token_s else 1.0) * (took_s - self.token_s)
+        elif plan.num_tokens >= CATCH_UP_TOKENS:
             read_s = took_s / plan.num_tokens
             self._read_token_s += (NEW_SHARE if self._read_token_s else 1.0) * (read_s - self._read_token_s)
-        else:
-            self.token_s += (NEW_SHARE if self.token_s else 1.0) * (took_s - self.token_s)
 
     def _open(self, text: DraftText, held: set[RequestId]) -> _Reading | None:
         """Return what was read of a text, now the most recently used; None if it has tokens unknown to the model."""

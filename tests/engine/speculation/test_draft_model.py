@@ -167,6 +167,21 @@ def test_a_cost_is_measured_and_doubted_while_it_is_not() -> None:
     assert 0.0 < guessing.model.token_s < 0.2
 
 
+def test_what_reading_costs_is_no_cost_of_a_guess() -> None:
+    guessing = Guessing()
+    request = a_request("a", [1] * 100)
+    for _ in range(2):
+        assert guessing.model.draft([DraftText(request, [1])], 1, read_s=0.1) == [[]]
+    # The second part is as small as one gets, since the first took longer than it may.
+    assert [plan.num_tokens for plan in guessing.runner.plans] == [64, CATCH_UP_TOKENS]
+    assert guessing.model._read_token_s > 1 / 64
+    # The rest is read with the first guess.
+    assert len(guessing.draft(request, [1], 1)) == 1
+    assert guessing.model.token_s == 0.0
+    assert len(guessing.draft(request, [1], 2)) == 2
+    assert guessing.model.token_s == 1.0
+
+
 def test_what_only_the_large_model_follows_is_left_out() -> None:
     guessing = Guessing(vocab_size=8)
     request = a_request(
