@@ -141,13 +141,14 @@ class Speculation:
             return offers
         texts = [DraftText(live.request, live.output_ids) for live in asking]
         drafts = model.draft(texts, count, step_s * MAX_STRETCH)
-        guessed = [
-            Offer(live, draft_ids, self._drafter(live).acceptance)
+        guessed = {
+            live: self._drafter(live).guess(guess, self._stop_ids(live))
             for live, guess in zip(asking, drafts, strict=True)
-            if guess and (draft_ids := self._drafter(live).guess(guess, self._stop_ids(live)))
-        ]
-        replaced = {offer.live for offer in guessed}
-        return [*guessed, *(offer for offer in offers if offer.live not in replaced)]
+            if guess
+        }
+        # A guess that the answer ends now leaves nothing to compute, not even what was looked up.
+        ours = (Offer(live, ids, self._drafter(live).acceptance) for live, ids in guessed.items() if ids)
+        return [*ours, *(offer for offer in offers if offer.live not in guessed)]
 
     def _drafter(self, live: LiveRequest) -> Drafter:
         if live.drafter is None:

@@ -422,6 +422,29 @@ def test_a_draft_model_is_not_asked_for_more_texts_than_it_takes_or_what_the_cli
     assert {tuple(names) for names, _ in model.asked} == {("e",)}
 
 
+def test_an_end_that_a_draft_model_guesses_leaves_no_other_draft_in_its_name() -> None:
+    """The tokens of that draft, which was the client's prediction, were missing in the usage."""
+    answer = answer_alone(a_request("a", max_tokens=40), 64).token_ids
+    end = min({*range(VOCAB_SIZE)} - {*answer})
+    request = a_request("a", max_tokens=40, stop_token_ids=(end,))
+    model = ScriptedModel(token_s=0.0001)
+    guess = model.draft
+
+    def right_at_first(texts: Sequence[DraftText], count: int, read_s: float) -> list[list[int]]:
+        """It is then believed more than a prediction that was wrong."""
+        return guess(texts, 1, read_s) if len(texts[0].output_ids) < 9 else [[end]]
+
+    model.draft = right_at_first  # type: ignore[method-assign]
+    harness = guessing(model)
+    predicted = tuple((token_id + (at in (1, 4, 7))) % VOCAB_SIZE for at, token_id in enumerate(answer))
+    harness.add(replace(request, prediction_ids=predicted))
+    harness.finish()
+    assert harness.tokens("a") == answer
+    told = harness.emissions["a"][-1]
+    num_predicted = harness.scheduler.counters.num_draft_tokens - len(model.asked)
+    assert told.num_accepted + told.num_rejected == num_predicted > 20
+
+
 @given(
     st.lists(st.floats(0, 1), min_size=1, max_size=4),
     st.integers(0, 3),
