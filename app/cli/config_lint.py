@@ -89,7 +89,7 @@ def single_names(settings: Settings) -> list[str]:
 
 
 def source_folders(settings: Settings, place: str) -> dict[str, str | None]:
-    """Return the folders and hub ids that an application reads, by their keys in the file.
+    """Return the folders and hub ids of an application's checkpoints and declared adapters, by their keys in the file.
 
     Args:
         place: key of the application's `args`.
@@ -100,7 +100,6 @@ def source_folders(settings: Settings, place: str) -> dict[str, str | None]:
         folders |= {f"{here}.path": model.path, f"{here}.tokenizer_path": model.tokenizer_path}
         folders[f"{here}.engine.draft_model"] = model.engine.draft_model
         folders |= {f"{here}.adapters[{i}].path": adapter.path for i, adapter in enumerate(model.adapters)}
-        folders[f"{here}.adapter_folder"] = model.adapter_folder
     if settings.safety is not None:
         folders[f"{place}.safety.path"] = settings.safety.path
     return folders | {f"{place}.rerankers[{i}].path": reranker.path for i, reranker in enumerate(settings.rerankers)}
@@ -188,8 +187,10 @@ def _shared_folders(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
-    for key, folder in source_folders(settings, place).items():
-        if folder is None or is_hub_id(folder):
+    drop_in = {f"{place}.models[{i}].adapter_folder": model.adapter_folder for i, model in enumerate(settings.models)}
+    for key, folder in (source_folders(settings, place) | drop_in).items():
+        # A drop-in folder is never downloaded.
+        if folder is None or (key not in drop_in and is_hub_id(folder)):
             continue
         try:
             os.scandir(folder).close()

@@ -149,6 +149,13 @@ def test_a_folder_that_is_not_there_is_named(lint: Lint, tmp_path: Path) -> None
     assert lines == [f"applications[0].args.models[0].path: the folder '{tmp_path}/nope' does not exist"]
 
 
+def test_a_drop_in_folder_is_no_hub_id(lint: Lint, tmp_path: Path) -> None:
+    """It would be downloaded from there: a stranger's files, if it exists."""
+    lines = lint((f"path: {tmp_path}", f"path: {tmp_path}, adapter_folder: adapters-of-nobody/here"))
+    place = "applications[0].args.models[0].adapter_folder"
+    assert lines == [f"{place}: the folder 'adapters-of-nobody/here' does not exist"]
+
+
 def forbid(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, beginning: str) -> None:
     """Let a function of a module say of paths with a beginning what the system says to who is not root."""
     call = getattr(module, name, open)

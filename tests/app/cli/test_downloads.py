@@ -14,7 +14,7 @@ def test_hub_ids_are_fetched_once_each_and_a_failure_has_its_place(
 ) -> None:
     models = [
         {"name": "here", "path": str(tmp_path), "adapters": [{"name": "a", "path": "org/adapter"}]},
-        {"name": "there", "path": "org/model", "tokenizer_path": "org/model"},
+        {"name": "there", "path": "org/model", "tokenizer_path": "org/model", "adapter_folder": "dropped/there"},
     ]
     ours = {"name": "ours", "import_path": "app.builder:build", "args": {"models": models}}
     another = {"name": "another", "import_path": "other:app", "route_prefix": "/other"}
