@@ -77,8 +77,9 @@ class EngineSettings(SettingsNode):
         default=None,
         ge=0,
         le=256,
-        description="Maximum draft tokens, looked up in the request's own text and prediction; 0: no speculative "
-        "decoding; null: 16 on a CPU, 0 on a GPU and for models with recurrent states.",
+        description="Maximum draft tokens, looked up in the request's own text and prediction, or guessed by the "
+        "`draft_model`; 0: no speculative decoding; null: 16 on a CPU, 0 on a GPU and for models with recurrent "
+        "states.",
     )
     draft_model: FolderPath | None = Field(
         default=None,

@@ -1,7 +1,8 @@
 """The draft tokens of one request: where they come from, how often they are right, and what became of predicted ones.
 
 The acceptance rate is learned from every new token, whether its draft was computed or only looked up. So a request that
-stopped drafting because nothing was right resumes when its text starts to repeat itself. Pure: standard library only.
+stopped drafting because nothing was right resumes when its text starts to repeat itself. Guesses of a draft model are
+learned from only while it is asked. Pure: standard library only.
 """
 
 from __future__ import annotations
