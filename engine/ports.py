@@ -172,16 +172,18 @@ class Drafting(Protocol):
 
     Attributes:
         max_texts: number of texts that can be continued at once.
+        max_tokens: length of the longest text, with its draft.
         token_s: seconds that one more token of all drafts of a call takes; 0 before any was measured.
     """
 
     max_texts: int
+    max_tokens: int
     token_s: float
 
     def draft(self, texts: Sequence[DraftText], count: int, read_s: float) -> list[list[int]]:
         """Return up to `count` tokens that may follow each text.
 
-        A draft is empty if the text has not been read yet, has tokens that the model does not know, or is too long.
+        A draft is empty if the text has not been read yet, has tokens unknown to the model, or would be too long.
 
         Args:
             read_s: about how many seconds may be spent on reading a text that is new.

@@ -104,6 +104,7 @@ class DraftModel:
     ) -> None:
         assert config.vocab_size is not None
         self.max_texts = config.max_num_seqs
+        self.max_tokens = config.max_model_len
         self.token_s = 0.0
         self._config = config
         self._runner = runner
@@ -230,7 +231,7 @@ class DraftModel:
 
     def _try_extend(self, reading: _Reading, num_tokens: int, held: set[RequestId]) -> bool:
         """Take blocks for a text of this length, from others that are not drafted now; False if there are too few."""
-        if num_tokens > self._config.max_model_len:
+        if num_tokens > self.max_tokens:
             return False
         num_missing = -(-num_tokens // self._config.block_tokens) - len(reading.tables[0])
         while len(self._free_blocks) < num_missing * len(reading.tables):

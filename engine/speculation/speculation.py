@@ -124,11 +124,14 @@ class Speculation:
         asking = [
             live
             for live in decoding
-            if self._most(live) >= 1 and self._drafter(live).guesses.acceptance > acceptance_by_live.get(live, 0.0)
+            if self._most(live) >= 1
+            and live.num_tokens < model.max_tokens
+            and self._drafter(live).guesses.acceptance > acceptance_by_live.get(live, 0.0)
         ]
         if not asking:
             return offers
-        most = min(num_free // len(asking), *map(self._most, asking))
+        room = min(model.max_tokens - live.num_tokens for live in asking)
+        most = min(num_free // len(asking), room, *map(self._most, asking))
         count = num_guesses(
             [self._drafter(live).guesses.acceptance for live in asking],
             num_rows=len(decoding),

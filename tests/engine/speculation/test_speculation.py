@@ -351,7 +351,8 @@ class ScriptedModel:
 
     max_texts = 2
 
-    def __init__(self, *, is_right: bool = True, token_s: float = 0.0) -> None:
+    def __init__(self, *, is_right: bool = True, token_s: float = 0.0, max_tokens: int = 64) -> None:
+        self.max_tokens = max_tokens
         self.token_s = token_s
         self.asked: list[tuple[list[str], int]] = []
         self.num_declined = 0
@@ -420,6 +421,17 @@ def test_a_draft_model_is_not_asked_for_more_texts_than_it_takes_or_what_the_cli
     harness.add(replace(predicted, prediction_ids=answer_alone(predicted, 64).token_ids), a_request("e", max_tokens=30))
     harness.finish()
     assert {tuple(names) for names, _ in model.asked} == {("e",)}
+
+
+def test_a_draft_model_is_not_asked_for_texts_that_are_too_long_for_it() -> None:
+    """What was hoped for those made it guess for others, however often that was wrong."""
+    model = ScriptedModel(max_tokens=20)
+    harness = guessing(model)
+    harness.add(a_request("short", max_tokens=9), a_request("long", [1] * 16, max_tokens=9))
+    harness.finish()
+    # The long one has 17 tokens when it is first asked for, and 20 after two right guesses.
+    assert model.asked[0] == (["short", "long"], 2)
+    assert {tuple(names) for names, _ in model.asked[1:]} == {("short",)}
 
 
 def test_an_end_that_a_draft_model_guesses_leaves_no_other_draft_in_its_name() -> None:
