@@ -70,6 +70,7 @@ class StepTimes:
     """Seconds that the host has spent in each part of all steps so far.
 
     Attributes:
+        schedule_s: planning, which includes the steps of a draft model.
         wait_s: waiting for results of the device. If the host itself computes `forward_s` and `sample_s`, this is only
             the sampling after draft tokens.
     """
