@@ -242,7 +242,7 @@ class Meter:
         while num_left > 0:
             records = self.spool.pending(min(MAX_BATCH, num_left))
             await self._accounts.record.remote(await self._completed(records))
-            self.spool.acknowledge(len(records))
+            self.spool.acknowledge(records)
             num_left -= len(records)
             for record in records:
                 self._attempts_by_record.pop(record.record_id, None)

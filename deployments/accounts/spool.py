@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -73,11 +73,12 @@ class Spool:
         """The number of records not acknowledged yet."""
         return len(self._pending)
 
-    def acknowledge(self, count: int) -> None:
-        """Drop the oldest `count` records, which the ledger has stored."""
-        for _ in range(min(count, len(self._pending))):
-            self._pending.popleft()
-        self._num_stale += count
+    def acknowledge(self, records: Sequence[UsageRecord]) -> None:
+        """Drop records that `pending` returned and the ledger has stored; `add` may have dropped some of them."""
+        for record in records:
+            if self._pending and self._pending[0] is record:
+                self._pending.popleft()
+        self._num_stale += len(records)
         if not self._pending:
             self.num_unwritten = 0
         if self._file is None:

@@ -75,10 +75,10 @@ def test_what_is_acknowledged_is_forgotten_and_the_file_is_emptied(tmp_path: Pat
     for number in range(3):
         mine.add(replace(RECORD, record_id=f"r{number}"))
     assert [record.record_id for record in mine.pending(2)] == ["r0", "r1"]
-    mine.acknowledge(2)
+    mine.acknowledge(mine.pending(2))
     assert mine.num_pending == 1
     assert (tmp_path / "mine.0.jsonl").stat().st_size > 0
-    mine.acknowledge(1)
+    mine.acknowledge(mine.pending(1))
     assert (tmp_path / "mine.0.jsonl").stat().st_size == 0
 
 
@@ -92,7 +92,7 @@ def test_a_file_that_is_never_empty_does_not_grow_for_ever(tmp_path: Path, monke
         mine.add(replace(RECORD, record_id=name))
     for name in names[2:]:
         mine.add(replace(RECORD, record_id=name))
-        mine.acknowledge(1)
+        mine.acknowledge(mine.pending(1))
         [file] = tmp_path.iterdir()
         assert file.read_bytes().count(b"record_id") <= 6
     other = Spool(str(tmp_path), "other")
@@ -101,7 +101,7 @@ def test_a_file_that_is_never_empty_does_not_grow_for_ever(tmp_path: Path, monke
     monkeypatch.setattr(os, "rename", refused)
     for _ in range(5):
         mine.add(RECORD)
-        mine.acknowledge(1)
+        mine.acknowledge(mine.pending(1))
     assert mine.num_pending == 2
     die(mine)
     [(records, _)] = list(other.orphans())
@@ -141,6 +141,22 @@ def test_memory_is_bounded_and_what_is_lost_is_counted(tmp_path: Path, monkeypat
         mine.add(replace(RECORD, record_id=f"r{number}"))
     assert [record.record_id for record in mine.pending(9)] == ["r2", "r3", "r4"]
     assert mine.num_lost == 2
+
+
+def test_what_pushes_out_a_record_that_is_being_sent_is_still_to_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many records as had come meanwhile went with those that were stored, unsent, and were not counted as lost."""
+    monkeypatch.setattr(spool, "MAX_PENDING", 3)
+    mine = Spool(str(tmp_path), "mine")
+    records = [replace(RECORD, record_id=f"r{number}") for number in range(5)]
+    for record in records[:3]:
+        mine.add(record)
+    sent = mine.pending(2)
+    for record in records[3:]:
+        mine.add(record)
+    mine.acknowledge(sent)
+    assert mine.pending(9) == records[2:]
 
 
 def test_a_folder_that_cannot_be_made_leaves_records_in_memory(tmp_path: Path) -> None:
