@@ -84,7 +84,7 @@ class SafetySettings(SettingsNode):
     )
     overlap_chars: int = Field(default=50, ge=0, description="Characters shared by adjacent windows.")
     fails_closed: bool = Field(
-        default=True, description="Whether to refuse requests while the classifier is unreachable."
+        default=True, description="Whether to refuse requests while the classifier is unreachable or fails."
     )
     timeout_s: float = Field(default=5.0, gt=0, description="Seconds to wait for a verdict.")
     max_batch: int = Field(default=32, ge=1, description="Maximum texts per forward pass.")

@@ -181,12 +181,12 @@ def serve_error(error: RayError | RayServeException) -> Exception:
 
 
 async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Await a call to another actor; `part` names it in the message if it cannot be reached.
+    """Await a call to a part of the server, in another actor or in this process; `part` names it in messages.
 
     Raises:
         UnavailableError: it cannot be reached.
-        RequestError: as the actor raised it.
-        Exception: otherwise, as `serve_error`.
+        RequestError: as the part raised it.
+        Exception: otherwise, as `serve_error`; in this process, too, an error of the part's own becomes an EngineError.
     """
     try:
         return await call(*args, **kwargs)
@@ -197,6 +197,11 @@ async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **k
         if isinstance(found, ReplicaLostError | UnavailableError):
             raise UnavailableError(f"The {part} cannot be reached.", retry_after_s=RETRY_AFTER_S) from error
         raise found from error
+    except (OverloadError, EngineError):
+        raise
+    except Exception as error:
+        _logger.exception("the %s has failed", part)
+        raise EngineError(f"The {part} has failed ({type(error).__name__}).") from error
 
 
 async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:

@@ -65,7 +65,7 @@ from deployments.routing.watch import ReplicaWatch
 from deployments.stream.stream_handler import Judge
 from deployments.timeline import Timeline
 from deployments.tokenizer.tokenizer import LocalTokenizer, ask_tokenizer, build_codecs
-from engine.errors import OverloadError, RequestError
+from engine.errors import EngineError, OverloadError, RequestError
 
 if TYPE_CHECKING:
     from deployments.tracing import TraceWriter
@@ -352,15 +352,15 @@ class Gateway:
         return replace(request, timeout_s=self._config.default_timeout_s)
 
     async def _judge(self, texts: Sequence[str]) -> Sequence[Verdict]:
-        """Judge texts of a generation; without the classifier, raise if `fails_closed`, else let them pass."""
+        """Judge texts of a generation; if the classifier cannot, raise if `fails_closed`, else let them pass."""
         try:
             return await self.moderate(texts)
-        except OverloadError as error:
+        except (OverloadError, EngineError) as error:
             assert self._config.safety is not None
             if self._config.safety.fails_closed:
                 raise
             _logger.warning("%d texts pass without moderation: %s", len(texts), error)
-            return [Verdict(score_by_hazard={}, flagged=(), error=error.message) for _ in texts]
+            return [Verdict(score_by_hazard={}, flagged=(), error=str(error)) for _ in texts]
 
     async def _classifier(self) -> Judge | None:
         if self._config.safety is None:

@@ -140,6 +140,16 @@ async def test_a_verdict_that_blocks_nothing_may_fail(failure: Exception) -> Non
     assert [found and found.error for found in told] == ["gone", "gone"]
 
 
+async def test_so_may_one_of_a_classifier_in_the_gateway_s_process(gateway: OpenGateway) -> None:
+    """Its errors come as they are, and took the whole answer along."""
+    judge = Judge()
+    judge.failure = RuntimeError("not enough memory")
+    events = await events_of(await gateway(judge, safety=LENIENT), ask(moderation=Moderation()))
+    told = end_of(events).moderation
+    assert told is not None
+    assert [found and found.error for found in told] == ["The safety classifier has failed (RuntimeError)."] * 2
+
+
 async def test_what_was_judged_to_be_shown_is_not_judged_again() -> None:
     judge = ScriptedJudge()
     one = safety(judge, SafetyConfig(model_path="unused"), Moderation())

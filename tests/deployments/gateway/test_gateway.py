@@ -30,7 +30,7 @@ from deployments.generation import (
 from deployments.generation_calls import unpack_ids
 from deployments.handles import reached
 from deployments.slo import Slo
-from engine.errors import OverloadError, RequestError
+from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import DryPenalty, LzPenalty
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import Judge, ask, events_of, text_of
@@ -38,6 +38,7 @@ from tests.deployments.tiny_models import CONTEXT
 from tests.engine.simulated import ExactCosts
 
 OpenGateway = Callable[..., Awaitable[Gateway]]
+NO_MEMORY = RuntimeError("not enough memory")
 
 
 async def test_an_answer_starts_then_brings_text_then_ends(gateway: OpenGateway) -> None:
@@ -362,11 +363,20 @@ async def test_a_classifier_that_is_too_slow_counts_as_gone(gateway: OpenGateway
         await events_of(opened, ask())
 
 
-async def test_safety_that_fails_open_lets_pass(gateway: OpenGateway) -> None:
+@pytest.mark.parametrize("failure", [ActorDiedError(), NO_MEMORY, RayTaskError("judge", "", NO_MEMORY)])
+async def test_safety_that_fails_open_lets_pass(gateway: OpenGateway, failure: Exception) -> None:
+    """Where the classifier itself failed, in its own process or in the gateway's, every request failed with it."""
     judge = Judge()
-    judge.failure = ActorDiedError()
+    judge.failure = failure
     opened = await gateway(judge, safety=SafetyConfig(model_path="unused", fails_closed=False))
     assert text_of(await events_of(opened, ask()))
+
+
+async def test_safety_that_fails_closed_lets_nothing_pass_that_was_not_judged(gateway: OpenGateway) -> None:
+    judge = Judge()
+    judge.failure = NO_MEMORY
+    with pytest.raises(EngineError, match="safety classifier has failed"):
+        await events_of(await gateway(judge), ask())
 
 
 @pytest.mark.parametrize(
