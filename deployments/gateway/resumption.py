@@ -16,12 +16,15 @@ from typing import Protocol
 
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import GenerationCall, pack_ids
+from engine.errors import OverloadError
 from engine.request import Emission, FinishReason, RequestId
 
 _logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 120.0
-"""How long a generation that has lost its replica waits for another one."""
+"""How long a generation that has lost its replica waits for another one, or for room on it."""
+FULL = ("queue_full", "replicas_full")
+"""Reasons of an `OverloadError` for which a generation with tokens waits, too."""
 _POLL_S = 0.25
 
 
@@ -103,11 +106,19 @@ class Resumption:
                     )
                     return
                 self._on_resume()
-            except UnavailableError:
-                # A generation that lost its replica waits for a successor; one that has not begun is refused.
-                if self._lost_at_s is None or self._clock() - self._lost_at_s > MAX_WAIT_S:
+            except OverloadError as error:
+                if not self._may_wait(error):
                     raise
                 await asyncio.sleep(_POLL_S)
+
+    def _may_wait(self, error: OverloadError) -> bool:
+        """Return whether a refused attempt is repeated: one that has not begun is refused, as its client can retry.
+
+        A generation that lost its replica waits for a successor and, if it has tokens, for room on the others.
+        """
+        if self._lost_at_s is None or self._clock() - self._lost_at_s > MAX_WAIT_S:
+            return False
+        return isinstance(error, UnavailableError) or (bool(self._token_ids) and error.reason in FULL)
 
     def _attempt(self, num_resumes: int) -> GenerationCall:
         timeout_s = self._call.timeout_s

@@ -3,9 +3,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
+import pytest
+
 from deployments.errors import ReplicaLostError
+from deployments.gateway import resumption
 from deployments.gateway.resumption import Resumption
 from deployments.generation_calls import GenerationCall, pack_ids
+from engine.errors import OverloadError
 from engine.request import Emission, FinishReason, RequestId, SamplingParams
 
 CALL = GenerationCall(
@@ -19,13 +23,16 @@ CALL = GenerationCall(
 class Lost:
     """Replicas of which each but the last is lost behind its emissions."""
 
-    def __init__(self, *attempts: Sequence[Emission]) -> None:
+    def __init__(self, *attempts: Sequence[Emission] | Exception) -> None:
         self._attempts = list(attempts)
         self.calls: list[GenerationCall] = []
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         self.calls.append(call)
-        for emission in self._attempts.pop(0):
+        attempt = self._attempts.pop(0)
+        if isinstance(attempt, Exception):
+            raise attempt
+        for emission in attempt:
             yield emission
         if self._attempts:
             raise ReplicaLostError("gone")
@@ -40,6 +47,9 @@ def emission(token_id: int, *counts: int, reason: FinishReason | None = None) ->
         num_rejected=counts[1],
         finish_reason=reason,
     )
+
+
+LAST = emission(3, 0, 0, reason=FinishReason.STOP)
 
 
 async def test_of_a_prediction_all_replicas_together_are_counted() -> None:
@@ -64,3 +74,27 @@ async def test_so_it_is_where_nothing_was_left_to_draw() -> None:
         4,
         1,
     )
+
+
+def full(reason: str) -> OverloadError:
+    return OverloadError("Too many requests.", retry_after_s=1.0, reason=reason)
+
+
+async def test_what_was_shown_in_part_waits_for_room_on_the_replicas_that_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the others full, a stream whose replica was killed ended with their refusal."""
+    monkeypatch.setattr(resumption, "_POLL_S", 0.0)
+    lost = Lost([emission(1, 0, 0)], full("replicas_full"), full("queue_full"), [emission(2, 0, 0), LAST])
+    batches = [batch async for batch in Resumption(lost, CALL, max_resumes=1).tokens()]
+    assert [batch.token_ids for batch in batches] == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize(
+    "attempts", [[full("replicas_full")], [[], full("queue_full")], [[emission(1, 0, 0)], full("busy")]]
+)
+async def test_nothing_else_that_is_refused_waits(attempts: list[Sequence[Emission] | Exception]) -> None:
+    """Its client can still be told to come back; a gateway that stops must not begin anew."""
+    found = Resumption(Lost(*attempts, [LAST]), CALL, max_resumes=1).tokens()
+    with pytest.raises(OverloadError, match="Too many"):
+        [batch async for batch in found]
