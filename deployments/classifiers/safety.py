@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ray.serve.handle import DeploymentHandle
+
 from deployments.actor_process import begin_actor
 from deployments.batched_model import BatchedModel
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
+from deployments.handle_calls import until_answered
 
 if TYPE_CHECKING:
     from deployments.classifiers.classifier import Classifier
@@ -55,3 +58,12 @@ class Safety(BatchedModel[str, Verdict]):
         for text in texts:
             self._classifier.check(text)
         return await self.results(texts)
+
+
+async def ask_safety(handle: DeploymentHandle, texts: Sequence[str]) -> list[Verdict]:
+    """Return the deployment's verdict on each text, in order.
+
+    Cancelling withdraws the texts: a classifier that judged what nobody waits for any more would never catch up.
+    """
+    verdicts: list[Verdict] = await until_answered(handle.judge.remote(texts))
+    return verdicts

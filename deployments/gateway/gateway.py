@@ -29,7 +29,7 @@ from deployments.batches.client import BatchClient
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.channel.token_channel import ChannelListener
 from deployments.classifiers.reranking import Rerankers
-from deployments.classifiers.safety import Safety
+from deployments.classifiers.safety import Safety, ask_safety
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.errors import UnavailableError
 from deployments.exposition import FamilyText
@@ -366,8 +366,7 @@ class Gateway:
         if self._config.safety is None:
             return None
         if self._safety_handle is not None:
-            judge: Judge = self._safety_handle.judge.remote
-            return judge
+            return partial(ask_safety, self._safety_handle)
         return (await asyncio.to_thread(Safety, self._config.safety)).judge
 
     async def _sources(self) -> Mapping[str, TokenSource]:

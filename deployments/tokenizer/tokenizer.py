@@ -17,6 +17,7 @@ from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import pack_ids, unpack_ids
+from deployments.handle_calls import until_answered
 from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec
 from engine.errors import RequestError
 
@@ -73,7 +74,7 @@ async def ask_tokenizer(handle: DeploymentHandle, model: str, prompt: ChatPrompt
     """
     try:
         async with asyncio.timeout(ENCODE_TIMEOUT_S):
-            packed: bytes = await handle.encode.remote(model, prompt)
+            packed: bytes = await until_answered(handle.encode.remote(model, prompt))
     except TimeoutError as error:
         message = f"The tokenizer has not answered within {ENCODE_TIMEOUT_S:g} seconds."
         raise UnavailableError(message, retry_after_s=ENCODE_TIMEOUT_S) from error

@@ -38,13 +38,13 @@ SECRET = bytes(range(32))
 
 
 class Response:
-    """A `DeploymentResponse`."""
+    """A `DeploymentResponse`: a call goes on when nobody awaits it any more, unless it is canceled."""
 
     def __init__(self, call: Awaitable[Any]) -> None:
         self.task = asyncio.ensure_future(call)
 
     def __await__(self) -> Any:
-        return self.task.__await__()
+        return asyncio.shield(self.task).__await__()
 
     def cancel(self) -> None:
         self.task.cancel()
@@ -210,7 +210,12 @@ class Judge:
         self.gate = asyncio.Event()
         self.gate.set()
         self.failure: Exception | None = None
-        self.judge = Method(lambda texts: Response(self._judge(texts)))
+        self.calls: list[Response] = []
+        self.judge = Method(self._called)
+
+    def _called(self, texts: Sequence[str]) -> Response:
+        self.calls.append(Response(self._judge(texts)))
+        return self.calls[-1]
 
     async def _judge(self, texts: Sequence[str]) -> list[Verdict]:
         await self.gate.wait()

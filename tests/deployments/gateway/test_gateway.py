@@ -361,6 +361,11 @@ async def test_a_classifier_that_is_too_slow_counts_as_gone(gateway: OpenGateway
     opened = await gateway(judge, safety=SafetyConfig(model_path="unused", timeout_s=0.01))
     with pytest.raises(UnavailableError, match=r"0\.01 seconds"):
         await events_of(opened, ask())
+    # It judged all the same what nobody waited for any more, and under load fell behind for good.
+    judge.gate.set()
+    (call,) = judge.calls
+    await asyncio.wait([call.task])
+    assert call.task.cancelled()
 
 
 @pytest.mark.parametrize("failure", [ActorDiedError(), NO_MEMORY, RayTaskError("judge", "", NO_MEMORY)])

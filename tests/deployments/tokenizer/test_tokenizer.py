@@ -14,6 +14,7 @@ from deployments.generation import ChatMessage, ChatPrompt, TextPrompt
 from deployments.tokenizer import tokenizer
 from deployments.tokenizer.tokenizer import LocalTokenizer, Tokenizer, ask_tokenizer, build_codecs
 from engine.errors import RequestError
+from tests.deployments.in_process import Method, Response
 
 PATIENCE_S = 20.0
 CHAT = ChatPrompt(messages=(ChatMessage(role="user", content="Where am I? 日本"),))
@@ -57,15 +58,16 @@ async def test_while_a_prompt_is_encoded_the_event_loop_goes_on(
 
 
 async def test_an_actor_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hung:
-        encode = property(lambda self: self)
+    asked = Response(asyncio.Future())
 
-        async def remote(self, *args: object) -> bytes:
-            return await asyncio.Future()
+    class Hung:
+        encode = Method(lambda *args: asked)
 
     monkeypatch.setattr(tokenizer, "ENCODE_TIMEOUT_S", 0.01)
     with pytest.raises(UnavailableError, match="not answered"):
         await ask_tokenizer(Hung(), "chat", CHAT)  # type: ignore[arg-type]
+    # One that is only slow must not encode what nobody waits for any more.
+    assert asked.task.cancelled()
 
 
 async def test_a_model_that_is_not_there_is_refused_by_name(tiny_model: ModelConfig) -> None:
