@@ -16,6 +16,7 @@ other types, a value that parses as one of the other types is that. Pure.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ _LIST = {"type", "properties", "required", "additionalProperties", "$defs", "def
 """Schema keys of an object that is just a list of parameters."""
 _CHOICES = {"enum", "const"}
 _MAX_DEPTH = 16
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class Parameter:
 
     @property
     def is_json(self) -> bool:
-        """Whether it is always JSON, in whose strings the closing tag is text."""
+        """Whether it is JSON, in whose strings the closing tag is text, unless the schema could not be followed."""
         return self.choices is None and not (self.is_text and "string" in self.types)
 
     def value(self, written: str) -> str:
@@ -123,6 +125,7 @@ class TagScan:
         self._parameter: Parameter | None = None
         self._num = 0
         self._is_at_front = True
+        self._num_searched, self._is_in_string = 0, False
         self.is_complete = False
 
     def feed(self, text: str) -> tuple[int, str]:
@@ -150,14 +153,13 @@ class TagScan:
         self._parameter = self._by_name.get(name) or _any_parameter(name)
         self._num += 1
         self._is_at_front = True
+        self._num_searched, self._is_in_string = 0, False
         opening = "{" if self._num == 1 else ", "
         quote = '"' if self._parameter.is_plain else ""
         return end + 1, f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}"
 
     def _read_value(self, parameter: Parameter, text: str) -> tuple[int, str]:
-        end = text.find(CLOSING)
-        while end >= 0 and parameter.is_json and not _is_json(text[:end]):
-            end = text.find(CLOSING, end + 1)
+        end = self._find_end(parameter, text)
         is_whole = end >= 0
         if not parameter.is_plain:
             if not is_whole:
@@ -174,15 +176,16 @@ class TagScan:
         self._parameter = None
         return end + len(CLOSING), _inside(told.removesuffix("\n")) + '"'
 
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text, parse_int=str)
-    except RecursionError:
-        return True
-    except ValueError:
-        return False
-    return True
+    def _find_end(self, parameter: Parameter, text: str) -> int:
+        """Return where the tag that closes the value begins, or -1; one in a string of JSON closes nothing."""
+        while (end := text.find(CLOSING, self._num_searched)) >= 0:
+            num_quotes = _ESCAPE.sub("", text[self._num_searched : end]).count('"')
+            self._is_in_string ^= parameter.is_json and num_quotes % 2 == 1
+            if not self._is_in_string:
+                return end
+            # Each part is searched once: a string may have many such tags, and comes in many pieces.
+            self._num_searched = end + len(CLOSING)
+        return -1
 
 
 def _refuse(constant: str) -> None:

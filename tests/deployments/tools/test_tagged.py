@@ -264,6 +264,16 @@ def test_a_tag_in_a_string_of_json_closes_nothing(tokenizer: LLTokenizer) -> Non
         assert json.loads(made) == values
 
 
+@pytest.mark.parametrize("value", ["True", "{'x': 1}", "[1, 2", "", '["a"', "5 </param"])
+def test_what_should_be_json_and_is_not_ends_at_the_tag(value: str) -> None:
+    """Nothing is enforced of a tool whose schema cannot be followed; the call never ended, and was lost."""
+    text = tags(count=value, text="a") + "</function>"
+    for pieces in ([text], list(text)):
+        made, is_complete = scanned(pieces)
+        assert is_complete
+        assert json.loads(made) == {"count": value, "text": "a"}
+
+
 @pytest.mark.parametrize("choices", [["1", 2, None, True], ["\n", ",", "a\n", ""], ["null", "x"], ["0", False, 1]])
 def test_a_value_that_passes_as_an_enumerated_one_is_one(tokenizer: LLTokenizer, choices: list[Any]) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": choices}}, "required": ["a"]}
