@@ -76,8 +76,8 @@ def test_texts_that_are_put_back_in_between_are_read_again(plain: Engine) -> Non
     assert small.snapshot().counters.num_accepted_tokens > 0
 
 
-def test_adapters_are_guessed_for_by_the_small_model_alone(plain: Engine) -> None:
-    """A salt, a tenant and a prior answer make no difference either."""
+def test_what_a_draft_model_does_not_look_at_makes_no_difference(plain: Engine) -> None:
+    """A salt, a tenant, and an answer that was begun elsewhere."""
     request = a_request("a", temperature=1.0, ignore_eos=True)
     ((tokens, reason, _),) = answers(plain, [request]).values()
     rest = replace(request, prior_output_ids=tuple(tokens[:20]), salt="s", tenant="t")
