@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -47,8 +48,10 @@ async def test_a_health_check_without_a_host_is_answered() -> None:
     async def send(message: Any) -> None:
         told.append(message)
 
+    messages = [{"type": "http.request"}]
+
     async def receive() -> Any:
-        return {"type": "http.request"}
+        return messages.pop() if messages else await asyncio.Event().wait()
 
     app = create_app(ScriptedGateway(), host_rule=HostRule.of(None, is_open=True))
     scope = {"type": "http", "http_version": "1.0", "method": "GET", "path": "/health", "headers": []}
