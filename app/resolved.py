@@ -206,7 +206,7 @@ def mistakes(settings: Settings, *, reads_all: bool) -> list[str]:
     for index, model in enumerate(settings.models):
         if not reads_all:
             model = model.model_copy(update={"adapters": (), "adapter_folder": None})
-        if not any(map(is_hub_id, _paths(model))):
+        if not any(map(is_hub_id, model.sources().values())):
             parts.append(partial(_check_model, model, f"models[{index}]", names, settings, found))
             if reads_all:
                 parts.append(partial(_check_tokenizer, model, f"models[{index}]"))
@@ -248,14 +248,6 @@ def _check_safety(safety: SafetySettings) -> None:
     with at("safety.path"):
         read_window(path)
         check_weight_files(Path(path))
-
-
-def _paths(model: ModelSettings) -> list[str]:
-    return [
-        model.path,
-        *filter(None, [model.tokenizer_path, model.engine.draft_model]),
-        *(adapter.path for adapter in model.adapters),
-    ]
 
 
 def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:

@@ -56,6 +56,16 @@ class ModelSettings(SettingsNode):
     )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="Engine settings.")
 
+    def sources(self) -> dict[str, str]:
+        """Return the folders and hub ids of its checkpoints and declared adapters, by their keys."""
+        folders = {
+            "path": self.path,
+            "tokenizer_path": self.tokenizer_path,
+            "engine.draft_model": self.engine.draft_model,
+        }
+        folders |= {f"adapters[{index}].path": adapter.path for index, adapter in enumerate(self.adapters)}
+        return {key: folder for key, folder in folders.items() if folder is not None}
+
 
 class SafetySettings(SettingsNode):
     """The safety classifier; its fields are those of `deployments.config.SafetyConfig`."""

@@ -210,7 +210,7 @@ def build_model(
             f"quantization: {config.quantization!r} needs a C++ compiler, and a head width and block_tokens that are "
             "multiples of 16."
         )
-    if kernels is not None and threads is None:
+    if threads is None and kernels is not None:
         threads = Pool(kernels, config.num_threads, machine.NICENESS)
     dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
     cache = KvCache.of(
@@ -227,15 +227,13 @@ def build_model(
         # Transformers is imported only where it computes.
         from engine.fallback.loading import load_fallback
 
-        called = (
-            TorchBackend() if kernels is None or threads is None else CalledBackend(threads, dtype, config.quantization)
-        )
+        called = TorchBackend() if threads is None else CalledBackend(threads, dtype, config.quantization)
         fallback = load_fallback(config.model_path, spec, called, dtype, device, config.num_rows)
         fallback.make_room(config.num_snapshots)
         return buffers, fallback, cache
     assert isinstance(spec, DecoderSpec)
     parameters = weights(config.model_path, spec, dtype, device)
-    if kernels is None or threads is None:
+    if threads is None:
         return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache
     backend = NativeBackend(threads, dtype, config.max_adapter_rank, quantization=config.quantization)
     decoder = Decoder(spec, parameters, backend, config.max_model_len)

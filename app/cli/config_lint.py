@@ -88,18 +88,17 @@ def single_names(settings: Settings) -> list[str]:
     return [name for name, wanted in singles.items() if wanted is not None]
 
 
-def source_folders(settings: Settings, place: str) -> dict[str, str | None]:
+def source_folders(settings: Settings, place: str) -> dict[str, str]:
     """Return the folders and hub ids of an application's checkpoints and declared adapters, by their keys in the file.
 
     Args:
         place: key of the application's `args`.
     """
-    folders: dict[str, str | None] = {}
-    for index, model in enumerate(settings.models):
-        here = f"{place}.models[{index}]"
-        folders |= {f"{here}.path": model.path, f"{here}.tokenizer_path": model.tokenizer_path}
-        folders[f"{here}.engine.draft_model"] = model.engine.draft_model
-        folders |= {f"{here}.adapters[{i}].path": adapter.path for i, adapter in enumerate(model.adapters)}
+    folders = {
+        f"{place}.models[{index}].{key}": folder
+        for index, model in enumerate(settings.models)
+        for key, folder in model.sources().items()
+    }
     if settings.safety is not None:
         folders[f"{place}.safety.path"] = settings.safety.path
     return folders | {f"{place}.rerankers[{i}].path": reranker.path for i, reranker in enumerate(settings.rerankers)}
@@ -187,11 +186,11 @@ def _shared_folders(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
+    folders = {key: folder for key, folder in source_folders(settings, place).items() if not is_hub_id(folder)}
+    # A drop-in folder is never downloaded.
     drop_in = {f"{place}.models[{i}].adapter_folder": model.adapter_folder for i, model in enumerate(settings.models)}
-    for key, folder in (source_folders(settings, place) | drop_in).items():
-        # A drop-in folder is never downloaded.
-        if folder is None or (key not in drop_in and is_hub_id(folder)):
-            continue
+    folders |= {key: folder for key, folder in drop_in.items() if folder is not None}
+    for key, folder in folders.items():
         try:
             os.scandir(folder).close()
         except FileNotFoundError:

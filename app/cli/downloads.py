@@ -21,7 +21,7 @@ def hub_ids(path: str | Path) -> dict[str, str]:
         if application.get("import_path") == BUILDER:
             settings = Settings.model_validate(application["args"])
             for place, folder in source_folders(settings, f"applications[{index}].args").items():
-                if folder is not None and is_hub_id(folder):
+                if is_hub_id(folder):
                     place_by_id.setdefault(folder, place)
     return place_by_id
 

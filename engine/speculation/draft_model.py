@@ -64,10 +64,9 @@ class _Reading:
         """Take over what the text has become; return its length in tokens."""
         num_prompt = len(self.request.prompt_ids)
         num_tokens = num_prompt + len(output_ids)
-        new_ids = output_ids[self.drafted_at - num_prompt :] if self.draft_ids else ()
-        pairs = zip(new_ids, self.draft_ids, strict=False)
-        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if self.draft_ids:
+            pairs = zip(output_ids[self.drafted_at - num_prompt :], self.draft_ids, strict=False)
+            num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             self.num_read = min(self.num_read, self.drafted_at + num_right)
             self.draft_ids = []
         # The last token's logits are needed.

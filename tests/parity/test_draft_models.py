@@ -11,10 +11,9 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
-from engine.scheduling.step_costs import StepCosts
 from engine.speculation.draft_model import DraftModel
 from tests.parity.conftest import BUNDLED
-from tests.parity.test_speculation import KINDS, a_request, answers, make_engine
+from tests.parity.test_speculation import KINDS, a_request, answers, bytes_of, let_drafts_cost_nothing, make_engine
 
 DRAFT = BUNDLED.parent / "stdlib-draft"
 
@@ -31,9 +30,7 @@ def plain() -> Engine:
 @pytest.fixture(autouse=True)
 def _drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that every request is drafted, as long as it may be."""
-    monkeypatch.setattr(StepCosts, "has_decode_steps", True)
-    monkeypatch.setattr(StepCosts, "draft_token_s", 0.0)
-    monkeypatch.setattr(StepCosts, "step_s", lambda self, num_rows: 10.0)
+    let_drafts_cost_nothing(monkeypatch, step_s=10.0)
     monkeypatch.setattr(DraftModel, "_learn", lambda self, plan, took_s: setattr(self, "token_s", 1e-9))
 
 
@@ -70,9 +67,9 @@ def test_a_model_that_guesses_for_itself_is_right_with_the_same_noise(plain: Eng
 
 def test_texts_that_are_put_back_in_between_are_read_again(plain: Engine) -> None:
     requests = [a_request(f"{i}", seed=i, temperature=float(i % 2), ignore_eos=True) for i in range(6)]
-    token_bytes = 2 * 4 * plain.config.max_model_len  # only a small cache, whatever the model's shape
-    small = drafting_by(BUNDLED, max_model_len=96, max_batched_tokens=20, kv_cache_bytes=100 * token_bytes)
+    small = drafting_by(BUNDLED, max_model_len=96, max_batched_tokens=20, kv_cache_bytes=bytes_of(100))
     assert answers(small, requests) == answers(plain, requests)
+    assert small.snapshot().counters.num_preemptions > 0
     assert small.snapshot().counters.num_accepted_tokens > 0
 
 

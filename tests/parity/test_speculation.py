@@ -48,12 +48,22 @@ def drafting() -> Engine:
     return make_engine(12)
 
 
+def let_drafts_cost_nothing(patch: pytest.MonkeyPatch, step_s: float = 0.01) -> None:
+    """So that they are computed from the first step on, and as long as they may be."""
+    patch.setattr(StepCosts, "has_decode_steps", True)
+    patch.setattr(StepCosts, "draft_token_s", 0.0)
+    patch.setattr(StepCosts, "step_s", lambda self, num_rows: step_s)
+
+
+def bytes_of(num_tokens: int) -> int:
+    """Bytes of the keys and values of so many tokens in float32."""
+    config = json.loads((BUNDLED / "config.json").read_text())
+    return num_tokens * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 4
+
+
 @pytest.fixture(autouse=True)
 def _drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that they are computed from the first step on, and as long as they may be."""
-    monkeypatch.setattr(StepCosts, "has_decode_steps", True)
-    monkeypatch.setattr(StepCosts, "draft_token_s", 0.0)
-    monkeypatch.setattr(StepCosts, "step_s", lambda self, num_rows: 0.01)
+    let_drafts_cost_nothing(monkeypatch)
 
 
 def a_request(name: str, **fields: Any) -> Request:
@@ -110,9 +120,7 @@ def test_a_batch_of_every_kind(
 def test_some_are_put_back_in_between_and_prompts_come_in_chunks(plain: Engine) -> None:
     requests = [a_request(f"{i}", seed=i, temperature=float(i % 2), ignore_eos=True) for i in range(6)]
     expected = answers(plain, requests)
-    config = json.loads((BUNDLED / "config.json").read_text())
-    token_bytes = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 4
-    small = make_engine(12, max_model_len=96, max_batched_tokens=20, kv_cache_bytes=100 * token_bytes)
+    small = make_engine(12, max_model_len=96, max_batched_tokens=20, kv_cache_bytes=bytes_of(100))
     asked = [predicting(request, expected[request.request_id][0], 3) for request in requests]
     assert answers(small, asked) == expected
     assert small.snapshot().counters.num_preemptions > 0
