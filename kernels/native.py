@@ -29,6 +29,7 @@ class NativeKernels:
         self.name = path.stem
         """Unique to the combination of sources, compiler, flags and processor."""
         self._library = ctypes.CDLL(str(path))
+        self._address_by_kernel: dict[tuple[str, torch.dtype], int] = {}
         create, run, destroy = self._library.pool_create, self._library.pool_run, self._library.pool_destroy
         create.argtypes, create.restype = (ctypes.c_int64, ctypes.c_int64), ctypes.c_void_p
         run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p), ctypes.c_int64
@@ -43,10 +44,13 @@ class NativeKernels:
 
     def address(self, name: str, dtype: torch.dtype) -> int:
         """Return the address of a kernel for a tensor dtype, as `kernels.program.Op` takes it."""
-        function = getattr(self._library, f"{name}_{SUFFIX_BY_DTYPE[dtype]}")
-        address = ctypes.cast(function, ctypes.c_void_p).value
-        assert address is not None
-        return address
+        found = self._address_by_kernel.get((name, dtype))
+        if found is None:
+            function = getattr(self._library, f"{name}_{SUFFIX_BY_DTYPE[dtype]}")
+            found = ctypes.cast(function, ctypes.c_void_p).value
+            assert found is not None
+            self._address_by_kernel[name, dtype] = found
+        return found
 
 
 @cache

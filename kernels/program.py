@@ -7,6 +7,7 @@ memory, including the number of rows, change from step to step.
 from __future__ import annotations
 
 import ctypes
+import struct
 import weakref
 from collections.abc import Sequence
 
@@ -27,6 +28,11 @@ class Op(ctypes.Structure):
         ("begins_beside", ctypes.c_int64),
         ("may_pause", ctypes.c_int64),
     ]
+
+
+_PACKED_OP = struct.Struct("@QQ10Q8q2dqq")
+"""The fields of `Op`. Packing them takes a third of the time of setting them one by one."""
+_ADDRESSES, _SIZES, _NUMBERS = (0,) * 10, (0,) * 8, (0.0,) * 2
 
 
 class PauseWish:
@@ -62,6 +68,9 @@ class Pool:
         finalizer = weakref.finalize(self, kernels.destroy_pool, self._handle)
         # At process exit an engine's thread may still be in a step: the pool must outlive it.
         finalizer.atexit = False
+        # Those of `call`, which are overwritten by the next one.
+        self._op, self._count, self._never = Op(), ctypes.c_int64(), ctypes.c_int64()
+        self._count_address = ctypes.addressof(self._count)
 
     def op(
         self,
@@ -104,8 +113,23 @@ class Pool:
         numbers: Sequence[float] = (),
     ) -> None:
         """Run one kernel now."""
-        counted = torch.tensor([count])
-        self.run((Op * 1)(self.op(name, dtype, counted, tensors, sizes, numbers)), PauseWish())
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self._count.value = count
+        _PACKED_OP.pack_into(
+            self._op,
+            0,
+            self._kernels.address(name, dtype),
+            self._count_address,
+            *addresses,
+            *_ADDRESSES[len(addresses) :],
+            *sizes,
+            *_SIZES[len(sizes) :],
+            *numbers,
+            *_NUMBERS[len(numbers) :],
+            0,
+            0,
+        )
+        self._kernels.run_pool(self._handle, ctypes.byref(self._op), 1, ctypes.byref(self._never))
 
     def call_here(
         self, name: str, dtype: torch.dtype, count: int, tensors: Sequence[torch.Tensor | None], sizes: Sequence[int]

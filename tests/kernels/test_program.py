@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -224,6 +225,15 @@ def test_a_wish_that_comes_and_goes_while_it_runs_loses_no_op_and_runs_none_twic
         thread.join()
         assert torch.equal(x, expected)
     assert num_pauses
+
+
+def test_a_call_takes_as_many_tensors_sizes_and_numbers_as_an_op_has(pool: Pool) -> None:
+    x, indices, found = torch.randn(3, 4), torch.tensor([2, 0]), torch.zeros(2, 4)
+    pool.call("take_rows", torch.float32, 2, (x, indices, found, *[None] * 7), (4, *[0] * 7), (0.0, 0.0))
+    assert torch.equal(found, x[indices])
+    for tensors, sizes, numbers in (([None] * 11, (), ()), ((), [0] * 9, ()), ((), (), [0.0] * 3)):
+        with pytest.raises(struct.error):
+            pool.call("take_rows", torch.float32, 0, tensors, sizes, numbers)
 
 
 def test_an_unknown_kernel_is_an_error(pool: Pool) -> None:
