@@ -60,11 +60,29 @@ class CalledBackend(TorchBackend):
             return out
 
         def to_logits(h: torch.Tensor) -> torch.Tensor:
-            logits = h.new_empty(len(h), vocab, dtype=torch.float32)
-            self._call("packed_logits", len(h), (h.contiguous(), panels, None, logits), (hidden, vocab))
+            logits = h.new_empty(h.shape[0], vocab, dtype=torch.float32)
+            self._call("packed_logits", h.shape[0], (h.contiguous(), panels, None, logits), (hidden, vocab))
             return logits
 
         return embed if head is None else partial(take_rows, embedding), to_logits
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        """Add and norm in one pass."""
+        if weight is None:
+            return super().add_rms_norm(x, delta, weight, eps)
+        h, (rows, width) = torch.empty_like(x), x.shape
+        sizes = (width, weight.dtype is torch.float32, width)
+        self._call("add_rms_norm", rows, (x, delta, weight, h), sizes, (eps,))
+        return h
+
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Activate and multiply in one pass."""
+        rows, width = gate_up.shape
+        out = gate_up.new_empty(rows, width // 2)
+        self._call(f"{activation}_and_multiply", rows, (gate_up, out), (width // 2,))
+        return out
 
     def attend(
         self,
@@ -80,16 +98,16 @@ class CalledBackend(TorchBackend):
         """Write keys and values into the cache's panels, and attend to them in place."""
         assert norms is None, "whoever computes a model by modules of its own norms heads itself"
         block_tokens, kv_heads, head_dim = cache.k.shape[1:]
-        heads = qkv.shape[1] // head_dim - 2 * kv_heads
-        q = qkv.new_empty(len(qkv), heads, head_dim)
+        tokens, heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads
+        q = qkv.new_empty(tokens, heads, head_dim)
         sizes = (heads, kv_heads, head_dim, block_tokens)
         written = (qkv, cos_sin, None, None, cache.k, cache.v, batch.slots, q)
         turned = (cache.k.stride(0), False, form.rope.rotary_dim(head_dim))
-        self._call("rope_kv_write", len(qkv), written, (*sizes, *turned), (eps,))
+        self._call("rope_kv_write", tokens, written, (*sizes, *turned), (eps,))
         out = torch.empty_like(q)
         read = (q, cache.k, cache.v, batch.rows, batch.tables, out, sinks)
         told = (batch.tables.shape[1], cache.k.stride(0), form.window)
-        self._call("paged_attention", len(batch.rows), read, (*sizes, *told), (form.scale, form.softcap))
+        self._call("paged_attention", batch.rows.shape[0], read, (*sizes, *told), (form.scale, form.softcap))
         return out
 
     def routed_experts(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> RoutedExperts:
@@ -117,8 +135,7 @@ class CalledBackend(TorchBackend):
             joint = self._grouped(ups, paired, groups, count)
             if change is not None:
                 _change_groups(partial(change, "gate_up"), groups, rows, h[rows], joint)
-            gated = joint.new_empty(num_pairs, inner)
-            self._call(f"{activation}_and_multiply", num_pairs, (joint, gated), (inner,))
+            gated = self.activate_and_multiply(joint, activation)
             parts, y = self._grouped(downs, self._inputs(downs, gated), groups, count), torch.empty_like(h)
             if change is not None:
                 _change_groups(partial(change, "down"), groups, rows, gated, parts)
@@ -138,8 +155,8 @@ class CalledBackend(TorchBackend):
         return lay_out(matrices, count, quantization, self._arena.empty, self._pool)
 
     def _product(self, panels: Panels, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        y = x.new_empty(len(x), panels.out)
-        self._call(panels.kernel, len(x), (*self._inputs(panels, x), *panels.tensors, bias, y), panels.sizes)
+        y = x.new_empty(x.shape[0], panels.out)
+        self._call(panels.kernel, x.shape[0], (*self._inputs(panels, x), *panels.tensors, bias, y), panels.sizes)
         return y
 
     def _inputs(self, panels: Panels, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

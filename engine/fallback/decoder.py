@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from adapters.experts import EXPERTS
-from adapters.peft_format import parse_module_name
 from engine.attention import AttentionBatch
-from engine.backend import Backend, RoutedExperts
+from engine.backend import Backend
 from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
+from engine.fallback.module_layout import ModuleLayout
 from engine.fallback.rebinding import rebound
-from engine.fallback.spec import MULTIPLIED, StateKind
+from engine.fallback.rotations import LaterRotations
+from engine.fallback.spec import StateKind
 from engine.fallback.state_functions import KIND_BY_FUNCTION, state_functions
 from engine.fallback.states import NOTHING_KEPT, RowStates, cache_name
 from engine.kv_cache import KvCache
 from engine.lora import LinearProducts, PartedLora
 from engine.step import Snapshot, StateMoves
-from kernels.gated_activation.reference import Activation
 from kernels.state_rows import StateRows
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ class _Step:
     attention: tuple[AttentionBatch, ...]
     cache: KvCache
     lora: PartedLora | None
-    decodes: torch.Tensor  # the leading rows of `AttentionBatch.rows`, those of one token
     still: Mapping[int, torch.Tensor]  # cosines and sines of angle 0, [tokens, 2, head_dim], by head_dim
     singles: StateRows | None  # rows whose states the device finds; None if the host does
     rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if the host finds no states
@@ -83,10 +80,9 @@ class FallbackDecoder:
         self._model: PreTrainedModel | None = None
         self._states: RowStates | None = None
         self._step: _Step | None = None
-        self._lora: LinearProducts | None = (
-            None  # of the step's tokens, or of those that a recurrent module is called on
-        )
+        self._modules = ModuleLayout(spec, backend, dtype)
         self._last_hidden: torch.Tensor | None = None
+        self._rotations = LaterRotations()
         self._still = {shape.dim: rope_table(NO_ROPE, shape.dim, 1, dtype) for shape in spec.kv_shapes()}
 
     def take_over(self, model: PreTrainedModel, states: RowStates, device: torch.device) -> None:
@@ -97,9 +93,6 @@ class FallbackDecoder:
                 than one is there at a time as it was loaded.
             states: recurrent states of its layers for each row.
         """
-        # Needs transformers, which takes seconds to import.
-        from engine.fallback.experts import activation_of
-
         self._model, self._states = model, states
         kernels = self._backend.state_kernels()
         functions = {} if kernels is None else state_functions(kernels)
@@ -112,23 +105,13 @@ class FallbackDecoder:
             part = _StatePart(module.layer_idx, cache, forward, module.forward, direct)
             module.forward = partial(self._by_states, states, part)
         self._still = {dim: table.to(device) for dim, table in self._still.items()}
-        decoder, head = model.get_decoder(), model.get_output_embeddings()
+        decoder = model.get_decoder()
         # For some models get_decoder() returns the output matrix.
-        (model.base_model if decoder is head else decoder).register_forward_hook(self._keep_hidden)
-        adapted = set(self.spec.linear_shapes())
-        for name, module in model.named_modules():
-            # A router may be float32 in a 16-bit model, and then so is its input.
-            is_plain = type(module) is torch.nn.Linear and module.weight.dtype == self._dtype
-            if is_plain and module is not head and not name.endswith(MULTIPLIED):
-                self._lay_out(name, module, device)
-                adapted.discard(name)
-            elif (activation := activation_of(module)) is not None and module.down_proj.dtype == self._dtype:
-                self._lay_out_experts(name, module, activation, device)
-        assert not adapted, f"adapters of {min(adapted)} would have no effect"
-        if type(head) is torch.nn.Linear:
-            self._lay_out_vocabulary(model.get_input_embeddings(), head, device)
-        for tensor in chain(model.parameters(), model.buffers()):
-            tensor.data = _own(tensor, device)
+        decoder = model.base_model if decoder is model.get_output_embeddings() else decoder
+        decoder.register_forward_hook(self._keep_hidden)
+        for name in self.spec.rotating_modules:
+            self._rotations.put_off(model.get_submodule(name))
+        self._modules.take_over(model, device)
 
     def make_room(self, num_snapshots: int) -> None:
         """Allocate `num_snapshots` snapshots of states; steps take none before."""
@@ -171,13 +154,13 @@ class FallbackDecoder:
             batch.attention,
             cache,
             lora,
-            rows[: batch.attention[0].num_decodes],
             {dim: table.repeat(len(batch.token_ids), 1, 1) for dim, table in self._still.items()},
             self._states.singles(rows) if are_single else None,
             (rows if batch.host_rows is None else batch.host_rows).tolist() if has_states and not are_single else (),
             NOTHING_KEPT if batch.state_moves is None else batch.state_moves.kept,
         )
-        self._lora = lora
+        self._modules.begin(lora, rows[: batch.attention[0].num_decodes])
+        self._rotations.begin()
         try:
             output = self._model(
                 input_ids=batch.token_ids.unsqueeze(0),
@@ -186,7 +169,9 @@ class FallbackDecoder:
                 logits_to_keep=batch.sampled,
             )
         finally:
-            self._step = self._lora = None
+            self._step = None
+            self._modules.end()
+            self._rotations.end()
         logits = output.logits[0]
         if len(logits) != len(batch.sampled):
             logits = logits[batch.sampled]
@@ -212,69 +197,10 @@ class FallbackDecoder:
         padded = value if value.shape[-1] == dim else functional.pad(value, (0, dim - value.shape[-1]))
         # A layer with the keys of another one writes them again, to the same slots.
         qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, padded)], dim=1).to(self._dtype)
-        out = self._backend.attend(qkv, step.still[dim], None, 0.0, cache, step.attention[cache.table], form)
+        angles = self._rotations.table(query, key)
+        cos_sin = step.still[dim] if angles is None else angles
+        out = self._backend.attend(qkv, cos_sin, None, 0.0, cache, step.attention[cache.table], form)
         return out[..., : value.shape[-1]].unsqueeze(0).to(query.dtype), None
-
-    def _lay_out(self, name: str, module: torch.nn.Linear, device: torch.device) -> None:
-        bias = None if module.bias is None else _own(module.bias, device)
-        product = self._backend.linear(name, _own(module.weight, device), bias)
-        at = parse_module_name(name)
-        if at is not None and name in self.spec.modules:
-            layer, projection = at
-            splits = self.spec.widths().get(projection, {projection: module.out_features})
-            product = partial(self._adapted, product, layer, splits)
-        module.forward = partial(_by_rows, product)  # type: ignore[method-assign]
-        _give_away(module)
-
-    def _lay_out_experts(
-        self, name: str, module: torch.nn.Module, activation: Activation, device: torch.device
-    ) -> None:
-        gate_up, down = (_own(module.get_parameter(part), device) for part in ("gate_up_proj", "down_proj"))
-        at = EXPERTS.fullmatch(name) if name in self.spec.expert_modules else None
-        product = self._backend.routed_experts(gate_up, down, activation)
-        module.forward = partial(self._by_experts, product, None if at is None else int(at["layer"]))
-        for part in ("gate_up_proj", "down_proj"):
-            _give_away(module, part)
-
-    def _by_experts(
-        self,
-        product: RoutedExperts,
-        layer: int | None,
-        x: torch.Tensor,
-        experts: torch.Tensor,
-        weights: torch.Tensor,
-    ) -> torch.Tensor:
-        """Call a layer's experts by transformers' interface: [tokens, hidden], and what the router chose."""
-        decodes = None if self._step is None else self._step.decodes
-        if layer is None:
-            return product(x.contiguous(), experts, weights, decodes)
-        lora = None if self._step is None else self._step.lora
-        return product(x.contiguous(), experts, weights, decodes, lora, layer)
-
-    def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear, device: torch.device) -> None:
-        """Lay out the output matrix, which is never quantized, and the embedding, once if they are tied."""
-        weight = embedding.get_parameter("weight")
-        # If the files hold two matrices, transformers leaves them untied, whatever config.json says.
-        matrix = None if head.weight is weight else _own(head.weight, device)
-        embed, to_logits = self._backend.vocabulary(_own(weight, device), matrix)
-        bias = None if head.bias is None else _own(head.bias, device)
-        product = to_logits if bias is None else lambda h: to_logits(h).add_(bias)
-        head.forward = partial(_by_rows, product)  # type: ignore[method-assign]
-        _give_away(head)
-        if type(embedding) is torch.nn.Embedding:
-            embedding.forward = partial(_by_ids, embed)  # type: ignore[method-assign]
-            _give_away(embedding)
-
-    def _adapted(
-        self,
-        product: Callable[[torch.Tensor], torch.Tensor],
-        layer: int,
-        splits: Mapping[str, int],
-        x: torch.Tensor,
-    ) -> torch.Tensor:
-        if self._lora is None:
-            return product(x)
-        return self._lora.multiply(product, x, layer, tuple(splits), tuple(splits.values()))
 
     def _by_states(self, states: RowStates, part: _StatePart, *arguments: torch.Tensor, **told: Any) -> torch.Tensor:
         """Call a recurrent module on the tokens of each row; outside of a step, call its original `forward`."""
@@ -286,11 +212,11 @@ class FallbackDecoder:
             return part.forward(some, **{part.cache: held})
 
         def module_of_tokens(some: torch.Tensor, held: object, *, start: int, end: int) -> torch.Tensor:
-            whole, self._lora = self._lora, self._lora_of(start, end)
+            whole, self._modules.lora = self._modules.lora, self._lora_of(start, end)
             try:
                 return module(some, held)
             finally:
-                self._lora = whole
+                self._modules.lora = whole
 
         if self._step.singles is not None:
             return states.call_singles(module, part.layer, x, self._step.singles, part.direct)
@@ -310,24 +236,3 @@ class FallbackDecoder:
 
     def _keep_hidden(self, _module: torch.nn.Module, _arguments: object, output: Any) -> None:
         self._last_hidden = output[0][0]
-
-
-def _own(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor's data in its own memory on the device: transformers leaves it mapped from the file."""
-    return tensor.data.to(device, copy=True)
-
-
-def _give_away(module: torch.nn.Module, name: str = "weight") -> None:
-    """Free a weight that the backend has laid out; an empty one stays, because some modules ask for its dtype."""
-    setattr(module, name, torch.nn.Parameter(module.get_parameter(name).data.new_empty(0), requires_grad=False))
-
-
-def _by_rows(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Apply a product that takes contiguous [rows, in] to [any, ..., in]."""
-    y = product(x.flatten(0, -2).contiguous())
-    return y.view(*x.shape[:-1], y.shape[-1])
-
-
-def _by_ids(embed: Callable[[torch.Tensor], torch.Tensor], token_ids: torch.Tensor) -> torch.Tensor:
-    """Apply an embedding that takes [tokens] to [any, ...]."""
-    return embed(token_ids.flatten()).view(*token_ids.shape, -1)

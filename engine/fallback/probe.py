@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from transformers.utils import logging
 from engine.decoder.model_spec import Mixtures
 from engine.errors import CheckpointError
 from engine.fallback.experts import activation_of
+from engine.fallback.rotations import NotedRotations, Rotation
 from engine.fallback.state_caches import NotedStates
 from engine.fallback.states import cache_name
 
@@ -45,6 +46,7 @@ class AttentionCall:
         source: the first layer with the same keys and values, usually `layer` itself.
         window: 0 for none.
         softcap: 0 for none.
+        rotation: that of queries and keys just before, if it may be left to attention.
     """
 
     layer: int
@@ -56,6 +58,7 @@ class AttentionCall:
     scale: float
     window: int
     softcap: float
+    rotation: Rotation | None = None
 
 
 class Tried(NamedTuple):
@@ -111,6 +114,7 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
     _seen.clear()
     states = NotedStates(model.dtype)
     for name, module in model.named_modules():
+        _rotations.watch(name, module)
         if (told := cache_name(module)) is not None:
             module.forward = partial(_with_states, module.forward, name, told, states)
     mixtures: list[Mixtures] = []
@@ -125,6 +129,9 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
     _run(model, what)
     calls = list(_calls)
     _seen.clear()
+    if any(call.source != call.layer for call in calls):
+        # Keys of an earlier layer would be rotated by angles of this one.
+        calls = [replace(call, rotation=None) for call in calls]
     if not calls:
         raise CheckpointError(f"{what} is not served: it has no attention layer.")
     if "position_ids" not in signature(model.forward).parameters:
@@ -212,6 +219,7 @@ class _NotServed(Exception):
 _calls: list[AttentionCall] = []
 _seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 """Keys and values of `_calls`."""
+_rotations = NotedRotations()
 
 
 class _Ones(torch.Tensor):
@@ -287,6 +295,7 @@ def _note(
             scale=key.shape[3] ** -0.5 if scale is None else float(scale),
             window=window,
             softcap=float(told.get("softcap") or 0.0),
+            rotation=_rotations.of(query, key),
         )
     )
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.model_spec import KvShape
-from engine.decoder.rope import NO_ROPE
+from engine.decoder.rope import NO_ROPE, RopeSpec
 from engine.decoder.stored import Stored, stored_of
 from engine.errors import CheckpointError
-from engine.fallback.probe import on_no_device, try_out
+from engine.fallback.probe import AttentionCall, on_no_device, try_out
 from engine.fallback.spec import GATE_UP, MULTIPLIED, FallbackSpec
 from engine.loading.contents import opened
 from engine.loading.names import HEAD
@@ -78,7 +79,7 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "num_kv_heads": max(call.num_kv_heads for call in calls),
         "head_dim": max(call.head_dim for call in calls),
         "layers": tuple(
-            LayerForm(rope=NO_ROPE, scale=call.scale, window=call.window, softcap=call.softcap) for call in own
+            LayerForm(rope=_rope(call), scale=call.scale, window=call.window, softcap=call.softcap) for call in own
         ),
         "is_tied": head.weight is embedding.weight,
         "max_position": _max_position(config, folder),
@@ -93,6 +94,7 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "expert_modules": tuple(filter(EXPERTS.fullmatch, experts)),
         "states": states.form_by_key,
         "state_modules": tuple(states.modules),
+        "rotating_modules": tuple(call.rotation.module for call in calls if call.rotation is not None),
     }
 
 
@@ -151,6 +153,11 @@ def _max_position(config: PretrainedConfig, folder: str) -> int:
         if rope.get("rope_type") in (DYNAMIC, LONG):
             longest = min(longest, rope.get("original_max_position_embeddings") or longest)
     return longest
+
+
+def _rope(call: AttentionCall) -> RopeSpec:
+    """Return which dimensions of a head rotate; the angles are the model's."""
+    return NO_ROPE if call.rotation is None else replace(NO_ROPE, fraction=call.rotation.dim / call.head_dim)
 
 
 def _modules(model: PreTrainedModel, linears: Collection[str]) -> dict[str, tuple[int, ...]]:

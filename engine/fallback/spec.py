@@ -54,6 +54,7 @@ class FallbackSpec(ModelSpec):
         expert_modules: names of the modules that hold their experts, those in which adapters may change them.
         states: recurrent states, of layers that keep them instead of or beside keys.
         state_modules: names of the modules that keep them.
+        rotating_modules: names of the modules that leave rotations to attention (`engine.fallback.rotations`).
     """
 
     modules: Mapping[str, tuple[int, ...]]
@@ -67,6 +68,7 @@ class FallbackSpec(ModelSpec):
     expert_modules: tuple[str, ...] = ()
     states: Mapping[StateKey, StateForm] = field(default_factory=dict)
     state_modules: tuple[str, ...] = ()
+    rotating_modules: tuple[str, ...] = ()
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """As `ModelSpec` says."""

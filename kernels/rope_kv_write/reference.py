@@ -53,7 +53,7 @@ def rope_kv_write(
     if norms is not None:
         q, k = _normed(q, norms[0], eps), _normed(k, norms[1], eps)
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    q, rotated = _rotate(q, cos_sin, rotary_dim), _rotate(k, cos_sin, rotary_dim)
+    q, rotated = rotate(q, cos_sin, rotary_dim), rotate(k, cos_sin, rotary_dim)
     # Not flattened, because blocks may not be contiguous.
     at = slots // k_cache.shape[1], slots % k_cache.shape[1]
     if spans is None:
@@ -64,13 +64,14 @@ def rope_kv_write(
     return q
 
 
+def rotate(x: torch.Tensor, cos_sin: torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    """Rotate the heads `x` [tokens, heads, head_dim]; other arguments as in `rope_kv_write`."""
+    half, still = rotary_dim // 2, x[..., rotary_dim:]
+    swapped = torch.cat((-x[..., half:rotary_dim], x[..., :half], still), dim=-1)
+    return x * cos_sin[:, :1] + swapped * cos_sin[:, 1:]
+
+
 def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if weight.dim() == 1:
         return add_rms_norm(x, None, weight, eps)
     return torch.stack([add_rms_norm(heads, None, own, eps) for heads, own in zip(x, weight, strict=True)])
-
-
-def _rotate(x: torch.Tensor, cos_sin: torch.Tensor, rotary_dim: int) -> torch.Tensor:
-    half, still = rotary_dim // 2, x[..., rotary_dim:]
-    swapped = torch.cat((-x[..., half:rotary_dim], x[..., :half], still), dim=-1)
-    return x * cos_sin[:, :1] + swapped * cos_sin[:, 1:]

@@ -172,7 +172,7 @@ def test_states_take_memory_of_the_cache(saved: Callable[[str], Checkpoint]) -> 
 
 # PEFT takes no adapter of `out_proj` for some, and for one counts a router that is no linear module among all of them.
 SOME = {
-    "FalconH1ForCausalLM": ["in_proj", "q_proj", "o_proj", "down_proj"],
+    "FalconH1ForCausalLM": ["in_proj", "q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "NemotronHForCausalLM": ["in_proj", "q_proj", "o_proj", "down_proj"],
     "Qwen3NextForCausalLM": ["in_proj_qkvz", "in_proj_ba", "out_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
 }
