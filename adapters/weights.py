@@ -42,11 +42,6 @@ class Columns:
     gain: torch.Tensor
     shift: torch.Tensor
 
-    @property
-    def has_gain(self) -> bool:
-        """Whether the output is scaled at all."""
-        return bool((self.gain != 1).any())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:

@@ -124,7 +124,7 @@ class Runner:
     @torch.inference_mode()
     def collect(self) -> StepResult:
         """Wait for the oldest result."""
-        plan, rows, lines, scores, logits, drawing, vectors = self._submitted.popleft()
+        rows, lines, scores, logits, drawing, vectors = self._submitted.popleft()
         drawn = self._sampler.finish(drawing)
         found = draw_behind(self._sampler, logits, lines, rows, drawn)
         pooled = {request_id: vector.fetch() for request_id, vector in vectors.items()}
@@ -136,7 +136,6 @@ class Runner:
             del tokens[request_id]
         errors |= {request_id: NOT_FINITE for request_id, vector in pooled.items() if vector is None}
         return StepResult(
-            step_id=plan.step_id,
             token_ids_by_request=tokens,
             error_by_request=errors,
             unfollowable=frozenset(by_row[row] for row in drawn.unfollowable),
@@ -184,7 +183,7 @@ class Runner:
         drawing = self._sampler.draw(first, [row.row for row in rows], [row.end for row in rows])
         self._buffers.keep(drawing.token_ids)
         vectors = self._pooler.add(plan, output.hidden) if plan.has_pooled else {}
-        return _Submitted(plan, rows, lines, scores, output.logits, drawing, vectors)
+        return _Submitted(rows, lines, scores, output.logits, drawing, vectors)
 
     def _scored(
         self, plan: StepPlan, logits: torch.Tensor
@@ -210,12 +209,11 @@ class Runner:
 
 
 class _Submitted(NamedTuple):
-    """A plan that is being sampled.
+    """A step that is being sampled.
 
     `rows` are those that sample, and `lines` the index of the first row of logits of each.
     """
 
-    plan: StepPlan
     rows: list[StepRow]
     lines: list[int]
     scores: dict[RequestId, Callable[[], torch.Tensor]]

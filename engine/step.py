@@ -197,7 +197,6 @@ class StepResult:
         pooled_by_request: vectors of pooling requests that are complete; as `Emission.pooled`.
     """
 
-    step_id: int
     token_ids_by_request: dict[RequestId, tuple[int, ...]]
     error_by_request: dict[RequestId, str]
     unfollowable: frozenset[RequestId] = frozenset()

@@ -1,4 +1,4 @@
-"""Predicts when a request that arrived now would get its first and its last token. Pure: standard library only.
+"""Predicts when a request that arrived now would start, and when it would end. Pure: standard library only.
 
 Simulates requests in the order in which the scheduler serves them. Each takes a row and blocks once they are free and
 all requests before it have theirs, computes its prompt once those before it have computed theirs, and then draws a
@@ -76,14 +76,13 @@ class Forecast:
 
     Attributes:
         start_s: until its prompt starts.
-        first_s, end_s: until its first and its last token.
+        end_s: until its last token.
         alone_s: until its last token if it had the engine to itself.
         breaks_s: until the last of those requests ends whose deadlines would be kept without this request but not with
             it; 0 if there are none.
     """
 
     start_s: float
-    first_s: float
     end_s: float
     alone_s: float
     breaks_s: float
@@ -91,7 +90,6 @@ class Forecast:
 
 class _Place(NamedTuple):
     start: float
-    first: int
     end: int
 
 
@@ -115,7 +113,6 @@ def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts,
     missed = backlog.num_steps + (0 if backlog.is_empty else 1)
     return Forecast(
         start_s=(missed + place.start) * step_s + prompt_s,
-        first_s=(missed + place.first) * step_s + prompt_s + own_prompt_s,
         end_s=(missed + place.end) * step_s + prompt_s + own_prompt_s,
         alone_s=least_s(load, capacity, costs),
         breaks_s=breaks_s,
@@ -155,10 +152,10 @@ def _places(load: Load, backlog: Backlog, capacity: Capacity) -> Iterator[_Place
 
 def _place(load: Load, row_free: int, prompts_done: float, capacity: Capacity) -> _Place:
     if load.prompt_tokens <= 1:
-        return _Place(row_free, row_free + 1, row_free + load.output_tokens)
+        return _Place(row_free, row_free + load.output_tokens)
     start = max(row_free, prompts_done)
-    first = ceil(start + _prompt_steps(load, capacity))
-    return _Place(start, first, first + load.output_tokens - 1)
+    # The last step of the prompt draws the first token.
+    return _Place(start, ceil(start + _prompt_steps(load, capacity)) + load.output_tokens - 1)
 
 
 def _prompt_s(load: Load, costs: StepCosts) -> float:

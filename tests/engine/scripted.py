@@ -185,7 +185,7 @@ class ScriptedRunner:
         if self.pauses():
             return True
         plan = self._begun.pop()
-        result = StepResult(step_id=plan.step_id, token_ids_by_request={}, error_by_request={})
+        result = StepResult(token_ids_by_request={}, error_by_request={})
         writes: dict[int, int] = {}
         for row in plan.rows:
             assert self._owner_by_row[row.row] == row.request.request_id, "a row that is computed changed hands"

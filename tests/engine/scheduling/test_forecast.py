@@ -26,7 +26,6 @@ def test_alone_it_is_its_prompt_and_a_step_for_each_token() -> None:
     found = forecast(Load(100, 10, 7), Backlog(), CAPACITY, COSTS, 0.0)
     # Two steps compute the prompt, the second draws the first token; nine more follow.
     assert found.end_s == found.alone_s == pytest.approx(11 * 0.011 + 100 * 0.0001)
-    assert found.first_s == pytest.approx(2 * 0.011 + 100 * 0.0001)
     assert found.start_s == 0
 
 
@@ -70,7 +69,6 @@ def test_one_more_before_it_never_makes_it_earlier(
     later = forecast(load, Backlog(running, longer, takes_row), CAPACITY, COSTS, 0.0)
     slack = 1 - 1e-9
     assert later.start_s >= slack * found.start_s
-    assert later.first_s >= slack * found.first_s
     assert later.end_s >= slack * found.end_s
 
 
@@ -79,5 +77,5 @@ def test_nobody_is_faster_in_company_than_alone(
     load: Load, running: tuple[Load, ...], waiting: tuple[Load, ...]
 ) -> None:
     found = forecast(load, Backlog(running, waiting), CAPACITY, COSTS, 0.0)
-    assert found.start_s <= found.first_s <= found.end_s
+    assert found.start_s <= found.end_s
     assert found.alone_s <= found.end_s * (1 + 1e-9)

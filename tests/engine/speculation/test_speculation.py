@@ -229,9 +229,7 @@ def test_a_token_that_was_only_drawn_is_not_computed() -> None:
     assert plan is not None
     assert plan.rows[0].draft_ids == answer[1:8]
     harness.scheduler.advance(plan)
-    result = StepResult(
-        step_id=plan.step_id, token_ids_by_request={request.request_id: answer[1:4]}, error_by_request={}
-    )
+    result = StepResult(token_ids_by_request={request.request_id: answer[1:4]}, error_by_request={})
     harness.scheduler.commit(plan, result)
     plan = harness.scheduler.plan()
     assert plan is not None
