@@ -345,7 +345,7 @@ async def test_a_text_that_cannot_be_judged_is_told_by_the_field_that_has_it(
 async def test_without_a_classifier_that_answers_nothing_passes(gateway: OpenGateway, serving: Serving) -> None:
     judge = Judge()
     judge.failure = ActorDiedError()
-    opened = await gateway(judge)
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", timeout_s=0.3))
     with pytest.raises(UnavailableError, match="safety classifier") as caught:
         await events_of(opened, ask())
     assert caught.value.retry_after_s > 0

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, more: str = "", first: str = "") -> tuple[list[str], str]:
+def run(folder: Path, *, more: str = "", first: str = "") -> tuple[list[str], str]:
     """Run in a fresh interpreter; returns what it printed, and what it complained of."""
     code = first + CODE.format(more=more)
     done = subprocess.run(
@@ -42,17 +42,13 @@ def run(folder: Path, more: str = "", first: str = "") -> tuple[list[str], str]:
 
 
 def test_text_is_encoded_without_torch_and_without_advice_to_install_it(folder: Path) -> None:
-    (token_ids, modules), complaints = run(folder)
+    more = "import torch, importlib.util\nprint(importlib.util.find_spec('torch') is not None)"
+    (token_ids, modules, can_find_torch), complaints = run(folder, more=more)
     assert modules == "True False"
     assert "PyTorch" not in complaints
+    assert can_find_torch == "True"
     (with_torch, modules), _ = run(folder, first="import torch\n")
     assert (with_torch, modules) == (token_ids, "True True")
-
-
-def test_torch_can_be_imported_afterwards(folder: Path) -> None:
-    more = "import torch, importlib.util\nprint(importlib.util.find_spec('torch') is not None)"
-    (*_, last), _ = run(folder, more)
-    assert last == "True"
 
 
 @pytest.mark.parametrize("is_generic", [True, False])
