@@ -20,12 +20,10 @@ from app.settings import LimitSettings
 from app.translation.render import ResponseHead
 from app.translation.translate import whole_chat_prompt
 from deployments.accounts.values import TenantLimits
-from deployments.gateway.inside import BATCH_PRIORITY, INSIDE
+from deployments.gateway.inside import BATCH_PRIORITY, INSIDE, MAX_TIMEOUT_S, MIN_TIMEOUT_S, TIMEOUT_HEADER
 from deployments.generation import GenerationEvent, GenerationRequest
 
-TIMEOUT_HEADER = "x-request-timeout"
 MAX_TRACE_PARENT_CHARS = 128
-MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is invalid; `param` names the field."},

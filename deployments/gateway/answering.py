@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 
 from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
@@ -25,7 +24,6 @@ from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.gateway.token_masks import check_some_are_left, check_token_ids
 from deployments.gateway.token_scores import check_prompt_scores, scored, scored_prompt
 from deployments.generation import (
-    PREDICTION_FIELD,
     CallDelta,
     ChatPrompt,
     EndReason,
@@ -46,15 +44,13 @@ from deployments.stream.harmony import HarmonyParts
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
-from deployments.waits import patiently, side_by_side
+from deployments.waits import side_by_side
 from engine.errors import EngineError, GrammarError, RequestError
 from engine.request import DryPenalty, Emission, FinishReason, RequestId
 
 REFUSAL = "I can't help with that request."
 NUM_TAIL_TOKENS = 16
 """How many of the prompt's last tokens are searched for an open reasoning section, which a template may begin."""
-INPUT_PATIENCE_S = 5.0
-"""How long a request waits for a tokenizer that is being replaced."""
 
 
 class Answer:
@@ -101,7 +97,9 @@ class Answer:
         try:
             async with asyncio.timeout(self._left_s(deadline_s)):
                 with self._recorder.stage("tokenize"):
-                    self._prompt_ids, predicted = await side_by_side((self._encode(), self._prediction_ids()))
+                    self._prompt_ids, predicted = await side_by_side(
+                        (self._encode(), prediction_ids(self._model, self._request.prediction))
+                    )
                 self._recorder.timeline.num_prompt_tokens = len(self._prompt_ids)
                 # Only a reasoning model needs to know how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
@@ -138,14 +136,10 @@ class Answer:
         if isinstance(prompt, TokenPrompt):
             token_ids = prompt.token_ids
         else:
-            token_ids = await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
+            token_ids = await self._model.encode_patiently(prompt)
         # Checked for encoded text too: a tokenizer may have more tokens than the model.
         check_vocabulary(token_ids, self._model.config.vocab_size, field=self._prompt_field)
         return token_ids
-
-    async def _prediction_ids(self) -> Sequence[int]:
-        text = self._request.prediction
-        return await prediction_ids(self._model, text, field=PREDICTION_FIELD, patience_s=INPUT_PATIENCE_S)
 
     @property
     def _prompt_field(self) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
 from deployments.errors import ReplicaLostError
-from deployments.gateway.answering import INPUT_PATIENCE_S
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
@@ -106,7 +105,7 @@ class Embedding:
         else:
             try:
                 async with self._room:
-                    token_ids = await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
+                    token_ids = await self._model.encode_patiently(prompt)
             except RequestError as error:
                 # The tokenizer's message calls every text "prompt".
                 message = error.message.replace("prompt", f"'{field}'", 1)

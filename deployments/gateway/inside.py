@@ -19,6 +19,8 @@ INSIDE = "inside"
 BATCH_PRIORITY = 2**33
 """Added to each request's priority value: more than a client can subtract, so batches rank below all other requests."""
 
+TIMEOUT_HEADER = "x-request-timeout"
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
 MAX_ANSWER_BYTES = 4_000_000
 """Bound on what Serve returns in one message."""
 _TOO_LARGE = json.dumps(
@@ -37,8 +39,7 @@ async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
     """Return the application's answer; cancelling frees its work."""
     headers = {"content-type": "application/json", "x-request-id": call.request_id}
     if call.timeout_s is not None:
-        # The bounds of `X-Request-Timeout`.
-        headers["x-request-timeout"] = f"{min(86_400.0, max(0.001, call.timeout_s)):.3f}"
+        headers[TIMEOUT_HEADER] = f"{min(MAX_TIMEOUT_S, max(MIN_TIMEOUT_S, call.timeout_s)):.3f}"
 
     async def told(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "state": {INSIDE: call.tenant}}, receive, send)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 from deployments.gateway.served_model import ServedModel, check_vocabulary
-from deployments.generation import TextPrompt
-from deployments.waits import patiently
+from deployments.generation import PREDICTION_FIELD, TextPrompt
 from engine.errors import RequestError
 
 
-async def prediction_ids(model: ServedModel, text: str, *, field: str, patience_s: float) -> tuple[int, ...]:
+async def prediction_ids(model: ServedModel, text: str) -> Sequence[int]:
     """Return the token ids of a prediction; empty for an empty text.
 
     Raises:
-        RequestError: it is longer than the context, or cannot be encoded for this model; names `field`.
+        RequestError: it is longer than the context, or cannot be encoded for this model.
         UnavailableError: the tokenizer cannot be reached.
     """
     if not text:
         return ()
-    prompt = TextPrompt(text=text, has_special_tokens=False)
+    field = PREDICTION_FIELD
     try:
-        token_ids = tuple(await patiently(partial(model.encode, prompt), patience_s))
+        token_ids = await model.encode_patiently(TextPrompt(text=text, has_special_tokens=False))
     except RequestError as error:
         raise RequestError(f"'{field}' is refused: {error.message}", field=field) from None
     check_vocabulary(token_ids, model.config.vocab_size, field=field)

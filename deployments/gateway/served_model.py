@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from deployments.config import ModelConfig
@@ -12,7 +13,11 @@ from deployments.gateway.resumption import TokenSource
 from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.tokenizer.text_codec import TextCodec
+from deployments.waits import patiently
 from engine.errors import RequestError
+
+INPUT_PATIENCE_S = 5.0
+"""How long a request waits for a tokenizer that is being replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,10 @@ class ServedModel:
     encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
     source: TokenSource
     pool: Callable[[GenerationCall], Awaitable[GenerationResult]]
+
+    async def encode_patiently(self, prompt: ChatPrompt | TextPrompt) -> Sequence[int]:
+        """Return the token ids of a prompt, if need be from the successor of a tokenizer that has died."""
+        return await patiently(partial(self.encode, prompt), INPUT_PATIENCE_S)
 
     def closed(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with sampling parameters that it leaves open set to the model's defaults."""
