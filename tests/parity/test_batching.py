@@ -41,11 +41,11 @@ def test_prefill_in_chunks_of_seven_in_every_family(family: Checkpoint) -> None:
     assert run_engine(engine, [greedy("1", PROMPTS[1])]) == {"1": family.generate(PROMPTS[1])}
 
 
-def test_a_hit_in_the_prefix_cache(family: Checkpoint) -> None:
+def test_alone_and_by_a_hit_in_the_prefix_cache(family: Checkpoint) -> None:
     engine = make_engine(family, block_tokens=4)
     prompt = PROMPTS[1]
     longer = (*prompt, *PROMPTS[2])[:120]
-    run_engine(engine, [greedy("first", prompt)])
+    assert run_engine(engine, [greedy("first", prompt)]) == {"first": family.generate(prompt)}
     found = emissions_of(engine, [greedy("again", prompt), greedy("longer", longer)])
     assert found["again"][0].num_cached_tokens == (len(prompt) - 1) // 4 * 4
     assert found["longer"][0].num_cached_tokens >= len(prompt) // 4 * 4
@@ -82,19 +82,30 @@ def test_prefixes_that_were_thrown_out_come_back_from_disk(
     assert fetched[1] > fetched[0] > 0
 
 
-@pytest.mark.parametrize("enable_prefix_cache", [True, False])
-def test_preemption_in_a_cache_too_small_for_all(family: Checkpoint, enable_prefix_cache: bool) -> None:
+def check_preemption(model: Checkpoint, *, enable_prefix_cache: bool = True) -> None:
+    """Run more requests than the cache has room for."""
     prompts = {str(i): prompt for i, prompt in enumerate(random_prompts(8, longest=24, seed=9))}
     engine = make_engine(
-        family,
+        model,
         block_tokens=4,
         max_model_len=72,
-        kv_cache_bytes=80 * family.token_bytes,
+        kv_cache_bytes=80 * model.token_bytes,
         enable_prefix_cache=enable_prefix_cache,
     )
     found = run_engine(engine, [greedy(name, prompt, num_tokens=30) for name, prompt in prompts.items()])
     assert engine.snapshot().counters.num_preemptions > 0
-    assert found == {name: family.generate(prompt, 30) for name, prompt in prompts.items()}
+    assert found == {name: model.generate(prompt, 30) for name, prompt in prompts.items()}
+
+
+def test_preemption_in_a_cache_too_small_for_all(family: Checkpoint) -> None:
+    check_preemption(family)
+
+
+@pytest.mark.parametrize("name", ["llama3", "ministral", "gpt-oss"])
+def test_without_a_prefix_cache_all_of_a_preempted_request_is_computed_again(
+    checkpoint: Callable[[str], Checkpoint], name: str
+) -> None:
+    check_preemption(checkpoint(name), enable_prefix_cache=False)
 
 
 def a_request(number: int, tenant: str) -> Request:

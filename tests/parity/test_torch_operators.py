@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from tests.parity.conftest import Checkpoint, greedy, random_prompts, run_engine
+from tests.parity.conftest import Checkpoint, greedy, make_engine, random_prompts, run_engine
 
 
 @pytest.fixture(autouse=True)
@@ -14,9 +12,9 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.native.load", lambda: None)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_batched_tokens": 7, "max_num_seqs": 7}], ids=["at once", "chunks of 7"])
-def test_a_mixed_batch_gets_the_tokens_of_transformers(family: Checkpoint, options: dict[str, int]) -> None:
-    engine = build_engine(EngineConfig(model_path=family.path, dtype="float32", num_threads=1, **options))
+def test_a_mixed_batch_gets_the_tokens_of_transformers(family: Checkpoint) -> None:
+    """Of more tokens than a step has, so that some prompts are read whole, together, and others in chunks."""
+    engine = make_engine(family, max_batched_tokens=50, max_num_seqs=8)
     prompts = random_prompts(8, longest=70)
     found = run_engine(engine, [greedy(str(i), prompt) for i, prompt in enumerate(prompts)])
     assert found == {str(i): family.generate(prompt) for i, prompt in enumerate(prompts)}
