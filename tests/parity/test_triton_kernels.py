@@ -38,27 +38,17 @@ from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyo
 NUM_TOKENS = 4
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama3",
-        "llama-with-biases",
-        "qwen3",
-        "gemma2",
-        "gemma3",
-        "granite",
-        "olmo3",
-        "phi3-partial",
-        "qwen2-moe",
-        "gpt-oss",
-    ],
+FAMILIES = (
+    *("llama3", "llama-with-biases", "qwen3", "gemma2", "gemma3", "granite", "olmo3", "phi3-partial", "qwen2-moe"),
+    "gpt-oss",
 )
-@pytest.mark.parametrize("overlaps", [False, True])
+
+
+# One family tells whether it is the overlap that is wrong.
+@pytest.mark.parametrize(("name", "overlaps"), [("llama3", False), *((name, True) for name in FAMILIES)])
 def test_a_mixed_batch_gets_the_tokens_of_transformers(
     checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str, overlaps: bool
 ) -> None:
-    if not overlaps and name != "llama3":
-        pytest.skip("one family tells whether it is the overlap that is wrong")
     monkeypatch.setattr(overlap, "IS_WANTED", overlaps)
     family = checkpoint(name)
     replays = Replays(monkeypatch)
