@@ -1,6 +1,7 @@
-"""The gateway interface that routes use: a few methods with plain typed values, and no HTTP.
+"""The gateway interfaces that routes use: a few methods with plain typed values, and no HTTP.
 
-`deployments.gateway.gateway` implements it, `app.access.tenants` wraps it for one tenant, and tests use a scripted one.
+`deployments.gateway.gateway` implements them, and tests use a scripted one. `app.access.tenants` wraps `GatewayPort`
+for one tenant.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class GatewayPort(Protocol):
-    """The serving side, as seen from HTTP.
+    """What clients ask of the serving side.
 
     Errors of every method: `RequestError` (the client's fault), `OverloadError` (retry later), `TimeoutError` (the
     deadline has passed); anything else is an internal failure.
@@ -65,6 +66,18 @@ class GatewayPort(Protocol):
         """Return the text of some token ids of a model."""
         ...
 
+    async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
+        """Return the classifier's verdict on each text, in order."""
+        ...
+
+    async def timelines(self, client_id: str) -> list[Timeline]:
+        """Return the timelines of a client's request, one per answer, oldest first; empty if it is unknown."""
+        ...
+
+
+class ServerPort(Protocol):
+    """What belongs to the server as a whole, whoever asks. Errors as in `GatewayPort`."""
+
     @property
     def meter(self) -> Meter | None:
         """Counts the usage of tenants; None if it is not counted."""
@@ -72,20 +85,12 @@ class GatewayPort(Protocol):
 
     @property
     def batches(self) -> BatchClient | None:
-        """Files and batches; None if they are disabled."""
+        """Files and batches; callers pass the tenant to its methods. None if they are disabled."""
         ...
 
     @property
     def adapters(self) -> AdapterDirectory:
         """The names of adapters, and changes to them."""
-        ...
-
-    async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
-        """Return the classifier's verdict on each text, in order."""
-        ...
-
-    async def timelines(self, client_id: str) -> list[Timeline]:
-        """Return the timelines of a client's request, one per answer, oldest first; empty if it is unknown."""
         ...
 
     async def health(self) -> HealthReport:
@@ -97,7 +102,7 @@ class GatewayPort(Protocol):
         ...
 
 
-class ClosingGatewayPort(GatewayPort, Protocol):
+class WholeGatewayPort(GatewayPort, ServerPort, Protocol):
     """The gateway as the application holds it, which may close it; routes may not."""
 
     async def close(self) -> None:

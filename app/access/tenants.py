@@ -24,7 +24,6 @@ from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
     GenerationRequest,
-    HealthReport,
     ModelCard,
     Started,
     TextDelta,
@@ -37,8 +36,6 @@ from deployments.timeline import Timeline
 
 if TYPE_CHECKING:
     from deployments.accounts.meter import Meter
-    from deployments.batches.client import BatchClient
-    from deployments.registry.adapter_directory import AdapterDirectory
 
 ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
 
@@ -160,28 +157,15 @@ class TenantGateway:
     """The gateway as one tenant sees it, for one HTTP request.
 
     Args:
+        meter: counts what the tenant uses; None if usage is not counted.
         headers: receives the response's rate limit headers.
     """
 
-    def __init__(self, gateway: GatewayPort, tenant: Tenant, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, gateway: GatewayPort, meter: Meter | None, tenant: Tenant, headers: dict[str, str]) -> None:
         self._gateway = gateway
+        self._meter = meter
         self._tenant = tenant
-        self._headers = {} if headers is None else headers
-
-    @property
-    def meter(self) -> Meter | None:
-        """Counts the usage of tenants."""
-        return self._gateway.meter
-
-    @property
-    def batches(self) -> BatchClient | None:
-        """Files and batches; callers pass the tenant to their methods."""
-        return self._gateway.batches
-
-    @property
-    def adapters(self) -> AdapterDirectory:
-        """Adapter names; its routes require the admin key."""
-        return self._gateway.adapters
+        self._headers = headers
 
     def models(self) -> Sequence[ModelCard]:
         """Return the servable names that the tenant may use."""
@@ -200,14 +184,14 @@ class TenantGateway:
         """
         self._check(request.model)
         own = self._own(request)
-        meter = self._gateway.meter if self._tenant.limits.has_any else None
-        return self._gateway.generate(own) if meter is None else self._metered(own, meter)
+        is_metered = self._meter is not None and self._tenant.limits.has_any
+        return self._metered(own) if is_metered else self._gateway.generate(own)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector for each input; errors as `generate`. Counts as one request, however many inputs it has."""
         self._check(request.model)
         own = self._own(request)
-        async with self._admitted(self._gateway.meter, request.num_chars) as used:
+        async with self._admitted(request.num_chars) as used:
             found = await self._gateway.embed(own)
             used.num_input = found.num_prompt_tokens
             return found
@@ -215,7 +199,7 @@ class TenantGateway:
     async def rerank(self, request: RerankRequest) -> Reranking:
         """Return how well documents answer queries; errors as `generate`. Counts as one request."""
         self._check(request.model)
-        async with self._admitted(self._gateway.meter, request.num_chars) as used:
+        async with self._admitted(request.num_chars) as used:
             found = await self._gateway.rerank(replace(request, tenant=self._tenant.name))
             used.num_input = found.num_prompt_tokens
             return found
@@ -239,17 +223,9 @@ class TenantGateway:
         found = await self._gateway.timelines(client_id)
         return [timeline for timeline in found if timeline.tenant == self._tenant.name]
 
-    async def health(self) -> HealthReport:
-        """Return whether every base model has a replica that makes progress."""
-        return await self._gateway.health()
-
-    async def metrics(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
-        return await self._gateway.metrics()
-
-    async def _metered(self, request: GenerationRequest, meter: Meter) -> AsyncGenerator[GenerationEvent, None]:
+    async def _metered(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         async with (
-            self._admitted(meter, request.num_chars) as used,
+            self._admitted(request.num_chars) as used,
             aclosing(self._gateway.generate(request)) as events,
         ):
             async for event in events:
@@ -262,13 +238,13 @@ class TenantGateway:
                 yield event
 
     @asynccontextmanager
-    async def _admitted(self, meter: Meter | None, num_chars: int) -> AsyncIterator[_Used]:
+    async def _admitted(self, num_chars: int) -> AsyncIterator[_Used]:
         """Count a request of `num_chars` characters against the tenant's limits, then what the block records as used.
 
         Raises:
             ApiError: 429 if the tenant is over one of its limits.
         """
-        name, limits = self._tenant.name, self._tenant.limits
+        meter, name, limits = self._meter, self._tenant.name, self._tenant.limits
         guess = num_chars // CHARS_PER_TOKEN + 1
         used = _Used(guess)
         if meter is None or not limits.has_any:

@@ -14,7 +14,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from app.access.tenants import KeyRing
-from app.gateway_port import ClosingGatewayPort
+from app.gateway_port import WholeGatewayPort
 from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
 from app.http.hosts import HostRule
@@ -49,7 +49,7 @@ _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters
 
 
 def create_app(
-    gateway: ClosingGatewayPort,
+    gateway: WholeGatewayPort,
     *,
     limits: LimitSettings | None = None,
     moderation_model: str | None = None,

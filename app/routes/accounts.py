@@ -33,7 +33,7 @@ router = APIRouter(route_class=JsonRoute, tags=["accounts"], dependencies=[Depen
 
 
 async def _meter(context: OpenContext) -> Meter:
-    meter = context.gateway.meter
+    meter = context.server.meter
     if meter is None:
         raise ApiError(404, "This server does not account for usage: `accounts` is null.", code="accounts_disabled")
     return meter

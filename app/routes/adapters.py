@@ -33,7 +33,7 @@ async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Respon
         replaces=bool(body.load_inplace),
         percent=100 if body.percent is None else body.percent,
     )
-    adapters = context.gateway.adapters
+    adapters = context.server.adapters
     if body.canary is None:
         entry = await adapters.load(wanted)
     else:
@@ -44,20 +44,20 @@ async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Respon
 @router.post("/v1/unload_lora_adapter", response_model=UnloadedAdapter, responses=ERRORS)
 async def unload_adapter(body: UnloadAdapterRequest, context: OpenContext) -> Response:
     """Unload an adapter, wait for the requests that use it, and free it on every replica."""
-    freed = await context.gateway.adapters.unload(body.lora_name, body.version)
+    freed = await context.server.adapters.unload(body.lora_name, body.version)
     return JsonResponse(UnloadedAdapter(id=body.lora_name, version=body.version, freed_bytes=freed))
 
 
 @router.get("/v1/adapters", response_model=AdapterList, responses=ERRORS)
 async def list_adapters(context: OpenContext) -> Response:
     """List adapters, their versions, and where each version is in memory."""
-    return JsonResponse(AdapterList(data=[_info(status) for status in await context.gateway.adapters.status()]))
+    return JsonResponse(AdapterList(data=[_info(status) for status in await context.server.adapters.status()]))
 
 
 @router.post("/v1/adapters/{name}/route", response_model=AdapterInfo, responses=ERRORS)
 async def route_adapter(name: str, body: RouteAdapterRequest, context: OpenContext) -> Response:
     """Promote a version, roll back to one, or split a name's traffic among several."""
-    entry = await context.gateway.adapters.route(name, {int(number): percent for number, percent in body.split.items()})
+    entry = await context.server.adapters.route(name, {int(number): percent for number, percent in body.split.items()})
     return JsonResponse(_info(AdapterStatus(entry=entry, places_by_replica={})))
 
 

@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 
 from app.access.limits import check_fits
 from app.access.tenants import KeyRing, TenantGateway, check_admin, is_admin
-from app.gateway_port import GatewayPort
+from app.gateway_port import GatewayPort, ServerPort
 from app.http.errors import ApiError
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.errors import ErrorResponse
@@ -48,6 +48,8 @@ class RouteContext:
     """The surroundings of one request.
 
     Attributes:
+        gateway: what answers; for a tenant, only what it may use.
+        server: the same gateway as what belongs to the whole server.
         moderation_model: public name of the classifier, None where there is none.
         request_id: as answered in `x-request-id`; a client may repeat one.
         timeout_s: how long the client waits for the whole answer; None for as long as the configuration says.
@@ -58,6 +60,7 @@ class RouteContext:
     """
 
     gateway: GatewayPort
+    server: ServerPort
     limits: LimitSettings
     moderation_model: str | None
     request_id: str
@@ -121,13 +124,12 @@ async def _context(request: Request) -> RouteContext:  # a dependency that is no
     ring: KeyRing = request.app.state.key_ring
     if not ring.tenant_by_name:
         return context
-    insider = _insider(request)
+    insider, meter = _insider(request), context.server.meter
     if insider is None:
-        meter = context.gateway.meter
         tenant = ring.identify(request.headers, {} if meter is None else meter.tenant_by_key)
     else:
         tenant = ring.named(insider)
-    gateway = TenantGateway(context.gateway, tenant, request.state.response_headers)
+    gateway = TenantGateway(context.gateway, meter, tenant, request.state.response_headers)
     return replace(context, gateway=gateway, tenant=tenant.name, tenant_limits=tenant.limits)
 
 
@@ -147,6 +149,7 @@ async def _open_context(request: Request) -> RouteContext:
     state = request.app.state
     return RouteContext(
         gateway=state.gateway,
+        server=state.gateway,
         limits=state.limits,
         moderation_model=state.moderation_model,
         request_id=request.state.request_id,

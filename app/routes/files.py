@@ -36,7 +36,7 @@ router = APIRouter(route_class=JsonRoute, tags=["files"])
 
 
 async def _batches(context: Context) -> BatchClient:
-    batches = context.gateway.batches
+    batches = context.server.batches
     if batches is None:
         raise ApiError(404, "This server has files and batches disabled: `batches` is null.", code="batches_disabled")
     return batches

@@ -21,7 +21,7 @@ router = APIRouter(route_class=JsonRoute, tags=["operations"])
 )
 async def health(context: OpenContext) -> Response:
     """Report whether every required model and part has a replica that makes progress."""
-    report = await context.gateway.health()
+    report = await context.server.health()
     body = Health(
         status="ready" if report.is_ready else "unready",
         models=_told(report.state_by_model),
@@ -38,7 +38,7 @@ async def health(context: OpenContext) -> Response:
 async def metrics(context: OpenContext) -> Response:
     """Return metrics in the Prometheus text format."""
     return Response(
-        await context.gateway.metrics(), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+        await context.server.metrics(), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
     )
 
 

@@ -84,13 +84,13 @@ async def test_wrong_bodies_name_their_field(
 
 
 async def test_a_tenant_pays_for_the_tokens_and_sees_its_own_models_only(gateway: ScriptedGateway) -> None:
-    gateway.meter = ScriptedMeter()
-    limits = TenantLimits(requests_per_minute=10)
-    own = TenantGateway(gateway, Tenant(name="blue", models=frozenset({"base"}), priority=-1, limits=limits))
+    meter, limits = ScriptedMeter(), TenantLimits(requests_per_minute=10)
+    blue = Tenant(name="blue", models=frozenset({"base"}), priority=-1, limits=limits)
+    own = TenantGateway(gateway, meter, blue, {})
     asked = EmbeddingRequest(request_id="r", model="base", inputs=(TextPrompt(text="x" * 40),))
     await own.embed(asked)
-    assert gateway.meter.admitted == [("blue", 11)]
-    assert gateway.meter.charges == [Charge("blue", limits, 0, 0)]
+    assert meter.admitted == [("blue", 11)]
+    assert meter.charges == [Charge("blue", limits, 0, 0)]
     (seen,) = gateway.embedded
     assert (seen.tenant, seen.salt, seen.priority) == ("blue", "blue\n", -1)
     with pytest.raises(RequestError, match="does not exist"):
