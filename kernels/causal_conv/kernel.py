@@ -12,7 +12,7 @@ def activated(x, HAS_SILU: tl.constexpr):
     return x / (1.0 + tl.exp(-x)) if HAS_SILU else x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def causal_conv_kernel(
     x,
     weight,

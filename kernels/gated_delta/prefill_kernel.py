@@ -39,7 +39,7 @@ def inverse(lower, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.cons
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def gated_delta_chunk_kernel(
     q,
     k,
@@ -123,7 +123,7 @@ def gated_delta_chunk_kernel(
         tl.store(w_at, part.to(dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def gated_delta_scan_kernel(
     q,
     k,
@@ -158,7 +158,7 @@ def gated_delta_scan_kernel(
     state = tl.load(own, mask=is_key[:, None] & is_value[None, :], other=0.0)
     for start in range(0, tokens, CHUNK):
         token = row * tokens + start + at
-        is_token = start + at < tokens
+        is_token = at < tokens - start
         are_keys, are_values = is_token[:, None] & is_key[None, :], is_token[:, None] & is_value[None, :]
         flat = token * HEADS + head
         moved = tl.load(w + flat[:, None] * KEY_DIM + keys[None, :], mask=are_keys, other=0.0)

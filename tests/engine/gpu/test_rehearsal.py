@@ -100,10 +100,37 @@ assert len(found) > 10
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b"])
 def test_random_steps_launch_what_was_rehearsed(tmp_path: Path, name: str) -> None:
     """Whatever ways were measured to be the fastest."""
-    # A process of its own: in this one kernels are interpreted, and launches cannot be noted.
+    _run_uninterpreted(STEPS, str(tmp_path), name)
+
+
+CHUNKS = """
+from kernels import state_launches
+from kernels.architecture import pretending
+from kernels.recording import recording
+
+def launched(tokens):
+    state_launches.BATCHES = ((1, tokens),)
+    with pretending("sm_90"), recording() as found:
+        state_launches.keep_states()
+    return found
+
+rehearsed = launched(512)
+assert rehearsed
+missing = [launch.title for tokens in (17, 500) for launch in launched(tokens) if launch not in rehearsed]
+assert not missing, missing
+"""
+
+
+def test_layers_with_states_launch_the_same_for_chunks_of_any_length() -> None:
+    """A rehearsal's chunks are multiples of 16, a prompt is not."""
+    _run_uninterpreted(CHUNKS)
+
+
+def _run_uninterpreted(code: str, *arguments: str) -> None:
+    """Run a process of its own, for in this one kernels are interpreted, and launches cannot be noted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-c", STEPS, str(tmp_path), name],
+        [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
