@@ -15,6 +15,7 @@ import torch
 
 from engine.fallback.spec import StateForm, StateKey, StateKind
 from engine.fallback.state_caches import StatesOfPart, StatesOfSingles
+from engine.sampling.placing import placed
 from engine.step import Snapshot, StateMoves
 from kernels.arena import lazy_zeros
 from kernels.state_rows import StateRows
@@ -144,7 +145,7 @@ class RowStates:
         held, first, last = self._states[layer], rows[0][3], rows[-1][3]
         # Adjacent rows, the usual case, have their states updated in place.
         are_neighbours = [row for _, _, _, row in rows] == list(range(first, last + 1))
-        places = slice(first, last + 1) if are_neighbours else torch.tensor([row for *_, row in rows], device=x.device)
+        places = slice(first, last + 1) if are_neighbours else placed([row for *_, row in rows], x.device)
         states = {key: state[places] for key, state in held.items()}
         for index, (_, start, _, _) in enumerate(rows):
             if not start:

@@ -32,6 +32,7 @@ from engine.lora import (
     num_entries,
     product_entry,
 )
+from engine.sampling.placing import placed
 from kernels.experts.reference import Part
 from kernels.experts.routing import Routing
 from kernels.lora_expand.launch import lora_expand
@@ -208,7 +209,7 @@ class TritonLora:
         numbers = _numbers(cut_segments(self._segments, start, end))
         if not numbers:
             return _Part(_unchanged)
-        sent = torch.tensor([len(numbers) // 3, 0, *numbers], dtype=torch.int64).to(self.device)
+        sent = placed([len(numbers) // 3, 0, *numbers], self.device)
         tiles = _Tiles(numbers=sent[2:].view(-1, 3), count=sent[:1], at=0, most=len(numbers) // 3)
         return _Part(partial(self._multiply, tiles))
 

@@ -23,6 +23,7 @@ from tests.simulated_gpu.tensors import Gpu
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="only a simulated GPU tells who waits for it")
 STEPPING = "engine/engine.py"
+ALL = {"r": 4, "target_modules": "all-linear"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "drawn": {"temperature": 0.8, "seed": 3},
     "cut by the kernel": {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
@@ -106,3 +107,19 @@ def test_for_no_model_that_transformers_computes(tmp_path_factory: pytest.TempPa
     saved = saved_once(lambda name: made(name, **(WITH_STATES | WITHOUT_STATES)[name]), tmp_path_factory)
     asked = [greedy(str(i), prompt, 3) for i, prompt in enumerate(random_prompts(3, longest=20))]
     assert waits_of(gpu, build_engine(config_of(saved(name).path)), asked) == []
+
+
+def test_for_no_adapter_of_a_layer_with_states(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, gpu: Gpu
+) -> None:
+    """Which is called on the tokens of each row, beside others that decode in rows that are no neighbors."""
+    saved = saved_once(lambda name: made(name, **WITH_STATES[name]), tmp_path_factory)("Lfm2ForCausalLM")
+    adapters = [reference(*named) for named in save_adapters(saved.model, tmp_path, {"all": ALL}).items()]
+    lengths = (7, 2, 7, 2)
+    prompts = random_prompts(len(lengths), longest=20)
+    asked = [
+        greedy(str(i), prompt, length, adapter=adapters[0].digest if i else None)
+        for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    config = replace(config_of(saved.path), max_num_seqs=3)
+    assert waits_of(gpu, build_engine(config, adapters), asked) == []
