@@ -88,8 +88,12 @@ class CudaRuntime:
                 run()
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile, e.g. to page-lock memory, without breaking the capture.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        # Torch does not leave the stream of a capture that fails; the outer context does. Other threads may use the
+        # device meanwhile, e.g. to page-lock memory, without breaking the capture.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             out = run()
         # The first replay takes additional memory and time: take them now.
         graph.replay()

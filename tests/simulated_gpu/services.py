@@ -107,9 +107,10 @@ def recording_of(graph: CudaGraph, *, stream: CudaStream, **_: Any) -> Iterator[
     try:
         yield
         gpu.num_recordings += 1
+        # Not if it fails: torch ends a recording before it leaves the stream, and then that raises.
+        gpu.order.current = before
     finally:
         gpu.recording = None
-        gpu.order.current = before
         # A GPU only records: what torch computed all the same is over.
         gpu.order.wait_for()
 

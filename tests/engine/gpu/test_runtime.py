@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from engine.gpu.runtime import CudaRuntime
@@ -44,3 +45,19 @@ def test_what_waits_cannot_be_recorded_and_leaves_all_else_recordable() -> None:
     x.fill_(5)
     replay()
     assert out.tolist() == [6] * 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what fails in a recording spoils the memory of later ones")
+def test_a_recording_that_fails_leaves_the_stream_as_it_was() -> None:
+    """Others wait for what is on the default stream before they copy."""
+    device = torch.device("cuda")
+    runtime, x = CudaRuntime(device), torch.ones(4, device="cuda")
+
+    def waits_for_an_event() -> torch.Tensor:
+        y = x + 1
+        runtime.fence()()
+        return y
+
+    before = torch.cuda.current_stream(device).stream
+    assert not runtime.can_record(waits_for_an_event)
+    assert torch.cuda.current_stream(device).stream is before
