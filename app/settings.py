@@ -1,7 +1,7 @@
 """The `args` of our application in a Serve config file: one frozen tree with every default and its unit.
 
 Unknown keys are refused. `app.resolved` turns a `Settings` once into the dataclasses of `deployments.config`; code
-below `app` does not see it. Paths are relative to the folder in which `serve run` was started.
+below `app` does not see it. Paths are relative to the folder in which `serve run` was started, `~` is the home folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from app.settings_access import AccountSettings, HostName, KeyDigest, Origin, TenantLimitSettings, TenantSettings
 from app.settings_engine import EngineSettings
-from app.settings_node import FolderPath, PublicName, SettingsNode
+from app.settings_node import FolderPath, NodePath, PublicName, SettingsNode
 
 ToolFormatName = Literal[
     "hermes", "llama3", "mistral", "mistral_args", "nemotron", "functionary", "qwen3_coder", "xlam", "json", "none"
@@ -181,7 +181,7 @@ class RegistrySettings(SettingsNode):
     )
     max_source_bytes: int = Field(default=2 << 30, ge=1, description="Maximum size of a fetched adapter in bytes.")
     source_timeout_s: float = Field(default=300.0, gt=0, description="Timeout for fetching an adapter in seconds.")
-    cache_folder: FolderPath = Field(
+    cache_folder: NodePath = Field(
         default="~/.cache/antiphon/adapters",
         description="Folder for adapter files on each node that does not share `folder`.",
     )

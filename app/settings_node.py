@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-FolderPath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+NodePath = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+"""A path on each node, where a leading `~` is that node's home folder."""
+
+FolderPath = Annotated[NodePath, AfterValidator(os.path.expanduser)]
+"""A path on the machine that reads the configuration; a leading `~` is its user's home folder."""
 
 PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 """A name that clients send as `model`: 1 to 128 letters, digits, dots, underscores and hyphens."""

@@ -25,6 +25,22 @@ def test_the_least_configuration_is_one_model() -> None:
     assert settings.safety is None
 
 
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models below it were missing, and the state went to a folder named `~` where the server had started."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    model = MODEL | {"path": "~/base", "adapters": [{"name": "a", "path": "~/a"}], "engine": {"kv_disk_folder": "~/kv"}}
+    registry = {"folder": "~/state", "cache_folder": "~/cache"}
+    settings = Settings.model_validate({"models": [model], "registry": registry})
+    (read,) = settings.models
+    assert (read.path, read.adapters[0].path, read.engine.kv_disk_folder) == (
+        "/home/ada/base",
+        "/home/ada/a",
+        "/home/ada/kv",
+    )
+    assert settings.registry is not None
+    assert (settings.registry.folder, settings.registry.cache_folder) == ("/home/ada/state", "~/cache")
+
+
 def test_every_field_has_a_sentence() -> None:
     for node in nodes():
         for name, field in node.model_fields.items():
