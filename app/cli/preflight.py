@@ -49,7 +49,8 @@ class ClusterFile:
 def listen_address(tree: Mapping[str, Any]) -> tuple[str, int]:
     """Return the host and port on which a server of this configuration listens."""
     options = tree.get("http_options") or {}
-    return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
+    # Serve takes the text "8000.0", too.
+    return str(options.get("host", "0.0.0.0")), int(float(options.get("port", 8000)))
 
 
 def is_loopback(host: str) -> bool:
@@ -97,7 +98,9 @@ def wanted_gpus(tree: Mapping[str, Any]) -> float:
                 deployment = deployments.get(model_deployment(model["name"]), {})
                 replicas, scaling = deployment.get("num_replicas"), deployment.get("autoscaling_config") or {}
                 least = replicas if isinstance(replicas, int) else scaling.get("min_replicas", 1)
-                wanted += least * (deployment.get("ray_actor_options") or {"num_gpus": 1}).get("num_gpus", 0)
+                options = deployment.get("ray_actor_options") or {"num_gpus": 1}
+                # Serve takes numbers as text, too.
+                wanted += float(least) * float(options.get("num_gpus", 0))
     return wanted
 
 

@@ -18,6 +18,7 @@ from app.cli.preflight import (
     free_ports,
     haproxy_places,
     is_port_free,
+    listen_address,
     token_of_its_own,
     wanted_gpus,
 )
@@ -116,6 +117,12 @@ def test_haproxy_takes_no_more_connections_than_it_may_open_files_for(max_files:
     assert connections_within(max_files) == expected
 
 
+@pytest.mark.parametrize("port", [8001, "8001", "8001.0"])
+def test_a_port_may_be_text(port: object) -> None:
+    """Serve takes all of these; the last ended in a traceback."""
+    assert listen_address({"http_options": {"host": "::1", "port": port}}) == ("::1", 8001)
+
+
 @pytest.mark.parametrize(
     ("deployment", "expected"),
     [
@@ -125,6 +132,7 @@ def test_haproxy_takes_no_more_connections_than_it_may_open_files_for(max_files:
         ("{num_replicas: 3, ray_actor_options: {num_gpus: 0.5}}", 1.5),
         ("{autoscaling_config: {min_replicas: 2}}", 2),
         ("{autoscaling_config: {min_replicas: 0}}", 0),
+        ("{autoscaling_config: {min_replicas: '2'}, ray_actor_options: {num_gpus: '0.5'}}", 1),
     ],
 )
 def test_gpus_are_wanted_by_replicas_of_models_that_run_there(deployment: str, expected: float) -> None:
