@@ -8,6 +8,9 @@ from pydantic import Field
 
 from app.settings_node import FolderPath, SettingsNode
 
+MAX_BYTES = 2**50
+"""More than any machine has, and still an address."""
+
 
 class EngineSettings(SettingsNode):
     """The engine of one base model; its fields are those of `engine.config.EngineConfig`."""
@@ -50,20 +53,25 @@ class EngineSettings(SettingsNode):
     )
     block_tokens: int = Field(default=16, ge=1, description="Tokens per KV cache block.")
     kv_cache_bytes: int | None = Field(
-        default=None, ge=1, description="Size of the KV cache in bytes; null: a share of free memory."
+        default=None, ge=1, le=MAX_BYTES, description="Size of the KV cache in bytes; null: a share of free memory."
     )
     state_cache_bytes: int | None = Field(
         default=None,
         ge=0,
+        le=MAX_BYTES,
         description="Bytes for recurrent states at the ends of cached prefixes (hybrid and linear-attention models); "
         "null: up to half as many as the KV cache.",
     )
     kv_host_bytes: int = Field(
-        default=0, ge=0, description="Host memory in bytes for blocks evicted from a GPU's KV cache; 0: none."
+        default=0,
+        ge=0,
+        le=MAX_BYTES,
+        description="Host memory in bytes for blocks evicted from a GPU's KV cache; 0: none.",
     )
     kv_disk_bytes: int = Field(
         default=0,
         ge=0,
+        le=MAX_BYTES,
         description="Disk space in bytes per replica for evicted blocks, kept across restarts; 0: none.",
     )
     kv_disk_folder: FolderPath | None = Field(
@@ -102,6 +110,7 @@ class EngineSettings(SettingsNode):
     max_device_adapter_bytes: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_BYTES,
         description="Maximum bytes of adapters on the device; null: 1/32 of the engine's memory on a GPU, else "
         "`max_host_adapter_bytes`.",
     )
@@ -111,5 +120,6 @@ class EngineSettings(SettingsNode):
     max_host_adapter_bytes: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_BYTES,
         description="Maximum bytes of adapters on the host; null: a quarter of free memory, at most 32 GiB.",
     )

@@ -47,7 +47,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ValueError(f"{path}: {place}not valid YAML: {getattr(error, 'problem', None) or error}") from error
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ValueError(f"{path}: {place}not valid YAML: {problem}") from error
+    except RecursionError:
+        raise ValueError(f"{path}: is nested too deeply") from None
     if not isinstance(tree, dict):
         raise ValueError(f"{path}: must be a mapping with the key 'applications'")
     return tree

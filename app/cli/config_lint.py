@@ -13,17 +13,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from ray.serve.config import AutoscalingConfig
-from ray.serve.schema import (
-    DeploymentSchema,
-    HTTPOptionsSchema,
-    RayActorOptionsSchema,
-    ServeApplicationSchema,
-    ServeDeploySchema,
-)
+from ray.serve.schema import ServeDeploySchema
 
 from app.checkpoint_source import is_hub_id
 from app.cli.config_file import BUILDER, our_applications, read_config
@@ -41,7 +35,7 @@ TEXT_BY_TYPE = {
     "tuple_type": "must be a list",
 }
 """Replaces messages of pydantic that mention what a YAML file does not have: tuples, dictionaries and our classes."""
-ROUTE_PREFIX = re.compile(r"/|(?:/[^/{}\s]+)+")
+ROUTE_PREFIX = re.compile(r"/|(?:/[^/{}?#\s]+)+")
 
 
 def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
@@ -54,7 +48,7 @@ def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
         tree = read_config(path)
     except ValueError as error:
         return [str(error)]
-    lines = list(_unknown_keys(tree))
+    lines = list(_unknown_keys(tree, ServeDeploySchema))
     if not lines:
         lines += _validation_lines(ServeDeploySchema, tree, "")
     if not lines:
@@ -112,17 +106,19 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_all: boo
     settings = Settings.model_validate(args)
     known, singles = deployment_names(settings), single_names(settings)
     on_gpus = {model_deployment(model.name) for model in settings.models if model.engine.device == "cuda"}
-    seen: set[object] = set()
+    seen: set[str] = set()
     for index, deployment in enumerate(_list(application.get("deployments"))):
         if not isinstance(deployment, dict):
             continue
         name, here = deployment.get("name"), f"{place}.deployments[{index}]"
+        if not isinstance(name, str):
+            continue
         if name in seen:
             lines.append(f"{here}.name: '{name}' is declared twice; Serve would use only the last")
         seen.add(name)
         if isinstance(scaling := deployment.get("autoscaling_config"), dict):
             lines += _validation_lines(AutoscalingConfig, scaling, f"{here}.autoscaling_config")
-        if isinstance(name, str) and name not in known:
+        if name not in known:
             lines.append(f"{here}.name: no deployment '{name}'; {hint(name, known)}")
         scales = deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config") is not None
         if name in singles and scales:
@@ -137,6 +133,10 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_all: boo
 
 def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
     """Yield mistakes that Serve accepts but that leave an application unreachable."""
+    if tree.get("proxy_location") == "Disabled":
+        yield "proxy_location: must not be 'Disabled'; without a proxy nothing is served over HTTP"
+    if tree.get("target_capacity") == 0:
+        yield "target_capacity: must be above 0, at which no deployment has a replica"
     _, port = listen_address(tree)
     if not 1 <= port <= MAX_PORT:
         yield f"http_options.port: {port} is not between 1 and {MAX_PORT}"
@@ -152,7 +152,9 @@ def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
 
 def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]:
     """Yield an error if an application's module is missing; of our packages, only `BUILDER` is an application."""
-    module, _, name = str(application.get("import_path")).partition(":")
+    if not isinstance(path := application.get("import_path"), str):
+        return
+    module, _, name = path.partition(":")
     if module.partition(".")[0] == BUILDER.partition(".")[0]:
         yield f"{place}: '{module}:{name}' does not exist; did you mean '{BUILDER}'?"
     elif (
@@ -224,27 +226,30 @@ def _state_folders(settings: Settings) -> dict[str, str]:
     return folders
 
 
-def _unknown_keys(tree: dict[str, Any]) -> Iterator[str]:
-    yield from _check_keys(tree, ServeDeploySchema, "")
-    yield from _check_keys(tree.get("http_options"), HTTPOptionsSchema, "http_options")
-    for index, application in enumerate(_list(tree.get("applications"))):
-        place = f"applications[{index}]"
-        yield from _check_keys(application, ServeApplicationSchema, place)
-        deployments = application.get("deployments") if isinstance(application, dict) else None
-        for number, deployment in enumerate(_list(deployments)):
-            here = f"{place}.deployments[{number}]"
-            yield from _check_keys(deployment, DeploymentSchema, here)
-            if isinstance(deployment, dict):
-                options, scaling = deployment.get("ray_actor_options"), deployment.get("autoscaling_config")
-                yield from _check_keys(options, RayActorOptionsSchema, f"{here}.ray_actor_options")
-                yield from _check_keys(scaling, AutoscalingConfig, f"{here}.autoscaling_config")
+def _unknown_keys(node: object, schema: type[BaseModel], place: str = "") -> Iterator[str]:
+    """Yield the keys that Serve would ignore, at every level, and what it cannot look for keys in."""
+    if not isinstance(node, dict):
+        yield f"{place}: {TEXT_BY_TYPE['dict_type']}"
+        return
+    for key, value in node.items():
+        here = _join(place, str(key))
+        if key not in schema.model_fields:
+            yield f"{here}: unknown key; {hint(str(key), schema.model_fields)}"
+            continue
+        annotation = schema.model_fields[key].annotation
+        for part in _schemas_in(annotation):
+            if get_origin(annotation) is list:
+                for index, entry in enumerate(_list(value)):
+                    yield from _unknown_keys(entry, part, f"{here}[{index}]")
+            elif isinstance(value, dict):
+                yield from _unknown_keys(value, part, here)
 
 
-def _check_keys(node: object, schema: type[BaseModel], place: str) -> Iterator[str]:
-    if isinstance(node, dict):
-        for key in node:
-            if key not in schema.model_fields:
-                yield f"{_join(place, key)}: unknown key; {hint(str(key), schema.model_fields)}"
+def _schemas_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _schemas_in(part)
 
 
 def _validation_lines(schema: type[BaseModel], tree: object, place: str) -> list[str]:
@@ -256,6 +261,9 @@ def _validation_lines(schema: type[BaseModel], tree: object, place: str) -> list
         for item in error.errors():
             first_by_place.setdefault(_place(item, tree), item)
         return [_validation_line(item, _join(place, at) if at else place) for at, item in first_by_place.items()]
+    # Serve's validators import what a policy names, and look into values of other types.
+    except (AttributeError, ImportError, TypeError) as error:
+        return [f"{place or 'the file'}: {error}"]
     return []
 
 

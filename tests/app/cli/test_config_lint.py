@@ -93,6 +93,16 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
         ("route_prefix: /", "route_prefix: /api/", "applications[0].route_prefix: '/api/' must be '/', or a path"),
         ("route_prefix: /", "route_prefix: null", "applications[0].route_prefix: must be set"),
         ("name: Gateway", "name: Safety", "applications[0].deployments[0].name: no deployment 'Safety'; known are:"),
+        ("name: Gateway,", "name: [],", "applications[0].deployments[0].name: input should be a valid string"),
+        ("    deployments:", "    deployments:\n      - Gateway", "applications[0].deployments[0]: must be a mapping"),
+        ("max_replicas: 2", "policy: {x: 1}", "applications[0].deployments[1].autoscaling_config.policy.x: unknown"),
+        ("max_replicas: 2", "policy: {policy_function: 'no:f'}", "applications[0].deployments[1].autoscaling_config: No"),
+        ("http_options:", "grpc_options: {prt: 9}\nhttp_options:", "grpc_options.prt: unknown key; did you mean 'port"),
+        ("http_options:", "proxy_location: Disabled\nhttp_options:", "proxy_location: must not be 'Disabled'; without"),
+        ("http_options:", "target_capacity: 0\nhttp_options:", "target_capacity: must be above 0"),
+        ("route_prefix: /", "route_prefix: '/a?b'", "applications[0].route_prefix: '/a?b' must be '/', or a path"),
+        ("path: FOLDER", 'path: "a\\0b"', "applications[0].args.models[0].path: string should match pattern"),
+        ("FOLDER}", "FOLDER, engine: {kv_disk_bytes: 1000000000000000000}}", "applications[0].args.models[0].engine.kv_disk"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_one_line_with_its_place(lint: Lint, old: str, new: str, line: str) -> None:
@@ -274,6 +284,11 @@ def test_a_classifier_of_several_labels_is_no_cross_encoder(lint: Lint) -> None:
         ]
 
 
+def test_no_path_is_only_one_mistake(lint: Lint) -> None:
+    lines = lint(("import_path: app.builder:build", "import_path: null"))
+    assert lines == ["applications[0].import_path: input should be a valid string"]
+
+
 @pytest.mark.parametrize("more", ["allow_anonymous: true", f"tenants: [{{name: a, keys_sha256: [{'a' * 64}]}}]"])
 def test_a_server_for_others_knows_them_or_says_that_it_is_open(lint: Lint, more: str) -> None:
     assert lint(("host: 127.0.0.1", "host: 0.0.0.0"), ("    args:", f"    args:\n      {more}")) == []
@@ -306,6 +321,8 @@ def test_all_mistakes_are_told_at_once(lint: Lint) -> None:
         (b"", "must be a mapping"),
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"applications: 5", "applications"),
+        (b"a: " + b"[" * 9000, "nested too deeply"),
+        (b"a: \x07", "not valid YAML: unacceptable character"),
         (b"a: !!python/object/apply:os.getcwd []", "not valid YAML"),
     ],
 )
@@ -315,6 +332,7 @@ def test_what_is_no_config_is_one_line(tmp_path: Path, content: bytes, text: str
     lines = lint_config(path)
     assert lines
     assert text in lines[0]
+    assert "\n" not in lines[0]
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
