@@ -167,8 +167,9 @@ def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]
 def _open_to_strangers(tree: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error if a server reachable from other machines accepts requests from anyone."""
     host, _ = listen_address(tree)
-    ours = [application["args"] for application in our_applications(tree)]
-    if not is_loopback(host) and any(not args.get("tenants") and not args.get("allow_anonymous") for args in ours):
+    # As the server reads them: the text "no" is false, too.
+    ours = [Settings.model_validate(application["args"]) for application in our_applications(tree)]
+    if not is_loopback(host) and any(not settings.tenants and not settings.allow_anonymous for settings in ours):
         yield (
             f"http_options.host: anyone who can reach {host} could send requests: add `tenants` with API keys to args, "
             "listen on 127.0.0.1, or set `allow_anonymous: true`"

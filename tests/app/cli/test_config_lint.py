@@ -284,6 +284,12 @@ def test_a_classifier_of_several_labels_is_no_cross_encoder(lint: Lint) -> None:
         ]
 
 
+def test_text_that_means_no_opens_no_server(lint: Lint) -> None:
+    """A text of some letters was taken for a yes here, and for a no by the server, which then served anyone."""
+    (line,) = lint(("host: 127.0.0.1", "host: 0.0.0.0"), ("    args:", "    args:\n      allow_anonymous: 'no'"))
+    assert line.startswith("http_options.host: anyone who can reach 0.0.0.0")
+
+
 def test_no_path_is_only_one_mistake(lint: Lint) -> None:
     lines = lint(("import_path: app.builder:build", "import_path: null"))
     assert lines == ["applications[0].import_path: input should be a valid string"]
