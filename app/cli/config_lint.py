@@ -137,6 +137,10 @@ def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
         yield "proxy_location: must not be 'Disabled'; without a proxy nothing is served over HTTP"
     if tree.get("target_capacity") == 0:
         yield "target_capacity: must be above 0, at which no deployment has a replica"
+    for key in tree.get("http_options") or ():
+        if key.startswith("ssl_") and tree["http_options"][key] is not None:
+            # HAProxy, in front of the gateways, speaks plain HTTP on both sides.
+            yield f"http_options.{key}: TLS is not supported here; put a proxy in front that speaks it"
     _, port = listen_address(tree)
     if not 1 <= port <= MAX_PORT:
         yield f"http_options.port: {port} is not between 1 and {MAX_PORT}"

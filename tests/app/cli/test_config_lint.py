@@ -96,13 +96,14 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
         ("name: Gateway,", "name: [],", "applications[0].deployments[0].name: input should be a valid string"),
         ("    deployments:", "    deployments:\n      - Gateway", "applications[0].deployments[0]: must be a mapping"),
         ("max_replicas: 2", "policy: {x: 1}", "applications[0].deployments[1].autoscaling_config.policy.x: unknown"),
-        ("max_replicas: 2", "policy: {policy_function: 'no:f'}", "applications[0].deployments[1].autoscaling_config: No"),
+        ("max_replicas: 2", "policy: {policy_function: 'no:f'}", "applications[0].deployments[1].autoscaling_config: "),
         ("http_options:", "grpc_options: {prt: 9}\nhttp_options:", "grpc_options.prt: unknown key; did you mean 'port"),
         ("http_options:", "proxy_location: Disabled\nhttp_options:", "proxy_location: must not be 'Disabled'; without"),
         ("http_options:", "target_capacity: 0\nhttp_options:", "target_capacity: must be above 0"),
+        ("port: 8000", "port: 8000, ssl_certfile: a, ssl_keyfile: b", "http_options.ssl_certfile: TLS is not sup"),
         ("route_prefix: /", "route_prefix: '/a?b'", "applications[0].route_prefix: '/a?b' must be '/', or a path"),
         ("path: FOLDER", 'path: "a\\0b"', "applications[0].args.models[0].path: string should match pattern"),
-        ("FOLDER}", "FOLDER, engine: {kv_disk_bytes: 1000000000000000000}}", "applications[0].args.models[0].engine.kv_disk"),
+        ("FOLDER}", "FOLDER, engine: {kv_disk_bytes: 2000000000000000}}", "applications[0].args.models[0].engine.kv_d"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_one_line_with_its_place(lint: Lint, old: str, new: str, line: str) -> None:
