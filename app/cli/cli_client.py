@@ -32,8 +32,10 @@ def connected(url: str, key: str) -> Iterator[httpx.Client]:
     """Open an HTTP client whose transport errors become one line.
 
     Raises:
-        AskError: the server did not respond.
+        AskError: the server did not respond, or the key cannot be sent.
     """
+    if not (key.isascii() and key.isprintable()):
+        raise AskError("the key has characters that no header can carry: only printable ASCII is taken (--key)")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     # As OpenAI's clients have it, or a browser.
     url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")

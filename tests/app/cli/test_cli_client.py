@@ -39,6 +39,13 @@ def test_models_are_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None
     assert "base" in told
 
 
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_a_key_that_no_header_can_carry_is_refused(url: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first ended in a traceback, and of the second it was said that the server did not respond."""
+    assert run(url, "models", "--key", key) == 1
+    assert capsys.readouterr().err.startswith("error: the key has characters that no header can carry")
+
+
 def test_a_url_may_lack_its_scheme_or_end_as_clients_have_it(url: str) -> None:
     assert run(url.removeprefix("http://"), "models") == 0
     assert run(url + "/v1/", "models") == 0
