@@ -199,6 +199,8 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
         if address == "auto":
             return _refuse(f"no Ray cluster responds at {cluster.address}; {cluster.path} is stale: remove it")
         print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
+    if ":" not in address and address not in ("local", "auto"):
+        return _refuse(f"--address: '{address}' is neither 'local', 'auto' nor the HOST:PORT of a Ray cluster")
     if ":" in address and "://" not in address and not preflight.answers(address):
         return _refuse(f"no Ray cluster responds at {address}; `ray start --head` starts one (docs/operations.md)")
     # Only this user may enter it.

@@ -268,6 +268,9 @@ def test_a_cluster_that_is_gone_is_named(
         note.unlink()
         assert cli.main(["serve", str(config), "--address", f"127.0.0.1:{held.getsockname()[1]}"]) == 2
         assert "no Ray cluster responds at 127.0.0.1:" in capsys.readouterr().err
+        # Ray ended with a traceback.
+        assert cli.main(["serve", str(config), "--address", "head-node"]) == 2
+        assert "error: --address: 'head-node' is neither" in capsys.readouterr().err
 
 
 def test_every_command_needs_only_a_name(capsys: pytest.CaptureFixture[str]) -> None:
