@@ -90,7 +90,7 @@ def list_adapters(url: Url = DEFAULT_URL, key: AdminKey = "") -> None:
 @adapters.command("load")
 def load_adapter(
     name: str,
-    folder: Annotated[str, typer.Argument(help="Folder in PEFT layout, as seen by the server.")],
+    folder: Annotated[str, typer.Argument(help="Folder in PEFT layout in one that the server allows, or a URL.")],
     base: Annotated[str | None, typer.Option(help="Base model; required if there are several.")] = None,
     replace: Annotated[bool, typer.Option(help="Load a new version of an existing name.")] = False,
     percent: Annotated[
