@@ -8,8 +8,9 @@ from dataclasses import replace
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.grammars import admitted, check_grammar, followable, unfollowable
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolSpec, ToolUse
-from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounter, HarmonyParts
+from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounter, HarmonyParts, HarmonyStops
 from deployments.stream.reasoning import ReasoningCounter, ReasoningSplit
+from deployments.stream.stop_strings import StopStrings
 from deployments.tools.formats import ToolFormat
 from deployments.tools.grammar import AnswerGrammar, CallRules
 from deployments.tools.harmony_grammar import write_harmony
@@ -59,6 +60,7 @@ class AnswerShape:
 
     def __init__(self, request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> None:
         self._content = request.grammar
+        self._stop = request.stop
         self._tool_use: ToolUse | None = request.tool_use
         self._dialect = dialect
         self._reasoning = dialect.reasoning if isinstance(request.prompt, ChatPrompt) else None
@@ -78,6 +80,10 @@ class AnswerShape:
     def stop_ids(self) -> tuple[int, ...]:
         """Ids of tokens that end the answer, whatever the checkpoint's configuration says."""
         return ()
+
+    def stops(self) -> StopStrings:
+        """Return the stage that ends the answer's text at a stop string."""
+        return StopStrings(self._stop)
 
     def parts(self) -> AnswerParts | HarmonyParts:
         """Return the stages for the answer's text."""
@@ -192,6 +198,9 @@ class _HarmonyShape(AnswerShape):
     @property
     def stop_ids(self) -> tuple[int, ...]:
         return () if self._ignores_ends else tuple(self._dialect.special_ids[mark] for mark in (CALL, RETURN))
+
+    def stops(self) -> HarmonyStops:
+        return HarmonyStops(self._stop)
 
     def parts(self) -> HarmonyParts:
         names = () if self._tool_use is None else self._tool_use.callable_names

@@ -41,7 +41,6 @@ from deployments.generation import (
 from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
 from deployments.stream.harmony import HarmonyParts
-from deployments.stream.stop_strings import StopStrings
 from deployments.stream.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
 from deployments.waits import side_by_side
@@ -302,7 +301,7 @@ class Answer:
         before = self._prompt_ids if continues else ()
         return StreamHandler(
             self._model.codec.pieces.new_detokenizer(shape.shown, before=before),
-            StopStrings(self._request.stop),
+            shape.stops(),
             screen=self._safety.screen(),
             judge=self._safety.judge_output,
             reasoning=shape.counter(),

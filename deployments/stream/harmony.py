@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 
 from deployments.generation import CallDelta
+from deployments.stream.stop_strings import StopStrings
 from deployments.tools.formats import JSON
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -144,6 +145,34 @@ class HarmonyParts:
         texts, self._texts = self._texts, {}
         calls, self._calls = tuple(self._calls), []
         return "".join(texts.get(_Kind.THOUGHTS, ())), "".join(texts.get(_Kind.CONTENT, ())), calls
+
+
+class HarmonyStops(StopStrings):
+    """Stop strings of a harmony answer: not looked for in headers, which the client does not see.
+
+    Text before the first mark is searched: without any mark, it becomes content.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        super().__init__(stops)
+        self._is_in_header = False
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """As in `StopStrings`; headers and marks pass."""
+        safe = ""
+        for piece in _SIGNS.split(text):
+            if self._is_in_header and not _SIGNS.fullmatch(piece):
+                # Nothing is held back before it: no stop string contains the mark that begins a header.
+                safe += piece
+                continue
+            found, stop = super().feed(piece)
+            safe += found
+            if stop is not None:
+                return safe, stop
+            if _SIGNS.fullmatch(piece):
+                begins = self._is_in_header or piece != SIGN_BY_MARK[CONSTRAIN]
+                self._is_in_header = begins and piece != SIGN_BY_MARK[MESSAGE]
+        return safe, None
 
 
 class HarmonyCounter:

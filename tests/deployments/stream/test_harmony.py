@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.translation.streaming import joined_calls
 from deployments.generation import ToolCall
-from deployments.stream.harmony import MARKS, SIGN_BY_MARK, HarmonyCounter, HarmonyParts, without_signs
+from deployments.stream.harmony import MARKS, SIGN_BY_MARK, HarmonyCounter, HarmonyParts, HarmonyStops, without_signs
 
 Found = tuple[str, str, tuple[ToolCall, ...]]
 
@@ -109,6 +109,35 @@ def test_nothing_that_is_told_has_a_sign_in_it(pieces: list[str]) -> None:
     told = thoughts + content + "".join(call.arguments for call in calls)
     assert told == without_signs(told)
     told.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "stop"),
+    [
+        (f"{ANALYSIS}<|channel|>final<|message|>Yes, assistant.", ("Hm.", "Yes, ", ()), "assistant"),
+        ("<|channel|>final<|message|>The final word.", ("", "The ", ()), "final"),
+        (
+            '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"json": 1}',
+            ("", "", called('{"')),
+            "json",
+        ),
+        ("<|channel|>final<|message|>a json<|constrain|>", ("", "a ", ()), "json"),
+        ("<|channel|>final<|message|>A fin", ("", "A fin", ()), None),
+        ("Without marks, assistant.", ("", "Without marks, ", ()), "assistant"),
+    ],
+)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_stop_strings_are_not_looked_for_in_headers(text: str, expected: Found, stop: str | None, is_cut: bool) -> None:
+    """Stopped at "assistant", an answer with thoughts ended after them: the next message's header has that word."""
+    stops, matched, kept = HarmonyStops(["assistant", "final", "json"]), None, []
+    for piece in list(signed(text)) if is_cut else [signed(text)]:
+        safe, found = stops.feed(piece)
+        kept.append(safe)
+        matched = matched or found
+        if found is not None:
+            break
+    kept.append(stops.close())
+    assert (parse(kept)[0], matched) == (expected, stop)
 
 
 def test_tokens_of_thoughts_are_counted_with_the_marks_before_them() -> None:
