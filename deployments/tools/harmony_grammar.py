@@ -3,7 +3,8 @@
     start: message* (final | call)
 
 A call names an existing function and its arguments match the schema. A grammar for the content applies only to the
-final channel. Marks are special tokens, which lexemes never match.
+final channel; no preamble may come before it, because that is content too. Marks are special tokens, which lexemes
+never match.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ def write_harmony(special_ids: Mapping[str, int], use: ToolUse | None, content: 
     tools = [] if use is None else [tool for tool in use.tools if tool.name in use.callable_names]
     ends = [] if use is not None and use.is_required else ["final"]
     ends += [f"call_{index}" for index in range(len(tools))]
+    sides = "analysis" if content is not None and "final" in ends else "analysis|commentary"
     lines = [
         f"start: message* ({' | '.join(ends)})",
         f"message: {channel} SIDE {message} TEXT? {end} {start} ROLE",
         f"final: {channel} FINAL {message} {'TEXT?' if content is None else '@content'}",
         f"TEXT: {_ANY_TEXT}",
-        r"SIDE: /analysis|commentary/",
+        f"SIDE: /{sides}/",
         r"ROLE: /assistant/",
         r"FINAL: /final/",
         r"CALLED: /commentary ?(json)?/",

@@ -90,6 +90,17 @@ def test_a_grammar_of_the_content_holds_in_the_final_channel_alone(
         assert not is_whole(tokenizer, special_ids, grammar, THOUGHTS)
 
 
+def test_nothing_is_said_before_content_that_has_a_grammar(tokenizer: LLTokenizer, special_ids: dict[str, int]) -> None:
+    """A preamble is content: with one before it, an answer that was to be JSON was none."""
+    for use in (None, USE):
+        grammar = write_harmony(special_ids, use, CONTENT)
+        assert not is_whole(tokenizer, special_ids, grammar, f"{PREAMBLE}{FINAL}yes")
+        assert not is_whole(tokenizer, special_ids, grammar, f"{THOUGHTS}{PREAMBLE}{FINAL}yes")
+    # A call that is required leaves no room for such content.
+    required = ToolUse(tools=TOOLS, callable_names=USE.callable_names, is_required=True)
+    assert is_whole(tokenizer, special_ids, write_harmony(special_ids, required, CONTENT), PREAMBLE + CALLS[0])
+
+
 def test_no_call_passes_where_none_is_allowed(tokenizer: LLTokenizer, special_ids: dict[str, int]) -> None:
     grammar = write_harmony(special_ids, ToolUse(tools=TOOLS, callable_names=frozenset()), None)
     assert is_whole(tokenizer, special_ids, grammar, f"{FINAL}Anything.")
