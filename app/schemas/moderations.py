@@ -10,7 +10,7 @@ from app.schemas.wire import WireRequest, WireResponse, refuse_types
 
 
 class ModerationPart(WireRequest):
-    """A text in a list of parts."""
+    """A part of one input."""
 
     type: Literal["text"]
     text: str
@@ -26,14 +26,16 @@ class ModerationPart(WireRequest):
 class ModerationRequest(WireRequest):
     """Ask the safety classifier to judge texts."""
 
-    input: str | list[str] | list[ModerationPart] = Field(description="One or more texts; each gets one result.")
+    input: str | list[str] | list[ModerationPart] = Field(
+        description="One or more texts, each of which gets a result, or the parts of one, which get one together."
+    )
     model: str | None = Field(
         default=None, max_length=256, description="The classifier's name, or one of OpenAI's moderation models."
     )
 
 
 class ModerationResult(WireResponse):
-    """Findings for one text."""
+    """Findings for one input."""
 
     flagged: bool
     categories: dict[str, bool]
@@ -42,7 +44,7 @@ class ModerationResult(WireResponse):
 
 
 class ModerationResponse(WireResponse):
-    """One result per text, in order."""
+    """One result per input, in order."""
 
     id: str
     model: str

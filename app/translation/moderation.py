@@ -9,6 +9,8 @@ from app.schemas.moderations import (
     ChatModeration,
     ChatModerationRequest,
     ModerationError,
+    ModerationPart,
+    ModerationRequest,
     ModerationResponse,
     ModerationResult,
     ModerationResults,
@@ -16,6 +18,7 @@ from app.schemas.moderations import (
 )
 from app.translation.hazards import openai_scores
 from deployments.errors import unknown_model
+from deployments.gateway.answer_safety import worst
 from deployments.generation import Finished, Moderation, Verdict
 
 OPENAI_MODELS = ("omni-moderation-", "text-moderation-")
@@ -60,6 +63,13 @@ def moderation_asked(asked: ChatModerationRequest | None) -> Moderation | None:
         blocks_input=policy is not None and policy.input is not None and policy.input.mode == "block",
         blocks_output=policy is not None and policy.output is not None and policy.output.mode == "block",
     )
+
+
+def verdicts_by_input(body: ModerationRequest, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+    """Return one verdict per input, given one per text: parts are one input together."""
+    is_of_parts = any(isinstance(item, ModerationPart) for item in body.input)
+    merged = worst(verdicts) if is_of_parts else None
+    return verdicts if merged is None else (merged,)
 
 
 def moderation(response_id: str, classifier: str, verdicts: Iterable[Verdict]) -> ModerationResponse:

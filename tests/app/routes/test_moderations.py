@@ -22,6 +22,16 @@ async def test_each_text_gets_a_result_with_the_thirteen_categories_and_the_haza
     assert not any(flag for category, flag in bad["categories"].items() if category != "hate")
 
 
+async def test_parts_are_one_input_whose_result_covers_all_of_them(client: httpx.AsyncClient) -> None:
+    """Clients read the first result: what was wrong with the second part was told in a second one."""
+    parts = [{"type": "text", "text": text} for text in ("fine", "bad", "fine")]
+    [result] = (await client.post(PATH, json={"input": parts})).json()["results"]
+    assert result["flagged"] is True
+    assert result["category_scores"]["hate"] == 0.9
+    [result] = (await client.post(PATH, json={"input": parts[:1]})).json()["results"]
+    assert result["flagged"] is False
+
+
 @pytest.mark.parametrize("model", [None, "guard", "omni-moderation-latest", "text-moderation-stable"])
 async def test_the_classifier_answers_to_its_name_and_to_openais(client: httpx.AsyncClient, model: str | None) -> None:
     assert (await client.post(PATH, json={"input": "x", "model": model})).status_code == 200
