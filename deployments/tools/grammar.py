@@ -135,7 +135,8 @@ def with_content(rules: str, content: str | None) -> str:
     """Return the grammar made of Lark rules, in which `@content` refers to the content's grammar."""
     grammars: list[dict[str, Any]] = [{"lark_grammar": rules}]
     if content is not None:
-        (inner,) = json.loads(content)["grammars"]
+        # A schema or a regex is JSON around one grammar; choices, tags and grammars are plain Lark.
+        (inner,) = json.loads(content)["grammars"] if content.startswith("{") else ({"lark_grammar": content},)
         grammars.append(inner | {"name": "content"})
     return json.dumps({"grammars": grammars})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, StructTag, grammar_from
 from tokenizers import AddedToken, Tokenizer
 
 from deployments.generation import ToolSpec
@@ -48,6 +48,31 @@ def is_whole(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
 
 def rules(tool_format: ToolFormat, **changes: Any) -> CallRules:
     return CallRules(**{"tool_format": tool_format, "tools": TOOLS, "callable_names": NAMES} | changes)
+
+
+TAG = StructTag(trigger="<call", begin="<call>", grammar=NOTE, end="</call>")
+
+
+@pytest.mark.parametrize(
+    ("content", "good", "bad"),
+    [
+        (CONTENT, '{"note": "x"}', "{}"),
+        (LLMatcher.grammar_from_regex("yes|no"), "no", "perhaps"),
+        (grammar_from("choice", '["yes", "no"]'), "no", "perhaps"),
+        (grammar_from("grammar", 'start: "a" | "b" start'), "bba", "bb"),
+        (grammar_from("grammar", 'root ::= "a" | "b" root'), "bba", "bb"),
+        (StructTag.to_grammar([TAG], assume_special=False), 'Hm. <call>{"note": "x"}</call> So.', "<call>{}</call>"),
+    ],
+    ids=["schema", "regex", "choice", "lark", "gbnf", "tags"],
+)
+def test_content_of_every_kind_follows_its_grammar_behind_thoughts(
+    tokenizer: LLTokenizer, content: str, good: str, bad: str
+) -> None:
+    """Those that are no JSON made the requests of a reasoning model fail."""
+    grammar = WRITER.write(thinking=THINK, content=content)
+    for thoughts in ("", "<think>\nhm\n</think>\n\n"):
+        assert is_whole(tokenizer, grammar, thoughts + good)
+        assert not is_whole(tokenizer, grammar, thoughts + bad)
 
 
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda tool_format: tool_format.name)
