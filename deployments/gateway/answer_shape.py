@@ -200,11 +200,14 @@ class _HarmonyShape(AnswerShape):
         return () if self._ignores_ends else tuple(self._dialect.special_ids[mark] for mark in (CALL, RETURN))
 
     def stops(self) -> HarmonyStops:
-        return HarmonyStops(self._stop)
+        return HarmonyStops(self._stop, has_tools=bool(self._callable_names))
 
     def parts(self) -> HarmonyParts:
-        names = () if self._tool_use is None else self._tool_use.callable_names
-        return HarmonyParts(names, has_begun=self._has_begun)
+        return HarmonyParts(self._callable_names, has_begun=self._has_begun)
+
+    @property
+    def _callable_names(self) -> frozenset[str]:
+        return frozenset() if self._tool_use is None else self._tool_use.callable_names
 
     def counter(self) -> HarmonyCounter:
         return HarmonyCounter(has_begun=self._has_begun)

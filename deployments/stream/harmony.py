@@ -97,8 +97,11 @@ class HarmonyParts:
         return self._taken()
 
     def close(self) -> Parts:
-        """Return what was held back: the whole text as content if the model wrote no mark at all."""
-        if not self._has_marks and self._header:
+        """Return what was held back: the whole text as content if the model wrote no mark at all.
+
+        With tools, such a text is the beginning of a call: their grammar permits no other.
+        """
+        if not self._has_marks and self._header and not self._tools:
             self._texts[_Kind.CONTENT] = [self._header]
         return self._taken()
 
@@ -150,12 +153,13 @@ class HarmonyParts:
 class HarmonyStops(StopStrings):
     """Stop strings of a harmony answer: not looked for in headers, which the client does not see.
 
-    Text before the first mark is searched: without any mark, it becomes content.
+    Args:
+        has_tools: text before the first mark belongs to a header; without tools and marks, it becomes content.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, has_tools: bool = False) -> None:
         super().__init__(stops)
-        self._is_in_header = False
+        self._is_in_header = has_tools
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """As in `StopStrings`; headers and marks pass."""

@@ -23,8 +23,8 @@ def signed(text: str) -> str:
     return text
 
 
-def parse(pieces: Sequence[str], *, has_begun: bool = False) -> tuple[Found, bool]:
-    parts = HarmonyParts(("f", "g"), has_begun=has_begun, new_call_id=lambda: "id")
+def parse(pieces: Sequence[str], *, tools: Sequence[str] = ("f", "g"), has_begun: bool = False) -> tuple[Found, bool]:
+    parts = HarmonyParts(tools, has_begun=has_begun, new_call_id=lambda: "id")
     found = [parts.feed(piece) for piece in pieces] + [parts.close()]
     calls = joined_calls(call for _, _, some in found for call in some)
     return ("".join(thoughts for thoughts, _, _ in found), "".join(text for _, text, _ in found), calls), (
@@ -66,13 +66,17 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
             False,
         ),
         (f"{ANALYSIS}{ANALYSIS}<|channel|>final<|message|>Yes.", ("Hm.\n\nHm.", "Yes.", ()), False),
-        ("An answer without marks.", ("", "An answer without marks.", ()), False),
+        (" to=functions.", ("", "", ()), False),
         ("<|channel|>fin", ("", "", ()), False),
         ("", ("", "", ()), False),
     ],
 )
 def test_messages_are_thoughts_content_or_calls(text: str, expected: Found, is_called: bool) -> None:
     assert parse([signed(text)]) == (expected, is_called)
+
+
+def test_an_answer_without_marks_is_content_where_it_cannot_be_the_beginning_of_a_call() -> None:
+    assert parse(["An answer with", "out marks."], tools=())[0] == ("", "An answer without marks.", ())
 
 
 def test_text_that_spells_marks_is_text() -> None:
@@ -123,13 +127,13 @@ def test_nothing_that_is_told_has_a_sign_in_it(pieces: list[str]) -> None:
         ),
         ("<|channel|>final<|message|>a json<|constrain|>", ("", "a ", ()), "json"),
         ("<|channel|>final<|message|>A fin", ("", "A fin", ()), None),
-        ("Without marks, assistant.", ("", "Without marks, ", ()), "assistant"),
+        (' to=functions.json<|channel|>commentary json<|message|>{"json": 1}', ("", '{"', ()), "json"),
     ],
 )
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_stop_strings_are_not_looked_for_in_headers(text: str, expected: Found, stop: str | None, is_cut: bool) -> None:
     """Stopped at "assistant", an answer with thoughts ended after them: the next message's header has that word."""
-    stops, matched, kept = HarmonyStops(["assistant", "final", "json"]), None, []
+    stops, matched, kept = HarmonyStops(["assistant", "final", "json"], has_tools=True), None, []
     for piece in list(signed(text)) if is_cut else [signed(text)]:
         safe, found = stops.feed(piece)
         kept.append(safe)
@@ -138,6 +142,10 @@ def test_stop_strings_are_not_looked_for_in_headers(text: str, expected: Found, 
             break
     kept.append(stops.close())
     assert (parse(kept)[0], matched) == (expected, stop)
+
+
+def test_stop_strings_are_looked_for_in_content_without_marks() -> None:
+    assert HarmonyStops(["assistant"]).feed("Without marks, assistant.") == ("Without marks, ", "assistant")
 
 
 def test_tokens_of_thoughts_are_counted_with_the_marks_before_them() -> None:
