@@ -64,7 +64,9 @@ class AnswerGrammar:
         """
         is_either = calls is not None and calls.tool_format.is_alone and content is not None
         rules = _Rules(self._special_ids, is_piecewise=is_either)
-        prefix = "" if thinking is None else self._thinking(rules, thinking, has_begun)
+        # Space behind thoughts is not shown. Without thoughts it would be: where `yes` is a choice, ` yes` is none.
+        space = " SPACE?" if calls is None and content is not None else ""
+        prefix = "" if thinking is None else self._thinking(rules, thinking, has_begun, space)
         answer = self._answer(rules, calls, content is not None)
         rules.add("TEXT", f"/{_ANYTHING}/{rules.excluded}")
         rules.add("SPACE", r"/[ \t\r\n]{1,16}/")
@@ -72,9 +74,9 @@ class AnswerGrammar:
         return with_content(rules.text(), content)
 
     def _answer(self, rules: _Rules, calls: CallRules | None, has_content: bool) -> str:
-        content = "SPACE? @content" if has_content else "TEXT?"
         if calls is None:
-            return content
+            return "@content" if has_content else "TEXT?"
+        content = "SPACE? @content" if has_content else "TEXT?"
         tool_format = calls.tool_format
         opening = tool_format.opening
         if tool_format.is_alone:
@@ -117,13 +119,14 @@ class AnswerGrammar:
         silent = f"<[{self._special_ids[tool_format.silent]}]>? " if tool_format.silent in self._special_ids else ""
         return f"{silent}{next(iter(heads))} {more} {rules.sequence(tool_format.closing)}"
 
-    def _thinking(self, rules: _Rules, thinking: ReasoningFormat, has_begun: bool) -> str:
+    def _thinking(self, rules: _Rules, thinking: ReasoningFormat, has_begun: bool, space: str) -> str:
         begin, end = thinking.begin, thinking.end
         if end in self._special_ids:
             thoughts = f"TEXT? <[{self._special_ids[end]}]>"
         else:
             rules.add("thoughts[lazy]", f"/{_ANYTHING}{escaped(end)}/")
             thoughts = "thoughts"
+        thoughts += space
         if has_begun:
             return thoughts
         if begin not in self._special_ids:

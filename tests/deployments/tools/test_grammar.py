@@ -69,10 +69,20 @@ def test_content_of_every_kind_follows_its_grammar_behind_thoughts(
     tokenizer: LLTokenizer, content: str, good: str, bad: str
 ) -> None:
     """Those that are no JSON made the requests of a reasoning model fail."""
-    grammar = WRITER.write(thinking=THINK, content=content)
-    for thoughts in ("", "<think>\nhm\n</think>\n\n"):
+    for thoughts in ("", "<think>\nhm\n</think>\n\n", "hm\n</think>\n\n"):
+        has_begun = thoughts.startswith("hm")
+        grammar = WRITER.write(thinking=THINK, has_begun=has_begun, content=content)
         assert is_whole(tokenizer, grammar, thoughts + good)
         assert not is_whole(tokenizer, grammar, thoughts + bad)
+
+
+def test_space_passes_before_content_only_behind_thoughts(tokenizer: LLTokenizer) -> None:
+    """Without thoughts it is shown, and a model that gave none answered ` yes` where the choices were yes and no."""
+    choice = grammar_from("choice", '["yes", "no"]')
+    grammar = WRITER.write(thinking=THINK, content=choice)
+    assert is_whole(tokenizer, grammar, "<think>hm</think>\n yes")
+    assert not is_whole(tokenizer, grammar, " yes")
+    assert is_whole(tokenizer, WRITER.write(thinking=THINK, has_begun=True, content=choice), "hm</think>\n yes")
 
 
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda tool_format: tool_format.name)
