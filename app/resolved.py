@@ -49,9 +49,9 @@ from deployments.tokenizer.text_codec import TextCodec
 from engine.config import EngineConfig
 from engine.decoder.model_spec import ModelSpec
 from engine.errors import ConfigError
-from engine.loading.contents import check_contents, read_checkpoint_spec
+from engine.loading.contents import check_contents
 from engine.loading.fingerprint import model_fingerprint
-from engine.loading.spec import read_model_spec
+from engine.loading.spec import read_checkpoint_spec, read_model_spec
 from engine.loading.weight_files import check_weight_files
 from engine.resolve import check
 from engine.speculation.draft_config import resolve_draft

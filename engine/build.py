@@ -33,8 +33,7 @@ from engine.fallback.spec import FallbackSpec
 from engine.hardware import DTYPE_BY_NAME, probe
 from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
-from engine.loading.contents import read_checkpoint_spec
-from engine.loading.spec import read_model_spec
+from engine.loading.spec import read_checkpoint_spec, read_model_spec
 from engine.parts import Parts
 from engine.ports import PauseWish
 from engine.resolve import Hardware, resolve

@@ -9,7 +9,7 @@ import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.decoder.tensor_kinds import TensorKind
 from engine.errors import CheckpointError
 from engine.loading.names import EMBEDDING, HEAD, IGNORED_SUFFIXES, PREFIX_BY_PART, SIGHT, Parameter, parameters
-from engine.loading.spec import read_model_spec
 from engine.loading.weight_files import open_whole, weight_files
 
 if TYPE_CHECKING:
@@ -96,22 +95,6 @@ def opened(folder: Path, framework: str = "numpy") -> Iterator[Mapping[str, Stor
                     raise CheckpointError(f"{path}: the tensor {name} is in another file of the checkpoint as well.")
                 found[name] = StoredTensor(file, name)
         yield _as_of_whole(found)
-
-
-def read_checkpoint_spec(model_path: str) -> ModelSpec:
-    """Return `read_model_spec`'s result, without an output matrix that config.json implies but the files lack.
-
-    An embedding model may be saved as the bare decoder with the config.json of the full model.
-
-    Raises:
-        CheckpointError: as `read_model_spec`, or files are missing or broken.
-    """
-    spec = read_model_spec(model_path)
-    if spec.is_tied or not isinstance(spec, DecoderSpec):
-        return spec
-    with opened(Path(model_path)) as tensors:
-        is_bare = EMBEDDING in tensors and tensors[EMBEDDING].name == EMBEDDING.removeprefix("model.")
-        return replace(spec, is_tied=True, generates=False) if is_bare and HEAD not in tensors else spec
 
 
 def check_contents(model_path: str, spec: ModelSpec) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from engine.decoder.model_spec import ModelSpec
-from engine.decoder.spec import UnknownArchitectureError, read_spec
+from engine.decoder.spec import DecoderSpec, UnknownArchitectureError, read_spec
+from engine.loading.contents import opened
+from engine.loading.names import EMBEDDING, HEAD
 
 
 def read_model_spec(model_path: str) -> ModelSpec:
@@ -21,3 +24,19 @@ def read_model_spec(model_path: str) -> ModelSpec:
         from engine.fallback.reading import read_fallback_spec
 
         return read_fallback_spec(Path(model_path), unknown.fields, unknown.architecture)
+
+
+def read_checkpoint_spec(model_path: str) -> ModelSpec:
+    """Return `read_model_spec`'s result, without an output matrix that config.json implies but the files lack.
+
+    An embedding model may be saved as the bare decoder with the config.json of the full model.
+
+    Raises:
+        CheckpointError: as `read_model_spec`, or files are missing or broken.
+    """
+    spec = read_model_spec(model_path)
+    if spec.is_tied or not isinstance(spec, DecoderSpec):
+        return spec
+    with opened(Path(model_path)) as tensors:
+        is_bare = EMBEDDING in tensors and tensors[EMBEDDING].name == EMBEDDING.removeprefix("model.")
+        return replace(spec, is_tied=True, generates=False) if is_bare and HEAD not in tensors else spec

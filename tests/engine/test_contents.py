@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters
-from engine.loading.contents import PIECE_BYTES, check_contents, opened, read_checkpoint_spec
+from engine.loading.contents import PIECE_BYTES, check_contents, opened
+from engine.loading.spec import read_checkpoint_spec
 from engine.loading.weight_files import SINGLE
 from tests.architecture.source_tree import ROOT
 from tests.engine.checkpoint_folder import write_checkpoint

@@ -15,8 +15,8 @@ from engine.decoder.model_spec import KvShape, Mixtures
 from engine.decoder.spec import DecoderSpec
 from engine.errors import CheckpointError
 from engine.fallback.spec import FallbackSpec
-from engine.loading.contents import check_contents, read_checkpoint_spec
-from engine.loading.spec import read_model_spec
+from engine.loading.contents import check_contents
+from engine.loading.spec import read_checkpoint_spec, read_model_spec
 from engine.resolve import check
 from tests.engine.checkpoint_folder import write_config
 from tests.engine.fallback.saved import save
