@@ -15,10 +15,11 @@ from adapters.loading import AdapterLoader, LayOut
 from adapters.weights import AdapterWeights, RawAdapter
 from engine import machine
 from engine.adapter_pool import AdapterPool, Locate
+from engine.adapter_tables import entries_of, num_experts_of
 from engine.backend import TorchBackend
 from engine.buffers import InputBuffers
 from engine.config import EngineConfig, ResolvedConfig
-from engine.cpu.called_backend import CalledBackend
+from engine.cpu.called_backend import CalledBackend, leaves_experts_to_torch
 from engine.cpu.native_backend import NativeBackend, can_run
 from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.panels import can_attend
@@ -138,11 +139,10 @@ def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weight
     buffers, model, cache = build_model(spec, resolved, kernels, weights, threads)
 
     def lay_out(raw: RawAdapter) -> AdapterWeights:
-        if kernels is None or not isinstance(model, RecordedModel):
+        if kernels is None or leaves_experts_to_torch(spec):
             return raw.packed()
-        experts = spec.experts if isinstance(spec, DecoderSpec) else None
-        num_experts = 0 if experts is None else experts.count
-        return PanelAdapter(raw, spec.num_layers, kernels, num_experts=num_experts)
+        num_layers, num_experts, entries = spec.num_model_layers(), num_experts_of(spec), entries_of(spec)
+        return PanelAdapter(raw, num_layers, kernels, num_experts=num_experts, entries=entries)
 
     pause_wish = model.pause_wish if isinstance(model, RecordedModel) else None
     draft_model = None
@@ -226,7 +226,9 @@ def build_model(
         # Transformers is imported only where it computes.
         from engine.fallback.loading import load_fallback
 
-        called = TorchBackend() if threads is None else CalledBackend(threads, dtype, config.quantization)
+        called = TorchBackend()
+        if threads is not None:
+            called = CalledBackend(threads, dtype, config.quantization, entries_of(spec))
         fallback = load_fallback(config.model_path, spec, called, dtype, device, config.num_rows)
         fallback.make_room(config.num_snapshots)
         return buffers, fallback, cache

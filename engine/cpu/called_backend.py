@@ -5,19 +5,22 @@ Torch operators do what these kernels do not support, and small operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Product, RoutedExperts, TorchBackend, expert_change
+from engine.backend import Product, RoutedExperts, TorchBackend
+from engine.cpu.called_lora import CalledLora
 from engine.cpu.called_states import CalledStates
+from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.panels import INT8_KERNEL, Panels, grouped_arguments, lay_out
 from engine.decoder.layer_forms import LayerForm
+from engine.decoder.model_spec import ModelSpec
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
-from engine.lora import HeadNorms, LoraProducts
+from engine.lora import ENTRIES, AdapterSegment, HeadNorms, LoraProducts
 from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
 from kernels.experts.reference import max_groups
@@ -27,17 +30,21 @@ from kernels.program import Pool
 
 
 class CalledBackend(TorchBackend):
-    """A `Backend` for models that satisfy `engine.cpu.panels.can_attend`; torch computes the adapters' products.
+    """A `Backend` for models that satisfy `engine.cpu.panels.can_attend`.
 
     Args:
         dtype: of weights, activations and cache.
         quantization: as in `engine.cpu.native_backend.NativeBackend`; weights of unsuitable shape are not quantized.
+        entries: of each layer in the table of an adapter laid out for our kernels, as in `engine.lora.entry_of`.
     """
 
-    def __init__(self, pool: Pool, dtype: torch.dtype, quantization: str | None = None) -> None:
+    def __init__(
+        self, pool: Pool, dtype: torch.dtype, quantization: str | None = None, entries: Sequence[str] = ENTRIES
+    ) -> None:
         self._pool = pool
         self._dtype = dtype
         self._quantization = quantization
+        self._entries = entries
         self._arena = Arena()
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
@@ -65,6 +72,12 @@ class CalledBackend(TorchBackend):
             return logits
 
         return embed if head is None else partial(take_rows, embedding), to_logits
+
+    def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
+        """Apply adapters by our kernels if they are laid out for them."""
+        if not all(isinstance(segment.weights, PanelAdapter) for segment in segments):
+            return super().lora(segments, samples)
+        return CalledLora(self._pool, self._dtype, self._entries, segments) if segments else None
 
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
@@ -113,7 +126,7 @@ class CalledBackend(TorchBackend):
     def routed_experts(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> RoutedExperts:
         """Lay out in panels, one expert after another; experts with an odd number of inputs are left to torch."""
         (count, _, hidden), inner = gate_up.shape, down.shape[2]
-        if hidden % 2 or inner % 2:
+        if _are_odd(hidden, inner):
             return super().routed_experts(gate_up, down, activation)
         ups, downs = self._lay_out(gate_up, count, hidden), self._lay_out(down, count, inner)
 
@@ -125,7 +138,6 @@ class CalledBackend(TorchBackend):
             lora: LoraProducts | None = None,
             layer: int = 0,
         ) -> torch.Tensor:
-            change = expert_change(lora, layer)
             (num_rows, chosen), num_pairs = experts.shape, experts.numel()
             places, rows = experts.new_empty(num_rows, chosen, dtype=torch.int32), experts.new_empty(num_pairs)
             groups = places.new_empty(max_groups(num_pairs, count), 3)
@@ -133,12 +145,15 @@ class CalledBackend(TorchBackend):
             self._call("sort_by_expert", num_rows, pairs, (count, chosen))
             paired = [part.index_select(0, rows) for part in self._inputs(ups, h)]
             joint = self._grouped(ups, paired, groups, count)
+            change = None
+            if isinstance(lora, CalledLora) and lora.has_experts:
+                change = partial(lora.change_experts, rows=rows, groups=groups, layer=layer, num_experts=count)
             if change is not None:
-                _change_groups(partial(change, "gate_up"), groups, rows, h[rows], joint)
+                change(h, joint, part="gate_up")
             gated = self.activate_and_multiply(joint, activation)
             parts, y = self._grouped(downs, self._inputs(downs, gated), groups, count), torch.empty_like(h)
             if change is not None:
-                _change_groups(partial(change, "down"), groups, rows, gated, parts)
+                change(gated, parts, part="down")
             self._call("add_experts", num_rows, (parts, places, weights.float().contiguous(), y), (hidden, chosen))
             return y
 
@@ -187,15 +202,11 @@ class CalledBackend(TorchBackend):
         self._pool.call(kernel, self._dtype, count, tensors, sizes, numbers)
 
 
-def _change_groups(
-    change: Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None],
-    groups: torch.Tensor,
-    rows: torch.Tensor,
-    x: torch.Tensor,
-    y: torch.Tensor,
-) -> None:
-    """Change a product `y` of the inputs `x`, both [pairs, ...], expert by expert."""
-    for expert, first, count in groups.tolist():
-        if count:
-            of_expert = slice(first, first + count)
-            change(expert, rows[of_expert], x[of_expert], y[of_expert])
+def leaves_experts_to_torch(spec: ModelSpec) -> bool:
+    """Return whether a model has experts that our kernels do not compute, nor their adapters."""
+    mixtures = spec.mixtures()
+    return mixtures is not None and _are_odd(spec.hidden_size, mixtures.inner)
+
+
+def _are_odd(hidden: int, inner: int) -> bool:
+    return bool(hidden % 2 or inner % 2)

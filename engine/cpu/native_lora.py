@@ -47,10 +47,13 @@ class PanelAdapter(AdapterWeights):
     Args:
         source: the adapter as read from its files.
         num_experts: experts of a layer.
+        entries: as in `engine.lora.entry_of`.
 
     Attributes:
         table: [(1 + layers) * entries, 5] int64; valid as long as this object lives.
         address: of the table.
+        changed: the entries that are not empty.
+        max_rank: of all its matrices.
         expert_address: of the table of experts, 0 if the adapter changes none.
     """
 
@@ -61,26 +64,28 @@ class PanelAdapter(AdapterWeights):
         kernels: NativeKernels,
         *,
         num_experts: int = 0,
+        entries: Sequence[str] = ENTRIES,
     ) -> None:
         packings: list[Packing] = []
         # Packed in the order in which a step reads them.
         of_experts = [key for key in source.projections if is_of_experts(key[1])]
         plain = source.projections.keys() - set(of_experts) if of_experts else source.projections
-        keys = sorted(plain, key=lambda key: entry_of(*key)) + of_experts
+        keys = sorted(plain, key=lambda key: entry_of(key[0], key[1], entries)) + of_experts
         for key in keys:
             item = source.projections[key]
             form = Form.TRANSPOSED if key[1] == "embed_tokens" else Form.AS_IS
             packings.append(Packing(matrix=item.a, form=form))
             packings.append(Packing(matrix=item.b, form=Form.PANELS, factor=item.scaling, gain=item.gain))
         packed = lora_pack(packings, source.dtype, kernels)
-        self.table = torch.zeros((num_layers + 1) * len(ENTRIES), ENTRY_NUMBERS, dtype=torch.int64)
+        self.table = torch.zeros((num_layers + 1) * len(entries), ENTRY_NUMBERS, dtype=torch.int64)
         self.address = self.table.data_ptr()
         items = [source.projections[key] for key in keys]
         sizes = [(item.a.shape[0], item.b.shape[0]) for item in items]
         found = [(a, b, *size) for a, b, size in zip(packed.addresses[::2], packed.addresses[1::2], sizes, strict=True)]
         rows = torch.tensor(found, dtype=torch.int64).view(-1, EXPERT_NUMBERS)
-        entries = torch.tensor([entry_of(*key) for key in keys[: len(plain)]], dtype=torch.int64)
-        self.table[entries, :3] = rows[: len(plain), :3]
+        places = [entry_of(layer, module, entries) for layer, module in keys[: len(plain)]]
+        self.table[torch.tensor(places, dtype=torch.int64), :3] = rows[: len(plain), :3]
+        self.max_rank = max((rank for rank, _ in sizes), default=0)
         super().__init__(packed.flat, (), _laid_out(source.extras))
         self.changes_whole_model, self.has_experts = source.changes_whole_model, bool(of_experts)
         self.expert_address = 0
@@ -90,8 +95,9 @@ class PanelAdapter(AdapterWeights):
             self._expert_table[[expert_entry(*key, num_experts) for key in of_experts]] = rows[len(plain) :]
             self.expert_address = self._expert_table.data_ptr()
         for (layer, module), columns in self.extras.columns.items():
-            entry = entry_of(layer, module)
-            self.table[entry, 3:] = torch.tensor([columns.gain.data_ptr(), columns.shift.data_ptr()])
+            places.append(entry_of(layer, module, entries))
+            self.table[places[-1], 3:] = torch.tensor([columns.gain.data_ptr(), columns.shift.data_ptr()])
+        self.changed = frozenset(places)
         self._enter_matrices()
 
     def _enter_matrices(self) -> None:
@@ -246,13 +252,22 @@ class NativeLora:
         self._program.add(name, self._dtype, count, tensors, sizes)
 
 
-def _write(segments: Sequence[AdapterSegment], out: torch.Tensor, *, of_experts: bool = False) -> None:
+def table_of(segments: Sequence[AdapterSegment], *, of_experts: bool = False) -> torch.Tensor:
+    """Return the segments of a step as the kernels read them: int64 [segments, 3].
+
+    Raises:
+        EngineError: an adapter was not laid out for the kernels.
+    """
     rows = []
     for segment in segments:
         if not isinstance(segment.weights, PanelAdapter):
             raise EngineError("an adapter reached the kernels without having been laid out for them")
         address = segment.weights.expert_address if of_experts else segment.weights.address
         rows.append((segment.start, segment.end, address))
-    if rows:
+    return torch.tensor(rows, dtype=torch.int64).view(-1, 3)
+
+
+def _write(segments: Sequence[AdapterSegment], out: torch.Tensor, *, of_experts: bool = False) -> None:
+    if segments:
         # One copy for all: a step with many adapters has as many segments as requests.
-        out[: len(rows)] = torch.tensor(rows)
+        out[: len(segments)] = table_of(segments, of_experts=of_experts)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from adapters.loading import LayOut
-from adapters.peft_format import parse_module_name
+from engine.adapter_tables import entries_of, num_experts_of
 from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.decoder import Decoder
 from engine.decoder.model_spec import ModelSpec
@@ -33,7 +33,6 @@ from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource
 from engine.loading.names import parameters
 from engine.loading.weight import Weight
-from engine.lora import ENTRIES
 from engine.parts import Parts
 from engine.progress import Progress
 from engine.resolve import Hardware, resolve
@@ -130,26 +129,12 @@ def _build(
 
 def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: CudaRuntime) -> TritonLora:
     sizes = config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens
-    return TritonLora(runtime, *sizes, is_mixture=_num_experts(spec) > 0, entries=_entries(spec))
+    return TritonLora(runtime, *sizes, is_mixture=num_experts_of(spec) > 0, entries=entries_of(spec))
 
 
 def _lay_out_for(spec: ModelSpec, config: ResolvedConfig, page_bytes: int) -> LayOut:
-    sizes = spec.num_model_layers(), page_bytes, _num_experts(spec), _entries(spec)
+    sizes = spec.num_model_layers(), page_bytes, num_experts_of(spec), entries_of(spec)
     return lambda raw: TabledAdapter.of(raw.packed(), *sizes)
-
-
-def _entries(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the entries of each layer in an adapter's table."""
-    names = (parse_module_name(module) for module in spec.linear_shapes()) if isinstance(spec, FallbackSpec) else ()
-    others = {at[1] for at in names if at is not None} - set(ENTRIES)
-    return *ENTRIES, *sorted(others)
-
-
-def _num_experts(spec: ModelSpec) -> int:
-    """Return how many experts of a layer adapters may change, 0 for none."""
-    if isinstance(spec, FallbackSpec):
-        return spec.mixed.num_experts if spec.mixed is not None and spec.expert_modules else 0
-    return spec.experts.count if isinstance(spec, DecoderSpec) and spec.experts is not None else 0
 
 
 def _load(
