@@ -92,6 +92,7 @@ class ModuleLayout:
     def _take_mlp(self, name: str, module: torch.nn.Module, mlp: GatedMlp, device: torch.device) -> None:
         names = [f"{name}.{part}" for part in mlp.inputs]
         inputs, output = [module.get_submodule(part) for part in mlp.inputs], module.get_submodule(mlp.output)
+        # By this name a backend knows that its kernel may combine the halves.
         plain = self._product("gate_up", inputs, device)
         adapted = self._adapted(names, inputs, plain)
         last = f"{name}.{mlp.output}"
