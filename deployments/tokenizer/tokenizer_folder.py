@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -29,22 +29,43 @@ def load_tokenizer(folder: str) -> LoadedTokenizer:
     """Return the tokenizer of a checkpoint.
 
     Raises:
-        CheckpointError: there is none, or only one implemented in Python.
+        CheckpointError: there is none, only one implemented in Python, or one with chat templates that are not text.
     """
     found = read_generic(folder)
     found = _by_transformers(folder) if found is None else found
+    # Templates in files of their own are UTF-8, or were refused when they were read.
+    _check_text(found.templates, Path(folder) / "tokenizer_config.json")
     return found if found.templates else replace(found, templates=_of_processor(Path(folder)))
+
+
+def _check_text(templates: Mapping[str, object], path: Path) -> None:
+    """Refuse templates of a JSON file that are values of another type, or have lone surrogates.
+
+    Raises:
+        CheckpointError: one of them is.
+    """
+    for name, template in templates.items():
+        which = "" if name == "default" else f" '{name}'"
+        if not isinstance(template, str):
+            raise CheckpointError(f"{path}: chat_template{which} must be text, not {template!r:.64}.")
+        try:
+            template.encode()
+        except UnicodeEncodeError:
+            raise CheckpointError(f"{path}: chat_template{which} has lone surrogates and is not Unicode.") from None
 
 
 def _of_processor(folder: Path) -> dict[str, str]:
     """Return the chat template from chat_template.json, the separate file of older multimodal processors.
 
     Raises:
-        CheckpointError: the file cannot be read.
+        CheckpointError: the file cannot be read, or its template is not text.
     """
     path = folder / "chat_template.json"
     template = read_json(path).get("chat_template") if path.is_file() else None
-    return {"default": template} if isinstance(template, str) and template else {}
+    if template is None or template == "":
+        return {}
+    _check_text({"default": template}, path)
+    return {"default": str(template)}
 
 
 def _by_transformers(folder: str) -> LoadedTokenizer:
@@ -61,7 +82,7 @@ def _by_transformers(folder: str) -> LoadedTokenizer:
         raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
     if not tokenizer.is_fast:
         raise CheckpointError(f"{folder}: transformers has no fast tokenizer for this checkpoint")
-    templates = tokenizer.chat_template or {}
+    templates = {} if tokenizer.chat_template in (None, "") else tokenizer.chat_template
     return LoadedTokenizer(
         backend=tokenizer.backend_tokenizer,
         templates=templates if isinstance(templates, dict) else {"default": templates},

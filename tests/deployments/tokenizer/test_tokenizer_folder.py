@@ -64,3 +64,15 @@ def test_a_template_may_lie_in_the_file_of_a_model_that_sees(folder: Path, is_ge
     (folder / "chat_template.json").write_text("{")
     with pytest.raises(CheckpointError, match="chat_template"):
         load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("told", [5, 0, True, {"default": 5}, [{"name": "default", "template": 5}], "\ud800"])
+@pytest.mark.parametrize("file", ["tokenizer_config", "chat_template"])
+def test_a_template_that_is_no_text_is_refused_by_its_file(folder: Path, told: object, file: str) -> None:
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"chat_template": None}
+    path.write_text(json.dumps(config))
+    other = json.loads((folder / f"{file}.json").read_text()) if (folder / f"{file}.json").is_file() else {}
+    (folder / f"{file}.json").write_text(json.dumps(other | {"chat_template": told}))
+    with pytest.raises(CheckpointError, match=rf"{file}.json: chat_template"):
+        load_tokenizer(str(folder))
