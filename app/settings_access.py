@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from app.settings_node import FolderPath, PublicName, SettingsNode
 
-HostName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-"""A name in `Host`, or `*.name`."""
+_HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+
+
+def _host_name(text: str) -> str:
+    if _HOST_NAME.fullmatch(text) is None:
+        raise ValueError(
+            f"'{text}' is not a host name: name.example, or *.name.example for all below it, in ASCII and without "
+            "scheme, port and path; addresses are always accepted"
+        )
+    return text
+
+
+HostName = Annotated[str, StringConstraints(min_length=1, max_length=253), AfterValidator(_host_name)]
+"""A name in `Host`, or `*.name`; a name of another form could never match."""
 
 Origin = Annotated[
     str,
