@@ -29,6 +29,7 @@ _POOLING_BY_MODE = {
     "lasttoken": Pooling.LAST,
     "mean": Pooling.MEAN,
 }
+_MEND = "To pool otherwise, set 'pooling' for the model."
 
 
 def read_defaults(model_path: str) -> dict[str, float]:
@@ -46,7 +47,10 @@ def read_defaults(model_path: str) -> dict[str, float]:
             continue
         is_number = isinstance(value, int if name == "top_k" else int | float) and not isinstance(value, bool)
         if not isinstance(value, int | float) or not is_number or not least <= value <= most:
-            raise CheckpointError(f"{path}: {name} is {value!r}; numbers from {least:g} to {most:g} are taken.")
+            raise CheckpointError(
+                f"{path}: {name} is {value!r}; numbers from {least:g} to {most:g} are taken. "
+                "To do without this file, set 'sampling_defaults: openai' for the model."
+            )
         found[name] = max(0, value) if name == "top_k" else float(value)
     return found
 
@@ -66,7 +70,9 @@ def read_pooling(model_path: str) -> Pooling:
     for module in modules:
         kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else repr(module)
         if kind not in COMPUTED:
-            raise CheckpointError(f"{folder / MODULES}: a {kind} is not computed; those of {', '.join(COMPUTED)} are.")
+            raise CheckpointError(
+                f"{folder / MODULES}: a {kind} is not computed; those of {', '.join(COMPUTED)} are. {_MEND}"
+            )
         if kind == POOLING:
             found = _mode(folder / str(module.get("path")) / "config.json")
     return found
@@ -77,5 +83,5 @@ def _mode(path: Path) -> Pooling:
     modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     modes = modes or [str(config.get("pooling_mode"))]
     if len(modes) > 1 or modes[0] not in _POOLING_BY_MODE:
-        raise CheckpointError(f"{path}: {' and '.join(modes)} is not computed; lasttoken and mean are.")
+        raise CheckpointError(f"{path}: {' and '.join(modes)} is not computed; lasttoken and mean are. {_MEND}")
     return _POOLING_BY_MODE[modes[0]]
