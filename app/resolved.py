@@ -215,6 +215,8 @@ def mistakes(settings: Settings, *, reads_all: bool) -> list[str]:
     for index, reranker in enumerate(settings.rerankers):
         if not is_hub_id(reranker.path):
             parts.append(partial(_reranker_config, reranker, f"rerankers[{index}]"))
+    if settings.accounts is not None:
+        parts.append(partial(_check_accounts, settings.accounts))
     if settings.tracing is not None:
         parts.append(partial(_tracing, settings.tracing))
     if settings.registry is not None:
@@ -248,6 +250,13 @@ def _check_safety(safety: SafetySettings) -> None:
     with at("safety.path"):
         read_window(path)
         check_weight_files(Path(path))
+
+
+def _check_accounts(accounts: AccountSettings) -> None:
+    # Imported here: a builder, which does not connect to databases, needs no library for them.
+    from deployments.accounts.urls import check_urls
+
+    check_urls(accounts_config(accounts))
 
 
 def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine, MetaData, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 TROUBLES = (OSError, OperationalError)
 """Errors raised by a full or failing disk: nothing was done, and the operation may be retried."""
@@ -25,11 +25,21 @@ def open_database(url: str, tables: MetaData) -> Engine:
     parsed = make_url(url)
     engine = create_engine(parsed)
     if parsed.get_backend_name() == "sqlite":
-        if parsed.database:
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        if (folder := sqlite_folder(url)) is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         event.listen(engine, "connect", _tune_sqlite)
     tables.create_all(engine)
     return engine
+
+
+def sqlite_folder(url: str) -> Path | None:
+    """Return the folder of a URL's SQLite file; None if it has none, or is not a URL at all."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return None
+    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:")
+    return Path(str(parsed.database)).parent if is_file else None
 
 
 def _tune_sqlite(connection: Any, record: object) -> None:

@@ -26,6 +26,7 @@ from app.resolved import mistakes
 from app.settings import Settings
 from app.settings_node import hint
 from deployments.config import GATEWAY, REGISTRY, model_deployment
+from deployments.database import sqlite_folder
 
 MAX_PORT = 65_535
 TEXT_BY_TYPE = {
@@ -207,20 +208,21 @@ def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
 
 
 def _unwritable_folders(settings: Settings, place: str) -> Iterator[str]:
-    for key, folder in _state_folders(settings).items():
+    owned = _state_folders(settings)
+    for key, folder in (owned | _shareable_folders(settings)).items():
         path = Path(folder).absolute()
         # Below a folder without search permission, even existing paths seem missing.
         nearest = next(there for there in (path, *path.parents) if os.path.exists(there))
         if not nearest.is_dir() or not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
             yield f"{place}.{key}: '{nearest}' is not a writable folder"
-        elif nearest == path:
+        elif nearest == path and key in owned:
             # Entries left by another user's server that used this folder before.
             others = (str(entry) for entry in sorted(path.iterdir()) if not os.access(entry, os.W_OK))
             yield from (f"{place}.{key}: '{entry}' is not writable" for entry in islice(others, 1))
 
 
 def _state_folders(settings: Settings) -> dict[str, str]:
-    """Return the folders that an application writes, by their keys in `args`."""
+    """Return the folders that belong to an application, by their keys in `args`."""
     folders: dict[str, str] = {}
     if settings.registry is not None:
         folders["registry.folder"] = settings.registry.folder
@@ -228,6 +230,19 @@ def _state_folders(settings: Settings) -> dict[str, str]:
         folders["accounts.spool_folder"] = settings.accounts.spool_folder
     if settings.batches is not None:
         folders["batches.folder"] = settings.batches.folder
+    return folders
+
+
+def _shareable_folders(settings: Settings) -> dict[str, str]:
+    """Return the further folders that an application writes, which others may write, too."""
+    folders = {
+        f"models[{index}].engine.kv_disk_folder": model.engine.kv_disk_folder
+        for index, model in enumerate(settings.models)
+        if model.engine.kv_disk_folder is not None
+    }
+    url = None if settings.accounts is None else settings.accounts.database_url
+    if url is not None and (folder := sqlite_folder(url)) is not None:
+        folders["accounts.database_url"] = str(folder)
     return folders
 
 

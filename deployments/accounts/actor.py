@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from limits.errors import ConfigurationError
-from sqlalchemy.exc import SQLAlchemyError
-
 from deployments.accounts.ledger import Ledger
 from deployments.accounts.limiter import Limiter
+from deployments.accounts.urls import naming
 from deployments.accounts.values import (
     Admission,
     Charge,
@@ -32,19 +29,9 @@ from deployments.actor_process import begin_actor
 from deployments.config import AccountsConfig
 from deployments.database import TROUBLES
 from deployments.disk_trouble import unavailable_on
-from engine.errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@contextmanager
-def _naming(field: str) -> Iterator[None]:
-    try:
-        yield
-    except (ConfigurationError, SQLAlchemyError, ImportError, OSError) as error:
-        # SQLAlchemy's messages have a second line with a documentation link.
-        raise ConfigError(f"args.accounts.{field}: {str(error).splitlines()[0]}") from error
 
 
 class Accounts:
@@ -56,9 +43,9 @@ class Accounts:
 
     def __init__(self, config: AccountsConfig) -> None:
         begin_actor()
-        with _naming("limits_url"):
+        with naming("limits_url"):
             self._limiter = Limiter(config.limits_url)
-        with _naming("database_url"):
+        with naming("database_url"):
             self._ledger = Ledger(config.database_url)
         self._keys = self._ledger.keys()
         # One thread each: neither object is thread-safe, and a slow disk must not delay admission.

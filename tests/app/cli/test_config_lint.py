@@ -256,6 +256,29 @@ def test_a_folder_that_cannot_be_written_is_named(lint: Lint) -> None:
         assert line == f"{place}: '{lint.folder}/config.json' is not a writable folder"
 
 
+def test_a_disk_tier_needs_a_folder(lint: Lint) -> None:
+    """The replica found it only when it started."""
+    place = "applications[0].args.models[0].engine.kv_disk_folder"
+    tier = "engine: {kv_disk_bytes: 100000000, kv_disk_folder: FOLDER/config.json}"
+    (line,) = lint(("FOLDER}", f"FOLDER, {tier}}}"))
+    assert line == f"{place}: '{lint.folder}/config.json' is not a writable folder"
+    assert lint(("FOLDER}", f"FOLDER, {tier.replace('config.json', 'kv')}}}")) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "url", "words"),
+    [
+        ("limits_url", "foo://h", "unknown storage scheme"),
+        ("database_url", "sqlite:////dev/null/usage.sqlite", "'/dev/null' is not a writable folder"),
+    ],
+)
+def test_stores_that_the_accounts_cannot_open_are_named(lint: Lint, field: str, url: str, words: str) -> None:
+    """The actor found them only when the server started."""
+    (line,) = lint(("    deployments:", f"      accounts: {{{field}: '{url}'}}\n    deployments:"))
+    assert line.startswith(f"applications[0].args.accounts.{field}: ")
+    assert words in line
+
+
 def test_two_applications_have_folders_of_their_own(lint: Lint) -> None:
     assert lint() == []
     path = lint.folder / "config.yaml"
