@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 from adapters.registry import DeclaredNames, Signature
 from app.access.tenants import KeyRing, Tenant
@@ -30,7 +29,13 @@ from app.settings import (
 from app.settings_access import AccountSettings
 from deployments.accounts.values import TenantLimits
 from deployments.batches.values import MAX_LINE_BYTES
-from deployments.classifiers.sequence_window import read_num_labels, read_window
+from deployments.classifiers.sequence_window import (
+    check_head,
+    check_labels,
+    read_labels,
+    read_num_labels,
+    read_window,
+)
 from deployments.config import (
     AccountsConfig,
     AdapterBase,
@@ -52,7 +57,6 @@ from engine.errors import ConfigError
 from engine.loading.contents import check_contents
 from engine.loading.fingerprint import model_fingerprint
 from engine.loading.spec import read_checkpoint_spec, read_model_spec
-from engine.loading.weight_files import check_weight_files
 from engine.resolve import check
 from engine.speculation.draft_config import resolve_draft
 
@@ -214,7 +218,7 @@ def mistakes(settings: Settings, *, reads_all: bool) -> list[str]:
         parts.append(partial(_check_safety, settings.safety))
     for index, reranker in enumerate(settings.rerankers):
         if not is_hub_id(reranker.path):
-            parts.append(partial(_reranker_config, reranker, f"rerankers[{index}]"))
+            parts.append(partial(_check_reranker, reranker, f"rerankers[{index}]"))
     if settings.accounts is not None:
         parts.append(partial(_check_accounts, settings.accounts))
     if settings.tracing is not None:
@@ -246,10 +250,18 @@ def _check_tokenizer(model: ModelSettings, place: str) -> None:
 
 
 def _check_safety(safety: SafetySettings) -> None:
-    path = _safety_config(safety).model_path
+    config = _safety_config(safety)
     with at("safety.path"):
-        read_window(path)
-        check_weight_files(Path(path))
+        read_window(config.model_path)
+        check_head(config.model_path)
+        labels = read_labels(config.model_path)
+    check_labels(config, labels)
+
+
+def _check_reranker(reranker: RerankerSettings, place: str) -> None:
+    path = _reranker_config(reranker, place).model_path
+    with at(f"{place}.path"):
+        check_head(path)
 
 
 def _check_accounts(accounts: AccountSettings) -> None:

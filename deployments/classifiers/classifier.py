@@ -13,9 +13,10 @@ import torch
 
 from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
 from deployments.classifiers.sequence_tokenizer import Rows
+from deployments.classifiers.sequence_window import check_labels
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
-from engine.errors import ConfigError, RequestError
+from engine.errors import RequestError
 
 MAX_OVERLAP_TOKENS = 64
 
@@ -33,8 +34,7 @@ class Classifier:
         self._checkpoint = SequenceCheckpoint(config.model_path, num_threads=config.num_threads)
         self._labels = self._checkpoint.labels
         self._is_multi_label = _is_multi_label(self._checkpoint)
-        _check_labels("benign_labels", config.benign_labels, self._labels)
-        _check_labels("threshold_by_hazard", tuple(config.threshold_by_hazard), self._labels)
+        check_labels(config, self._labels)
 
     @property
     def hazards(self) -> tuple[str, ...]:
@@ -99,9 +99,3 @@ def _is_multi_label(checkpoint: SequenceCheckpoint) -> bool:
         # A single logit only makes sense with a sigmoid.
         return len(checkpoint.labels) == 1
     return checkpoint.problem_type == "multi_label_classification"
-
-
-def _check_labels(field: str, names: Sequence[str], labels: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in labels]
-    if unknown:
-        raise ConfigError(f"safety.{field}: the classifier has no label {unknown[0]!r}; it has {', '.join(labels)}")

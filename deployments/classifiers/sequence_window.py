@@ -1,18 +1,24 @@
-"""Reads the window and the number of labels of a sequence-classification checkpoint. Does not need torch."""
+"""Reads what the files of a sequence-classification checkpoint say of it. Does not need torch."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from deployments.config import SafetyConfig
 from engine.decoder.json_file import read_json
+from engine.errors import CheckpointError, ConfigError
+from engine.loading.weight_files import open_whole, weight_files
 
 OFFSET_POSITION_TYPES = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer"})
 """Model types whose position ids begin after the padding token's id."""
 DEFAULT_WINDOW_TOKENS = 512
 DEFAULT_NUM_LABELS = 2
 """transformers' default for a config.json without labels."""
+HEADS = frozenset({"classification_head", "classifier", "logits_proj", "score", "sequence_summary"})
+"""Modules that transformers' classes for sequence classification put on an encoder; each has one of them."""
 MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
 """Larger than for other files, as tokenizer_config.json may list thousands of tokens."""
 
@@ -49,3 +55,40 @@ def read_num_labels(folder: str) -> int:
     """Return the number of labels of a checkpoint. Errors as in `read_window`."""
     config: dict[str, Any] = read_json(Path(folder) / "config.json")
     return len(config.get("id2label") or ()) or int(config.get("num_labels") or DEFAULT_NUM_LABELS)
+
+
+def read_labels(folder: str) -> tuple[str, ...]:
+    """Return the labels of a checkpoint, by transformers' names if it has none. Errors as in `read_window`."""
+    told = read_json(Path(folder) / "config.json").get("id2label")
+    if isinstance(told, dict) and told:
+        return tuple(map(str, told.values()))
+    return tuple(f"LABEL_{index}" for index in range(read_num_labels(folder)))
+
+
+def check_head(folder: str) -> None:
+    """Check by the files' headers that a checkpoint is complete and has a classification head.
+
+    Raises:
+        CheckpointError: it has none, or a file is missing or cut off.
+    """
+    modules: set[str] = set()
+    for path in weight_files(Path(folder)):
+        with open_whole(path, framework="numpy") as tensors:
+            modules.update(*(name.split(".") for name in tensors.keys()))  # noqa: SIM118 - not a mapping
+    if HEADS.isdisjoint(modules):
+        raise CheckpointError(f"{folder}: not a classifier's checkpoint: it has no classification head.")
+
+
+def check_labels(config: SafetyConfig, labels: Collection[str]) -> None:
+    """Check the labels that a classifier's configuration names.
+
+    Raises:
+        ConfigError: the classifier has no such label.
+    """
+    named = {"benign_labels": config.benign_labels, "threshold_by_hazard": tuple(config.threshold_by_hazard)}
+    for field, names in named.items():
+        unknown = [name for name in names if name not in labels]
+        if unknown:
+            raise ConfigError(
+                f"args.safety.{field}: the classifier has no label {unknown[0]!r}; it has {', '.join(labels)}"
+            )

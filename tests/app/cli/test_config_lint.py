@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from app.cli.config_lint import deployment_names, lint_config
 from app.settings import Settings
@@ -231,6 +233,28 @@ def test_weights_that_are_missing_or_cut_off_are_named(lint: Lint) -> None:
     (shards / "model.safetensors.index.json").write_text(json.dumps(index))
     (missing,) = lint(("path: FOLDER}", "path: FOLDER/shards, tokenizer_path: FOLDER}"))
     assert missing.startswith(f"applications[0].args.models[0].path: {shards}/model.safetensors.index.json: it names")
+
+
+def test_a_classifier_without_a_head_or_a_named_label_is_named(lint: Lint) -> None:
+    """The deployment found it only when the server started."""
+    lint()
+    for name, tensor in (("encoder", "bert.pooler.dense.weight"), ("guard", "classifier.weight")):
+        (lint.folder / name).mkdir()
+        (lint.folder / name / "config.json").write_text('{"id2label": {"0": "hate"}}')
+        save_file({tensor: np.zeros((1, 1))}, lint.folder / name / "model.safetensors")
+
+    def found(parts: str) -> list[str]:
+        return lint(("    deployments:", f"      {parts}\n    deployments:"))
+
+    assert found("safety: {path: FOLDER/guard, benign_labels: [hate]}") == []
+    assert found("rerankers: [{name: judge, path: FOLDER/guard}]") == []
+    headless = f"{lint.folder}/encoder: not a classifier's checkpoint: it has no classification head."
+    assert found("safety: {path: FOLDER/encoder}") == [f"applications[0].args.safety.path: {headless}"]
+    (line,) = found("rerankers: [{name: judge, path: FOLDER/encoder}]")
+    assert line == f"applications[0].args.rerankers[0].path: {headless}"
+    for field, label in (("benign_labels", "[safe]"), ("threshold_by_hazard", "{safe: 0.5}")):
+        (line,) = found(f"safety: {{path: FOLDER/guard, {field}: {label}}}")
+        assert line == f"applications[0].args.safety.{field}: the classifier has no label 'safe'; it has hate"
 
 
 def test_a_checkpoint_whose_files_do_not_fit_together_is_named(lint: Lint) -> None:
