@@ -18,9 +18,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Connection, RowMapping, Select, delete, func, insert, select, update
+from sqlalchemy import Column, Connection, RowMapping, Select, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from deployments.batches.pages import delete_rows, read_page
 from deployments.batches.tables import batch_of, batches, file_of, files, metadata
 from deployments.batches.values import (
     INPUT_PURPOSE,
@@ -149,7 +150,7 @@ class BatchStore:
         """Return a page of a tenant's files.
 
         Raises:
-            RequestError: `after` is not one of them.
+            RequestError: `after` neither is one of them nor was one in the last day.
         """
         statement = select(files).where(self._is_current())
         if question.purpose is not None:
@@ -181,7 +182,7 @@ class BatchStore:
                     field="file_id",
                     code="file_in_use",
                 )
-            connection.execute(delete(files).where(files.c.file_id == file_id))
+            delete_rows(connection, [file_id], self.clock())
         (self._files / file_id).unlink(missing_ok=True)
 
     def drop_expired(self) -> int:
@@ -192,7 +193,7 @@ class BatchStore:
             expired = set(connection.execute(select(c.file_id).where(c.expires_s <= now_s)).scalars())
             expired -= self._read_by_batches(connection)
             if expired:
-                connection.execute(delete(files).where(c.file_id.in_(expired)))
+                delete_rows(connection, expired, now_s)
         for file_id in expired:
             (self._files / file_id).unlink(missing_ok=True)
         left = [i for i, at_s in self._uploaded_at_s.items() if time.monotonic() - at_s > UPLOAD_LASTS_S]
@@ -342,19 +343,9 @@ class BatchStore:
         tenant: str,
         question: PageQuestion,
     ) -> Page[T]:
-        c = item_id.table.c
-        statement = statement.where(c.tenant == tenant)
         with self._engine.connect() as connection:
-            if question.after is not None:
-                last = select(c.number).where(item_id == question.after, c.tenant == tenant)
-                place = connection.execute(last).scalar_one_or_none()
-                if place is None:
-                    raise RequestError(f"There is no '{question.after[:128]}' in the list.", field="after")
-                statement = statement.where(c.number > place if question.is_ascending else c.number < place)
-            order = c.number.asc() if question.is_ascending else c.number.desc()
-            rows = connection.execute(statement.order_by(order).limit(question.limit + 1)).mappings().all()
-        items = tuple(map(value_of, rows[: question.limit]))
-        return Page(items=items, has_more=len(rows) > question.limit)
+            page = read_page(connection, statement, item_id, tenant, question)
+        return Page(items=tuple(map(value_of, page.items)), has_more=page.has_more)
 
     def _upload(self, upload_id: str) -> Any:
         try:

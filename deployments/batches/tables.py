@@ -24,6 +24,16 @@ files = Table(
     Index("file_by_tenant", "tenant", "number"),
     sqlite_autoincrement=True,
 )
+deleted_files = Table(
+    "deleted_file",
+    metadata,
+    # As in `file`, which uses no number again.
+    Column("number", Integer, primary_key=True),
+    Column("file_id", String(64), nullable=False, unique=True),
+    Column("tenant", String(128), nullable=False),
+    Column("deleted_s", Integer, nullable=False),
+    Index("deleted_file_by_time", "deleted_s"),
+)
 batches = Table(
     "batch",
     metadata,

@@ -1,0 +1,61 @@
+"""Pages of the lists of files and batches, and the places of deleted files, from which a list can still be read on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Column, Connection, RowMapping, Select, delete, insert, literal, select
+
+from deployments.batches.tables import deleted_files, files
+from deployments.batches.values import Page, PageQuestion
+from engine.errors import RequestError
+
+PLACE_LASTS_S = 86_400
+"""How long the place of a deleted file is known: longer than any client takes from one page to the next."""
+
+
+def read_page(
+    connection: Connection, statement: Select[Any], item_id: Column[str], tenant: str, question: PageQuestion
+) -> Page[RowMapping]:
+    """Return a page of a tenant's rows.
+
+    Args:
+        statement: selects rows of the table of `item_id`, of any tenant and in any order.
+
+    Raises:
+        RequestError: `after` neither is nor was one of them.
+    """
+    c = item_id.table.c
+    statement = statement.where(c.tenant == tenant)
+    if question.after is not None:
+        place = _place(connection, item_id, tenant, question.after)
+        if place is None:
+            raise RequestError(f"There is no '{question.after[:128]}' in the list.", field="after")
+        statement = statement.where(c.number > place if question.is_ascending else c.number < place)
+    order = c.number.asc() if question.is_ascending else c.number.desc()
+    rows = connection.execute(statement.order_by(order).limit(question.limit + 1)).mappings().all()
+    return Page(items=tuple(rows[: question.limit]), has_more=len(rows) > question.limit)
+
+
+def delete_rows(connection: Connection, file_ids: Collection[str], now_s: float) -> None:
+    """Delete rows of files and keep their places: a client may delete the files of a page before it asks for the next.
+
+    Places that have been kept for `PLACE_LASTS_S` are forgotten.
+    """
+    c = files.c
+    chosen = c.file_id.in_(file_ids)
+    rows = select(c.number, c.file_id, c.tenant, literal(int(now_s))).where(chosen)
+    connection.execute(insert(deleted_files).from_select(["number", "file_id", "tenant", "deleted_s"], rows))
+    connection.execute(delete(files).where(chosen))
+    connection.execute(delete(deleted_files).where(deleted_files.c.deleted_s <= now_s - PLACE_LASTS_S))
+
+
+def _place(connection: Connection, item_id: Column[str], tenant: str, after: str) -> int | None:
+    for column in (item_id, deleted_files.c.file_id) if item_id.table is files else (item_id,):
+        c = column.table.c
+        statement = select(c.number).where(column == after, c.tenant == tenant)
+        place: int | None = connection.execute(statement).scalar_one_or_none()
+        if place is not None:
+            return place
+    return None
