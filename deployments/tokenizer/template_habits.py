@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ _TEXT = "Hello."
 _USER: Turn = {"role": "user", "content": _TEXT}
 _SYSTEM: Turn = {"role": "system", "content": "You are asked."}
 _TOOL = {"name": "f", "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
-_CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+_NO_ARGUMENTS: dict[str, Any] = {}
 _THOUGHTS = {"thinking": _TEXT, "reasoning_content": _TEXT}
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -32,12 +33,14 @@ class TemplateHabits:
         wants_parts: it renders contents only as lists of parts, as multimodal templates do.
         wants_short_ids: it rejects call ids other than nine letters and digits.
         wants_one_text: it rejects a turn with calls that has both thoughts and content.
+        wants_json: it renders arguments of calls only as the JSON text that a model wrote, not as an object.
     """
 
     shows_system: bool
     wants_parts: bool
     wants_short_ids: bool
     wants_one_text: bool
+    wants_json: bool
 
     def turns(self, turns: Sequence[Turn]) -> list[Turn]:
         """Return turns in the form that the template accepts."""
@@ -45,6 +48,8 @@ class TemplateHabits:
             turns = [_with_short_ids(turn) for turn in turns]
         if self.wants_one_text:
             turns = [_with_one_text(turn) for turn in turns]
+        if self.wants_json:
+            turns = [_with_json(turn) for turn in turns]
         return [_in_parts(turn) for turn in turns] if self.wants_parts else list(turns)
 
 
@@ -58,8 +63,9 @@ def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> T
         except TemplateError:
             return False
 
-    def takes(call_id: str, **fields: str) -> bool:
-        turn = {"role": "assistant", "content": "", "tool_calls": [_CALL | {"id": call_id}], **fields}
+    def takes(call_id: str, arguments: object = _NO_ARGUMENTS, **fields: str) -> bool:
+        call = {"type": "function", "id": call_id, "function": {"name": "f", "arguments": arguments}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call], **fields}
         return shows("", _USER, turn, tools=({"type": "function", "function": _TOOL},))
 
     wants_parts = not shows(_TEXT, _USER) and shows(_TEXT, _in_parts(_USER))
@@ -69,6 +75,7 @@ def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> T
         wants_parts=wants_parts,
         wants_short_ids=takes(_short("call_1")) and not takes("call_1"),
         wants_one_text=takes(_short("call_1"), **_THOUGHTS) and not takes(_short("call_1"), content=_TEXT, **_THOUGHTS),
+        wants_json=takes(_short("call_1"), json.dumps(_NO_ARGUMENTS)) and not takes(_short("call_1")),
     )
 
 
@@ -91,6 +98,19 @@ def _with_one_text(turn: Turn) -> Turn:
         return turn
     text = f"{turn['thinking']}\n\n{turn['content']}"
     return turn | {"content": "", "thinking": text, "reasoning_content": text}
+
+
+def _with_json(turn: Turn) -> Turn:
+    if "tool_calls" not in turn:
+        return turn
+    return turn | {"tool_calls": [call | {"function": _json_call(call["function"])} for call in turn["tool_calls"]]}
+
+
+def _json_call(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**function, "arguments": arguments}
 
 
 def _short(call_id: str) -> str:

@@ -7,7 +7,9 @@ from deployments.tokenizer.template_habits import TemplateHabits, habits_of
 
 EACH = "{% for m in messages %}[{{ m.role }}]CONTENT{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
 PARTS = "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}"
-USUAL = TemplateHabits(shows_system=True, wants_parts=False, wants_short_ids=False, wants_one_text=False)
+USUAL = TemplateHabits(
+    shows_system=True, wants_parts=False, wants_short_ids=False, wants_one_text=False, wants_json=False
+)
 
 
 def habits(content: str = "{{ m.content }}", call: str = "{{ c.function.name }}", before: str = "") -> TemplateHabits:
@@ -67,10 +69,21 @@ def test_ids_may_have_to_be_short() -> None:
     assert len(first) == 9
 
 
+def test_arguments_may_have_to_be_text() -> None:
+    """As those of Functionary and of DeepSeek are: a conversation with a call was refused."""
+    found = habits(call="{{ '>>>' + c.function.arguments }}")
+    assert found.wants_json
+    calls = [{"function": {"name": "f", "arguments": arguments}} for arguments in ({"a": "ö"}, '{"a": ')]
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    first, turn = found.turns(turns)
+    assert first == turns[0]
+    assert [call["function"]["arguments"] for call in turn["tool_calls"]] == ['{"a": "ö"}', '{"a": ']
+
+
 def test_a_template_that_refuses_everything_has_no_wishes() -> None:
     refusing = habits(before="{{ raise_exception('never') }}")
     assert refusing == TemplateHabits(
-        shows_system=False, wants_parts=False, wants_short_ids=False, wants_one_text=False
+        shows_system=False, wants_parts=False, wants_short_ids=False, wants_one_text=False, wants_json=False
     )
 
 
