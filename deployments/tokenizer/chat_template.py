@@ -133,13 +133,15 @@ class ChatTemplate:
                     field="chat_template_kwargs",
                 )
         options = dict(prompt.template_options)
-        effort = prompt.reasoning_effort
+        effort, switch = prompt.reasoning_effort, self._habits[template].switch
+        # A template that has both looks at the effort only if reasoning is on.
         if effort is not None and "reasoning_effort" in known:
             options.setdefault("reasoning_effort", effort)
-        elif effort is not None and "enable_thinking" in known:
-            options.setdefault("enable_thinking", effort != "none")
-        elif (
+        if effort is not None and switch is not None:
+            options.setdefault(switch, effort != "none")
+        if (
             effort not in (None, "none")
+            and not options.keys() & {"reasoning_effort", switch}
             and not prompt.effort_is_hint
             and reasoning_of_template(template.source) is None
         ):

@@ -34,6 +34,7 @@ class TemplateHabits:
         wants_short_ids: it rejects call ids other than nine letters and digits.
         wants_one_text: it rejects a turn with calls that has both thoughts and content.
         wants_json: it renders arguments of calls only as the JSON text that a model wrote, not as an object.
+        switch: variable that turns reasoning on or off; None if it has none.
     """
 
     shows_system: bool
@@ -41,6 +42,7 @@ class TemplateHabits:
     wants_short_ids: bool
     wants_one_text: bool
     wants_json: bool
+    switch: str | None
 
     def turns(self, turns: Sequence[Turn]) -> list[Turn]:
         """Return turns in the form that the template accepts."""
@@ -56,12 +58,24 @@ class TemplateHabits:
 def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> TemplateHabits:
     """Return a template's habits, found by rendering probe turns."""
 
-    def shows(text: str, *turns: Turn, tools: Sequence[Any] = ()) -> bool:
+    def rendered(*turns: Turn, tools: Sequence[Any] = (), **options: bool) -> str | None:
         variables = {"messages": list(turns), "tools": list(tools) or None, "documents": None}
         try:
-            return text in template.render({**special_tokens, **variables, "add_generation_prompt": False})
+            return template.render({**special_tokens, "add_generation_prompt": False, **variables, **options})
         except TemplateError:
-            return False
+            return None
+
+    def shows(text: str, *turns: Turn, tools: Sequence[Any] = ()) -> bool:
+        found = rendered(*turns, tools=tools)
+        return found is not None and text in found
+
+    def switch() -> str | None:
+        if "enable_thinking" in template.variables:
+            return "enable_thinking"
+        # Others have a variable of this name for the thoughts of a turn.
+        user = first[-1]
+        on, off = (rendered(user, add_generation_prompt=True, thinking=is_on) for is_on in (True, False))
+        return "thinking" if on != off else None
 
     def takes(call_id: str, arguments: object = _NO_ARGUMENTS, **fields: str) -> bool:
         call = {"type": "function", "id": call_id, "function": {"name": "f", "arguments": arguments}}
@@ -76,6 +90,7 @@ def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> T
         wants_short_ids=takes(_short("call_1")) and not takes("call_1"),
         wants_one_text=takes(_short("call_1"), **_THOUGHTS) and not takes(_short("call_1"), content=_TEXT, **_THOUGHTS),
         wants_json=takes(_short("call_1"), json.dumps(_NO_ARGUMENTS)) and not takes(_short("call_1")),
+        switch=switch(),
     )
 
 

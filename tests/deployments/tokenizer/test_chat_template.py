@@ -54,6 +54,20 @@ def test_an_effort_is_told_to_a_template_that_has_one_of_its_own() -> None:
     assert render(source, ChatPrompt(messages=TURNS[:1], reasoning_effort="high")) == "Reasoning: high"
 
 
+@pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])
+def test_an_effort_turns_reasoning_on_or_off_where_a_template_has_a_switch_beside_it(switch: str) -> None:
+    """Without effort, GLM 5 reasoned at the highest; with one, DeepSeek V4 and Granite did not reason at all."""
+    source = "{% for m in messages %}{% endfor %}{% if SWITCH %}{{ reasoning_effort }}<think>{% endif %}"
+    both = source.replace("SWITCH", switch)
+    alone = both.replace("{{ reasoning_effort }}", "")
+    for effort, shown, is_on in ((None, "", False), ("none", "", False), ("high", "high", True)):
+        prompt = ChatPrompt(messages=TURNS[:1], reasoning_effort=effort)
+        assert render(both, prompt) == (f"{shown}<think>" if is_on else "")
+        assert render(alone, prompt) == ("<think>" if is_on else "")
+    told = ChatPrompt(messages=TURNS[:1], reasoning_effort="high", template_options={switch: False})
+    assert render(both, told) == ""
+
+
 def test_arguments_that_are_nested_without_end_stay_text() -> None:
     deep = '{"a": ' * 100 + "1" + "}" * 100
     call = ToolCall(call_id="1", name="f", arguments=deep)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.tokenizer.bounded_template import BoundedTemplate
@@ -8,7 +10,12 @@ from deployments.tokenizer.template_habits import TemplateHabits, habits_of
 EACH = "{% for m in messages %}[{{ m.role }}]CONTENT{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
 PARTS = "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}"
 USUAL = TemplateHabits(
-    shows_system=True, wants_parts=False, wants_short_ids=False, wants_one_text=False, wants_json=False
+    shows_system=True,
+    wants_parts=False,
+    wants_short_ids=False,
+    wants_one_text=False,
+    wants_json=False,
+    switch=None,
 )
 
 
@@ -82,9 +89,7 @@ def test_arguments_may_have_to_be_text() -> None:
 
 def test_a_template_that_refuses_everything_has_no_wishes() -> None:
     refusing = habits(before="{{ raise_exception('never') }}")
-    assert refusing == TemplateHabits(
-        shows_system=False, wants_parts=False, wants_short_ids=False, wants_one_text=False, wants_json=False
-    )
+    assert refusing == replace(USUAL, shows_system=False)
 
 
 def test_thoughts_beside_content_may_be_refused_in_a_turn_with_calls() -> None:
@@ -100,3 +105,16 @@ def test_thoughts_beside_content_may_be_refused_in_a_turn_with_calls() -> None:
     assert (first["content"], first["thinking"]) == ("Yes.", "So.")
     assert (second["content"], second["thinking"]) == ("", "So.\n\nYes.")
     assert (third["content"], third["thinking"]) == ("", "So.")
+
+
+@pytest.mark.parametrize(
+    ("end", "switch"),
+    [
+        ("{% if enable_thinking %}<think>{% endif %}", "enable_thinking"),
+        ("{% if add_generation_prompt and thinking %}<think>{% endif %}", "thinking"),
+        ("{% if messages[-1].thinking %}{% set thinking = messages[-1].thinking %}{{ thinking }}{% endif %}", None),
+        ("{% if messages[-1].role == 'assistant' and thinking %}{{ thinking }}{% endif %}", None),
+    ],
+)
+def test_reasoning_may_have_a_switch(end: str, switch: str | None) -> None:
+    assert habits("{{ m.content }}", before=end).switch == switch
