@@ -74,8 +74,9 @@ def gated_mlp_of(module: torch.nn.Module, dtype: torch.dtype) -> GatedMlp | None
     up = gate.flip(0) + 0.5
     both = torch.cat((gate, up)).unsqueeze(0)
     results = both.split(both.shape[1] // len(inputs), dim=1)
-    stand_ins = {name: partial(_answer, result) for name, result in zip(inputs, results, strict=True)}
-    theirs = _tried(_with(module, {**stand_ins, OUTPUT: _same}).forward, gate.unsqueeze(0))
+    x = gate.unsqueeze(0)
+    stand_ins = {name: partial(_answer, x, result) for name, result in zip(inputs, results, strict=True)}
+    theirs = _tried(_with(module, {**stand_ins, OUTPUT: _same}).forward, x)
     for activation in get_args(Activation):
         ours = activate_and_multiply(both, activation)
         if theirs is not None and theirs.shape == ours.shape and torch.allclose(theirs, ours, rtol=1e-5, atol=1e-6):
@@ -91,7 +92,10 @@ def _with(module: torch.nn.Module, stand_ins: Mapping[str, Callable[..., Any]]) 
     return twin
 
 
-def _answer(result: torch.Tensor, _x: torch.Tensor) -> torch.Tensor:
+def _answer(asked: torch.Tensor, result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a result; raise `ValueError` if the module has changed what it was asked before it passes it on."""
+    if not torch.equal(x, asked):
+        raise ValueError("a linear module of a plain MLP gets what the MLP gets")
     return result
 
 

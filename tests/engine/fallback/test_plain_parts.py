@@ -99,6 +99,11 @@ class Mlp(nn.Module):
         return self.down_proj(self.act_fn(gate) * self.up_proj(x) * self.factor)
 
 
+class ScalingMlp(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * 0.5)
+
+
 class JointMlp(nn.Module):
     def __init__(self, *, is_gate_first: bool = True) -> None:
         super().__init__()
@@ -127,6 +132,7 @@ def test_modules_that_compute_something_else_are_no_gated_mlps() -> None:
         Mlp(nn.SiLU(), factor=1.5),
         Mlp(nn.SiLU(), bound=10.0),
         Mlp(nn.SiLU(), bound=100.0),
+        ScalingMlp(nn.SiLU()),
         JointMlp(is_gate_first=False),
         uneven,
         inner,
