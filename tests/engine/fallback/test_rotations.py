@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.fallback.rotations import LaterRotations, NotedRotations, Rotation
+from engine.fallback.rotations import FUNCTION, LaterRotations, NotedRotations, Rotation
 from engine.fallback.spec import FallbackSpec
 from engine.loading.spec import read_model_spec
 from kernels.rope_kv_write.reference import rotate
@@ -67,6 +68,15 @@ def test_angles_of_another_dtype_are_left_where_they_are() -> None:
     noted.watch("attention", module)
     query, key, *_ = parts(dtype=torch.bfloat16)
     assert noted.of(*module(query, key, *parts()[2:])) is None
+
+
+def test_a_function_that_takes_other_shapes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model was refused, because the trial failed."""
+    monkeypatch.setitem(globals(), FUNCTION, partial(apply_rotary_pos_emb, unsqueeze_dim=2))
+    noted, module = NotedRotations(), Attention()
+    noted.watch("attention", module)
+    query, key, *angles = parts()
+    assert noted.of(*module(query.transpose(1, 2), key.transpose(1, 2), *angles)) is None
 
 
 def test_a_step_puts_rotations_off_and_no_other_call_does() -> None:
