@@ -168,6 +168,8 @@ def main() -> None:
     parser.add_argument("--dashboard", action="store_true", help="start Ray's dashboard with a new cluster")
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, partial(_end, asked.drain_s))
+    # Blocked by `ServerProcess` until now. Before Ray starts: its processes inherit the mask.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     end_without(os.getppid())
     logs = _start_ray(asked.address, has_dashboard=asked.dashboard)
     failure = _lacking_gpus(asked.config) if asked.address == "local" else None

@@ -50,16 +50,21 @@ class ServerProcess:
         # Unbuffered, so that the reason of its end, printed last, also arrives last.
         command = [sys.executable, "-u", "-m", "app.cli.serve_run", str(config), *options]
         self._grace_s = drain_s + GRACE_S
-        self._child = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        # The child inherits the mask, and unblocks SIGINT once it handles it: its imports take seconds.
+        unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._child = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
         self._last_line = ""
         self._copier = threading.Thread(target=self._copy_output, name="serve-output", daemon=True)
         self._copier.start()

@@ -139,6 +139,19 @@ def test_stopping_is_graceful_and_leaves_nobody(start: Start) -> None:
     server.stop()
 
 
+def test_a_child_that_is_stopped_while_it_imports_says_nothing(start: Start) -> None:
+    """Ctrl-C in the first seconds printed its traceback."""
+    module = start.folder / "ray" / "__init__.py"
+    waits = "import signal, time\nprint('imports', flush=True)\nwhile not signal.sigpending():\n    time.sleep(0.01)\n"
+    not_yet = "def is_initialized():\n    return False\n"
+    module.write_text(waits + STAND_IN_RAY + not_yet)
+    server = start("runs")
+    start.until_printed("imports")
+    server.stop()
+    server._copier.join()
+    assert start.printed.getvalue() == "imports\n"
+
+
 def test_a_child_that_will_not_end_is_made_to(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.cli.server_process.TERM_S", 0.1)
     server = start("stubborn")
