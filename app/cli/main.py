@@ -19,6 +19,7 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
@@ -29,7 +30,7 @@ from rich.table import Table
 
 from app.cli import cli_client, haproxy, preflight, serve_environment
 from app.cli.config_file import our_applications, read_config
-from app.cli.server_process import ServerProcess, tell
+from app.cli.server_process import ServerProcess, end_without, tell
 from engine.errors import CheckpointError
 from kernels import compiling
 
@@ -169,7 +170,10 @@ def bench(context: typer.Context) -> None:
 
 def _check(config: str, *, reads_all: bool, fetches: bool = False) -> None:
     # In a child process: Serve's validation code takes 65 MB, which this process would hold while the server runs.
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as checking:
+    # If SIGTERM or SIGKILL ends this one, the child would wait forever for more to check.
+    without_us = (os.getpid(), partial(os._exit, EXIT_FAILED))
+    fork = get_context("fork")
+    with ProcessPoolExecutor(1, mp_context=fork, initializer=end_without, initargs=without_us) as checking:
         mistakes = checking.submit(_mistakes, config, reads_all, fetches).result()
     if mistakes:
         print(f"{config} has {len(mistakes)} error{'s' * (len(mistakes) > 1)}:", file=sys.stderr)

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -30,7 +29,7 @@ from ray.serve.exceptions import RayServeException
 
 from app.cli import preflight, serve_environment, worker_forks
 from app.cli.config_file import read_config
-from app.cli.server_process import COLOUR, REASON
+from app.cli.server_process import COLOUR, REASON, end_without
 from app.cli.start_notes import start_notes
 from deployments.config import GATEWAY
 from engine import machine
@@ -126,17 +125,6 @@ def _reason(application: ApplicationStatusOverview) -> str:
     return COLOUR.sub("", text)
 
 
-def end_without(parent: int) -> None:
-    """Send SIGINT to this process once its parent is gone: nothing else would ever end it."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(STATUS_PERIOD_S)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
 def _start_ray(address: str, *, has_dashboard: bool) -> Path:
     """Start or join a cluster; return the folder of its logs on this machine."""
     connect = partial(ray.init, address, namespace="serve", include_dashboard=has_dashboard)
@@ -170,7 +158,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, partial(_end, asked.drain_s))
     # Blocked by `ServerProcess` until now. Before Ray starts: its processes inherit the mask.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    end_without(os.getppid())
+    end_without(os.getppid(), partial(os.kill, os.getpid(), signal.SIGINT))
     logs = _start_ray(asked.address, has_dashboard=asked.dashboard)
     failure = _lacking_gpus(asked.config) if asked.address == "local" else None
     if failure is not None:

@@ -13,13 +13,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 GRACE_S = 20.0
 """Seconds for Serve to end after its last answers; a second signal cuts it short."""
 
 TERM_S = 8.0
+
+PARENT_PERIOD_S = 1.0
 
 REASON = "reason: "
 """Prefix of the line in which the child says why it ends; lines of Ray's own shutdown may follow it."""
@@ -102,6 +104,17 @@ class ServerProcess:
             tell(line if has_colours else COLOUR.sub("", line))
             if not self._last_line.startswith(REASON):
                 self._last_line = COLOUR.sub("", line).rstrip()
+
+
+def end_without(parent: int, end: Callable[[], object]) -> None:
+    """Call `end` in this process once its parent, of that pid, is gone: nothing else would ever end it."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_PERIOD_S)
+        end()
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def tell(text: str) -> None:

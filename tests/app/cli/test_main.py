@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import select
+import signal
 import socket
 import stat
 import sys
@@ -13,6 +16,7 @@ import pytest
 import yaml
 
 from app.cli import main as cli
+from app.cli.server_process import kill_session
 from loadtest.geometries import CONFIG_BY_NAME
 from tests.app.cli.test_config_lint import good_config
 
@@ -72,6 +76,33 @@ def test_mistakes_are_listed_and_nothing_is_started(
     assert cli.main([command, str(config)]) == 2
     assert "applications[0].args.modles: unknown key; did you mean 'models'?" in capsys.readouterr().err
     assert server.started == []
+
+
+def check_for_ever(config: str, reads_all: bool, fetches: bool) -> list[str]:
+    os.write(int(config), b"checks")
+    signal.pause()
+    return []
+
+
+def test_nobody_checks_on_once_the_command_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SIGTERM in the first second left a process that waited forever, and held the output open."""
+    monkeypatch.setattr(cli, "_mistakes", check_for_ever)
+    read_end, write_end = os.pipe()
+    command = os.fork()
+    if command == 0:
+        os.setsid()
+        cli._check(str(write_end), reads_all=False)
+    os.close(write_end)
+    assert os.read(read_end, 100) == b"checks"
+    os.kill(command, signal.SIGTERM)
+    os.waitpid(command, 0)
+    try:
+        # It ends once nobody can write any more.
+        assert select.select([read_end], [], [], 30)[0]
+        assert os.read(read_end, 100) == b""
+    finally:
+        kill_session(command)
+        os.close(read_end)
 
 
 def test_env_prints_lines_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
