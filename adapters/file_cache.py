@@ -87,23 +87,24 @@ class FileCache:
     def _evict(self, keep: AdapterRef) -> None:
         """Evict until the bound holds; delete abandoned incoming folders."""
         folders = self._folders()
-        left, now_s = sum(num_bytes for _, num_bytes, _ in folders), time.time()
-        for used_s, num_bytes, path in folders:
+        left = sum(num_bytes for _, num_bytes, _ in folders)
+        for age_s, num_bytes, path in folders:
             if path.name.startswith(INCOMING):
-                if now_s - used_s > ABANDONED_S:
+                if age_s > ABANDONED_S:
                     left -= num_bytes
                     shutil.rmtree(path, ignore_errors=True)
-            elif left > self._max_bytes and now_s - used_s >= RECENT_S and path.name != keep.digest:
+            elif left > self._max_bytes and age_s >= RECENT_S and path.name != keep.digest:
                 left -= num_bytes
                 self._store.delete(self._store.ref(keep.name, AdapterDigest(path.name)))
 
     def _folders(self) -> list[tuple[float, int, Path]]:
-        """Return (time of last use, bytes, folder) of each content, the oldest first."""
-        found = []
+        """Return (seconds since the last use, bytes, folder) of each content, the least recently used first."""
+        found, now_s = [], time.time()
         for path in self._folder.iterdir():
             # Another process may delete it meanwhile.
             with suppress(OSError):
                 if is_digest(path.name) or path.name.startswith(INCOMING):
                     num_bytes = sum(file.stat().st_size for file in path.iterdir())
-                    found.append((path.stat().st_mtime, num_bytes, path))
-        return sorted(found)
+                    # A time far ahead is from before the clock was set back, and so long past.
+                    found.append((abs(now_s - path.stat().st_mtime), num_bytes, path))
+        return sorted(found, reverse=True)

@@ -127,6 +127,16 @@ def test_what_others_have_just_located_is_not_taken_from_them(nodes: Nodes) -> N
     assert nodes.kept() == {refs[1].digest}
 
 
+def test_a_clock_that_is_set_back_keeps_nothing_over_the_bound(nodes: Nodes) -> None:
+    """What had been used before, and half-copied, stayed until the clock had caught up, for hours or days."""
+    refs = [nodes.ref(f"a{seed}", seed) for seed in range(2)]
+    (nodes.near / ".incoming-old").mkdir(parents=True)
+    for path in (nodes.near / ".incoming-old", Path(nodes.cache().locate(refs[0]).path)):
+        os.utime(path, (0, time.time() + 2 * ABANDONED_S))
+    nodes.cache(max_bytes=1).locate(refs[1])
+    assert nodes.kept() == {refs[1].digest}
+
+
 def test_a_copy_that_goes_while_it_is_looked_for_is_fetched_again(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
