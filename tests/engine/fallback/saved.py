@@ -8,6 +8,12 @@ from typing import Any
 import torch
 import transformers
 
+from engine.backend import Backend, TorchBackend
+from engine.fallback.decoder import FallbackDecoder
+from engine.fallback.loading import load_fallback
+from engine.fallback.spec import FallbackSpec
+from engine.loading.spec import read_model_spec
+
 SIZES: dict[str, Any] = {
     "vocab_size": 60,
     "hidden_size": 32,
@@ -25,6 +31,13 @@ SIZES: dict[str, Any] = {
 
 def config_of(architecture: str, **fields: Any) -> transformers.PretrainedConfig:
     return getattr(transformers, architecture).config_class(**{**SIZES, **fields})
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, backend: Backend | None = None) -> FallbackDecoder:
+    """Load a saved one for two requests, by torch's operators unless a backend is given."""
+    spec = read_model_spec(str(folder))
+    assert isinstance(spec, FallbackSpec)
+    return load_fallback(str(folder), spec, backend or TorchBackend(), dtype, torch.device("cpu"), 2)
 
 
 def save(folder: Path, architecture: str = "SeedOssForCausalLM", **fields: Any) -> Path:

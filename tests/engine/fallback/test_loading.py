@@ -10,22 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.backend import TorchBackend
 from engine.cpu.called_backend import CalledBackend
 from engine.errors import CheckpointError
 from engine.fallback import loading
 from engine.fallback.decoder import FallbackDecoder
-from engine.fallback.spec import FallbackSpec
-from engine.loading.spec import read_model_spec
 from kernels import native
 from kernels.program import Pool
-from tests.engine.fallback.saved import save
-
-
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> FallbackDecoder:
-    spec = read_model_spec(str(folder))
-    assert isinstance(spec, FallbackSpec)
-    return loading.load_fallback(str(folder), spec, TorchBackend(), dtype, torch.device("cpu"), 2)
+from tests.engine.fallback.saved import load, save
 
 
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
@@ -99,10 +90,8 @@ def test_output_matrix_and_embedding_are_held_once_and_as_they_are(
     if has_head:
         head = torch.randn(embedding.shape)
         change(folder, **{"lm_head.weight": head})
-    spec = read_model_spec(str(folder))
-    assert isinstance(spec, FallbackSpec)
-    backend = CalledBackend(Pool(kernels, 1), torch.float32, "int4")
-    model = loading.load_fallback(str(folder), spec, backend, torch.float32, torch.device("cpu"), 2)._model
+    decoder = load(folder, backend=CalledBackend(Pool(kernels, 1), torch.float32, "int4"))
+    model, spec = decoder._model, decoder.spec
     assert model is not None
     assert model.lm_head.weight.numel() == model.model.embed_tokens.weight.numel() == 0
     ids, h = torch.tensor([[7, 59, 0]]), torch.randn(3, spec.hidden_size)

@@ -8,12 +8,8 @@ from pathlib import Path
 import torch
 
 from engine.backend import Product, TorchBackend
-from engine.fallback.decoder import FallbackDecoder
-from engine.fallback.loading import load_fallback
-from engine.fallback.spec import FallbackSpec
-from engine.loading.spec import read_model_spec
 from engine.loading.weight import Weight
-from tests.engine.fallback.saved import save
+from tests.engine.fallback.saved import load, save
 
 PER_LAYER = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "o_proj": 1, "down_proj": 1, "gate_up": 1}
 
@@ -35,15 +31,9 @@ class Counting(TorchBackend):
         return super().add_rms_norm(x, delta, weight, eps)
 
 
-def load(folder: Path, backend: Counting, dtype: torch.dtype = torch.float32) -> FallbackDecoder:
-    spec = read_model_spec(str(folder))
-    assert isinstance(spec, FallbackSpec)
-    return load_fallback(str(folder), spec, backend, dtype, torch.device("cpu"), 2)
-
-
 def test_gate_and_up_are_one_product(tmp_path: Path) -> None:
     backend = Counting()
-    decoder = load(save(tmp_path), backend)
+    decoder = load(save(tmp_path), backend=backend)
     assert backend.laid_out == {name: count * 2 for name, count in PER_LAYER.items()}
     assert decoder._model is not None
     mlp = decoder._model.model.layers[0].mlp
@@ -52,7 +42,7 @@ def test_gate_and_up_are_one_product(tmp_path: Path) -> None:
 
 def test_a_norm_of_another_dtype_is_left_to_transformers(tmp_path: Path) -> None:
     backend = Counting()
-    decoder = load(save(tmp_path), backend, torch.bfloat16)
+    decoder = load(save(tmp_path), torch.bfloat16, backend)
     assert decoder._model is not None
     norm, x = decoder._model.model.norm, torch.randn(1, 3, 32)
     backend.dtypes.clear()
