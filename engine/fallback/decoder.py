@@ -41,11 +41,11 @@ class _Step:
     attention: tuple[AttentionBatch, ...]
     cache: KvCache
     lora: PartedLora | None
-    still: Mapping[int, torch.Tensor]  # cosines and sines of angle 0, [tokens, 2, head_dim], by head_dim
     singles: StateRows | None  # rows whose states the device finds; None if the host does
     rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if the host finds no states
     kept: Mapping[int, Sequence[Snapshot]]  # snapshots to take on the way, by row
     lora_by_tokens: dict[tuple[int, int], LinearProducts] = field(default_factory=dict)
+    still_by_dim: dict[int, torch.Tensor] = field(default_factory=dict)  # as `FallbackDecoder._still_of` returns them
 
 
 class _StatePart(NamedTuple):
@@ -154,7 +154,6 @@ class FallbackDecoder:
             batch.attention,
             cache,
             lora,
-            {dim: table.repeat(len(batch.token_ids), 1, 1) for dim, table in self._still.items()},
             self._states.singles(rows) if are_single else None,
             (rows if batch.host_rows is None else batch.host_rows).tolist() if has_states and not are_single else (),
             NOTHING_KEPT if batch.state_moves is None else batch.state_moves.kept,
@@ -198,7 +197,7 @@ class FallbackDecoder:
         # A layer with the keys of another one writes them again, to the same slots.
         qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, padded)], dim=1).to(self._dtype)
         angles = self._rotations.table(query, key)
-        cos_sin = step.still[dim] if angles is None else angles
+        cos_sin = self._still_of(step, dim, len(qkv)) if angles is None else angles
         out = self._backend.attend(qkv, cos_sin, None, 0.0, cache, step.attention[cache.table], form)
         return out[..., : value.shape[-1]].unsqueeze(0).to(query.dtype), None
 
@@ -230,6 +229,12 @@ class FallbackDecoder:
         if (start, end) not in step.lora_by_tokens:
             step.lora_by_tokens[start, end] = step.lora.of_tokens(start, end)
         return step.lora_by_tokens[start, end]
+
+    def _still_of(self, step: _Step, dim: int, num_tokens: int) -> torch.Tensor:
+        """Return cosines and sines of angle 0, [tokens, 2, dim], made once a step if a layer asks for them."""
+        if dim not in step.still_by_dim:
+            step.still_by_dim[dim] = self._still[dim].repeat(num_tokens, 1, 1)
+        return step.still_by_dim[dim]
 
     def _are_single(self, batch: DecoderBatch) -> bool:
         return self._stays_on_device and batch.attention[0].num_decodes == len(batch.token_ids)
