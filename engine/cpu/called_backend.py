@@ -148,7 +148,6 @@ class CalledBackend(TorchBackend):
             change = None
             if isinstance(lora, CalledLora) and lora.has_experts:
                 change = partial(lora.change_experts, rows=rows, groups=groups, layer=layer, num_experts=count)
-            if change is not None:
                 change(h, joint, part="gate_up")
             gated = self.activate_and_multiply(joint, activation)
             parts, y = self._grouped(downs, self._inputs(downs, gated), groups, count), torch.empty_like(h)

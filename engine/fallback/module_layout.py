@@ -115,15 +115,15 @@ class ModuleLayout:
 
     def _adapted(self, names: Sequence[str], modules: Sequence[torch.nn.Module], product: Product) -> Product:
         """Return a product that also applies the step's adapters, if the modules take any."""
-        at = parse_module_name(names[0])
-        if at is None or names[0] not in self._spec.modules:
+        places = [place for name in names if (place := parse_module_name(name)) is not None]
+        if not places or names[0] not in self._spec.modules:
             return product
-        projections = tuple(place[1] for name in names if (place := parse_module_name(name)) is not None)
+        layer, projections = places[0][0], tuple(projection for _, projection in places)
         splits: Mapping[str, int] = {name: _width(module) for name, module in zip(projections, modules, strict=True)}
         if len(names) == 1:
             splits = self._spec.widths().get(projections[0], splits)
         multiply = self._multiply if len(names) == 1 or projections in FUSED_GROUPS else self._multiply_apart
-        return partial(multiply, product, at[0], tuple(splits), tuple(splits.values()))
+        return partial(multiply, product, layer, tuple(splits), tuple(splits.values()))
 
     def _multiply(
         self, product: Product, layer: int, modules: Sequence[str], splits: Sequence[int], x: torch.Tensor
