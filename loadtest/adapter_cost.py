@@ -1,9 +1,11 @@
-"""Measure the cost of adapters on a running server: the same streams with none, one and many adapters, alternating.
+"""Measure the cost of adapters on running servers: the same requests for no adapter, one and many, alternating.
 
     python -m loadtest.adapter_cost --url http://127.0.0.1:8000 --streams 8 --repeats 3
+    python -m loadtest.adapter_cost --url ours=http://127.0.0.1:8000 --url peer=http://127.0.0.1:9000 --adapters 1,8
 
-Starts no server. Uses the first base model that the server lists, and its adapters. Prompts are new in every round, so
-that no cache favors one of the three.
+Starts no server. Uses the first base model that each server lists, and its adapters. Prompts are new in every round, so
+that no cache favors a case. With more requests than streams, each stream sends one after another. Figures are medians
+over the rounds.
 """
 
 from __future__ import annotations
@@ -12,31 +14,48 @@ import argparse
 from collections.abc import Sequence
 from statistics import median
 
-from loadtest.compare import ask_together
+import gevent  # type: ignore[import-untyped, unused-ignore]
+from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
+
+from loadtest.compare import SETTLE_S, named_url
 from loadtest.measure import Summary, summarise
 from loadtest.stream_client import ServedModel, StreamClient, StreamError
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, mixed_lengths, token_ask, token_prompt
 
-COLUMNS = ("adapters in use", "output tokens/s", "of no adapter", "TTFT p50 ms", "TPOT p50 ms", "errors")
+COLUMNS = ("adapters in use", "server", "output tokens/s", "of no adapter", "TTFT p50 ms", "TPOT p50 ms", "errors")
 
 
-def model_groups(served: Sequence[ServedModel], streams: int) -> dict[str, tuple[str, ...]]:
-    """Return the models that the streams request, by label: the base, one adapter, up to one adapter per stream.
+def base_and_adapters(served: Sequence[ServedModel]) -> tuple[str, ...]:
+    """Return the names of the first base model and of all its adapters.
 
     Raises:
-        SystemExit: the server has no adapter.
+        SystemExit: it has no adapters.
     """
     base = next(model.name for model in served if model.parent is None)
-    adapters = tuple(model.name for model in served if model.parent == base)[:streams]
+    adapters = tuple(model.name for model in served if model.parent == base)
     if not adapters:
         raise SystemExit(f"loadtest.adapter_cost: {base} has no adapters at this server")
-    groups = {"none": (base,), "1": adapters[:1]}
-    return groups if len(adapters) == 1 else groups | {str(len(adapters)): adapters}
+    return base, *adapters
 
 
-def one_round(client: StreamClient, models: Sequence[str], *, streams: int, name: str, ids: TokenRange) -> Summary:
-    """Run all streams concurrently, 32 to 512 tokens in and 16 to 256 out, the same lengths in every round."""
+def cases(counts: str | None, streams: int, most: int) -> list[int]:
+    """Return the numbers of adapters to use: none, and `counts` or else one and one per stream, of `most` at hand.
+
+    Raises:
+        SystemExit: a count is not a number from 1 to `most`.
+    """
+    if counts is None:
+        return sorted({0, 1, min(streams, most)})
+    if not all(count.isdigit() and 1 <= int(count) <= most for count in counts.split(",")):
+        raise SystemExit(f"loadtest.adapter_cost: --adapters wants numbers from 1 to {most}, not {counts!r}")
+    return [0, *map(int, counts.split(","))]
+
+
+def one_round(
+    client: StreamClient, models: Sequence[str], *, streams: int, requests: int, name: str, ids: TokenRange
+) -> Summary:
+    """Send requests, `streams` at once, 32 to 512 tokens in and 16 to 256 out, the same lengths in every round."""
     asks = [
         token_ask(
             models[place % len(models)],
@@ -44,45 +63,62 @@ def one_round(client: StreamClient, models: Sequence[str], *, streams: int, name
             answer_tokens,
             workload=name,
         )
-        for place, (prompt_tokens, answer_tokens) in enumerate(mixed_lengths(streams, seed=streams))
+        for place, (prompt_tokens, answer_tokens) in enumerate(mixed_lengths(requests, seed=requests))
     ]
-    return summarise(ask_together(client, asks), label=name, users=streams)
+    return summarise(Pool(streams).map(client.ask, asks), label=name, users=streams)
 
 
-def table(rounds_by_label: dict[str, list[Summary]]) -> str:
-    """Return a table of medians, with the ratio of tokens/s to the first label's."""
-    rows, base = [], 0.0
-    for label, rounds in rounds_by_label.items():
-        rate = median(one.output_tokens_per_s for one in rounds)
-        base = base or rate
-        times = (median(one.ttft_ms.p50 for one in rounds), median(one.tpot_ms.p50 for one in rounds))
-        errors = str(sum(one.num_errors for one in rounds))
-        rows.append([label, number(rate), number(rate / base), *map(number, times), errors])
+def table(rounds_by_case: dict[int, dict[str, list[Summary]]]) -> str:
+    """Return a table of medians by case and server, with the ratio of tokens/s to the server's first case."""
+    rows: list[list[str]] = []
+    base_by_server: dict[str, float] = {}
+    for case, rounds_by_server in rounds_by_case.items():
+        for server, rounds in rounds_by_server.items():
+            rate = median(one.output_tokens_per_s for one in rounds)
+            share = rate / base_by_server.setdefault(server, rate)
+            times = (median(one.ttft_ms.p50 for one in rounds), median(one.tpot_ms.p50 for one in rounds))
+            errors = str(sum(one.num_errors for one in rounds))
+            rows.append([str(case or "none"), server, number(rate), number(share), *map(number, times), errors])
     return markdown_table(COLUMNS, rows)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_cost", description=__doc__)
-    parser.add_argument("--url", required=True, help="http://host:port")
+    parser.add_argument("--url", action="append", required=True, help="[name=]http://host:port; once for each server")
     parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--requests", type=int, help="in a round; default: one per stream")
+    parser.add_argument("--adapters", help="how many to use in each case; default: one, and one per stream")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--first-id", type=int, default=300, help="prompts are drawn from token ids [first, last)")
     parser.add_argument("--last-id", type=int, default=1000)
     options = parser.parse_args()
-    client = StreamClient(options.url, concurrency=options.streams)
-    try:
-        groups = model_groups(client.models(), options.streams)
-    except (OSError, StreamError) as failure:
-        raise SystemExit(f"loadtest.adapter_cost: {options.url} does not answer ({failure})") from failure
     ids = TokenRange(start=options.first_id, end=options.last_id)
-    rounds: dict[str, list[Summary]] = {label: [] for label in groups}
+    clients = {name: StreamClient(url, concurrency=options.streams) for name, url in map(named_url, options.url)}
+    names_by_server = {}
+    for server, client in clients.items():
+        try:
+            names_by_server[server] = base_and_adapters(client.models())
+        except (OSError, StreamError) as failure:
+            raise SystemExit(f"loadtest.adapter_cost: {server} does not answer ({failure})") from failure
+    counts = cases(options.adapters, options.streams, min(map(len, names_by_server.values())) - 1)
+    rounds: dict[int, dict[str, list[Summary]]] = {count: {server: [] for server in clients} for count in counts}
     # The first round loads the adapters and is discarded.
     for repeat in range(options.repeats + 1):
-        for label, models in groups.items():
-            found = one_round(client, models, streams=options.streams, name=f"{repeat}/{label}", ids=ids)
-            if repeat:
-                rounds[label].append(found)
+        for count, found_by_server in rounds.items():
+            for server, client in clients.items():
+                base, *adapters = names_by_server[server]
+                gevent.sleep(SETTLE_S)
+                found = one_round(
+                    client,
+                    adapters[:count] or [base],
+                    streams=options.streams,
+                    requests=options.requests or options.streams,
+                    name=f"{repeat}/{count}",
+                    ids=ids,
+                )
+                if repeat:
+                    found_by_server[server].append(found)
     print(table(rounds))
 
 

@@ -26,6 +26,8 @@ from loadtest.tables import markdown_table, number
 from loadtest.workloads import Ask, TokenRange, mixed_lengths, single_token_words, token_ask, token_prompt
 
 MAX_STREAMS = 64
+SETTLE_S = 2.0
+"""Pause between the turns of two servers: threads of some spin for up to a second after their last answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +201,13 @@ class Comparison:
 
 
 def compare(
-    servers: Sequence[Server], *, repeats: int, ids: TokenRange, ignore_eos: bool, words: tuple[str, ...] = ()
+    servers: Sequence[Server],
+    *,
+    repeats: int,
+    ids: TokenRange,
+    ignore_eos: bool,
+    words: tuple[str, ...] = (),
+    settle_s: float = SETTLE_S,
 ) -> Comparison:
     """Run every workload on every server, alternating; the first server changes with each repetition."""
     clients = {server.name: StreamClient(server.url, concurrency=MAX_STREAMS) for server in servers}
@@ -213,6 +221,7 @@ def compare(
                 prompts = Prompts(
                     model=server.model, round_name=f"{rows[0]}/{repeat}", ids=ids, ignore_eos=ignore_eos, words=words
                 )
+                gevent.sleep(settle_s)
                 found = workload(clients[server.name], prompts)
                 errors |= {f"{server.name}, {rows[0]}: {e.error}" for part in found for e in part if e.error}
                 rounds[server.name].append([summarise(part, label=rows[0], users=len(part)) for part in found])
@@ -221,15 +230,27 @@ def compare(
     return Comparison(cell_by_server_by_row=cells, errors=tuple(sorted(errors)))
 
 
-def find_server(text: str, model: str | None) -> Server:
-    """Parse `name=url` and ask the server for its first base model, unless `model` is given.
+def named_url(text: str) -> tuple[str, str]:
+    """Parse `name=url`, or a URL alone, which is its own name.
 
     Raises:
-        SystemExit: the text is not such a pair, or the server does not answer.
+        SystemExit: the text is neither.
     """
     name, separator, url = text.partition("=")
+    if "://" in name:
+        return text, text
     if not separator or "://" not in url:
-        raise SystemExit(f"loadtest.compare: --url wants name=http://host:port, not {text!r}")
+        raise SystemExit(f"loadtest: --url wants name=http://host:port, not {text!r}")
+    return name, url
+
+
+def find_server(text: str, model: str | None) -> Server:
+    """Ask the server of a `named_url` for its first base model, unless `model` is given.
+
+    Raises:
+        SystemExit: the text is no such URL, or the server does not answer.
+    """
+    name, url = named_url(text)
     try:
         models = StreamClient(url).models()
     except (OSError, StreamError) as failure:

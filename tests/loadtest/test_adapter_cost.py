@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.adapter_cost import model_groups, one_round, table
+from loadtest.adapter_cost import base_and_adapters, cases, one_round, table
 from loadtest.stream_client import ServedModel, StreamClient
 from loadtest.workloads import TokenRange
 from tests.loadtest.scripted_server import answer, scripted_server
@@ -17,15 +17,20 @@ def served(adapters: int) -> list[ServedModel]:
     ]
 
 
-def test_the_base_one_adapter_and_as_many_as_streams_are_asked() -> None:
-    assert model_groups(served(9), 8) == {
-        "none": ("base",),
-        "1": ("a0",),
-        "8": tuple(f"a{index}" for index in range(8)),
-    }
-    assert list(model_groups(served(1), 8)) == ["none", "1"]
+def test_the_first_base_model_is_asked_with_its_own_adapters() -> None:
+    assert base_and_adapters(served(2)) == ("base", "a0", "a1")
     with pytest.raises(SystemExit, match="base has no adapters"):
-        model_groups(served(0), 8)
+        base_and_adapters(served(0))
+
+
+def test_by_default_one_adapter_and_as_many_as_streams_are_used() -> None:
+    assert cases(None, 8, 9) == [0, 1, 8]
+    assert cases(None, 8, 3) == [0, 1, 3]
+    assert cases(None, 8, 1) == [0, 1]
+    assert cases("8,2", 8, 9) == [0, 8, 2]
+    for wrong in ("10", "0", "x", ""):
+        with pytest.raises(SystemExit, match="from 1 to 9"):
+            cases(wrong, 8, 9)
 
 
 def test_a_round_asks_every_model_and_the_table_relates_it_to_the_base() -> None:
@@ -36,8 +41,10 @@ def test_a_round_asks_every_model_and_the_table_relates_it_to_the_base() -> None
         return answer(body)
 
     with scripted_server(script) as url:
-        found = one_round(StreamClient(url, concurrency=4), ["a0", "a1"], streams=4, name="r", ids=TokenRange())
+        client = StreamClient(url, concurrency=2)
+        found = one_round(client, ["a0", "a1"], streams=2, requests=4, name="r", ids=TokenRange())
     assert sorted(asked) == ["a0", "a0", "a1", "a1"]
     assert found.num_errors == 0
-    lines = table({"none": [found], "2": [found]}).splitlines()
-    assert [line.split("|")[3].strip() for line in lines[2:]] == ["1.00", "1.00"]
+    lines = table({0: {"ours": [found]}, 2: {"ours": [found]}}).splitlines()
+    assert [[cell.strip() for cell in line.split("|")[1:3]] for line in lines[2:]] == [["none", "ours"], ["2", "ours"]]
+    assert [line.split("|")[4].strip() for line in lines[2:]] == ["1.00", "1.00"]

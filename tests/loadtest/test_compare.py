@@ -47,7 +47,7 @@ def test_every_server_gets_the_same_prompts_and_every_repetition_new_ones() -> N
     ours, theirs = Recorder(), Recorder()
     with scripted_server(ours) as our_url, scripted_server(theirs) as their_url:
         servers = [Server(name="a", url=our_url, model="base"), Server(name="b", url=their_url, model="other")]
-        found = compare(servers, repeats=2, ids=IDS, ignore_eos=True)
+        found = compare(servers, repeats=2, ids=IDS, ignore_eos=True, settle_s=0)
 
     def prompts(recorder: Recorder) -> list[str]:
         return sorted(json.dumps(body["prompt"]) for body in recorder.asked)
@@ -92,7 +92,7 @@ def test_a_refusal_is_shown_and_does_not_end_the_comparison() -> None:
         return answer(body)
 
     with scripted_server(refuse_long) as url:
-        found = compare([Server(name="a", url=url, model="base")], repeats=1, ids=IDS, ignore_eos=True)
+        found = compare([Server(name="a", url=url, model="base")], repeats=1, ids=IDS, ignore_eos=True, settle_s=0)
     assert found.errors == ("a, 4 decoding while 4,096 tokens arrive: HTTP 400: too long",)
     assert found.cell_by_server_by_row["the long prompt itself"]["a"].num_errors == 1
     assert json.loads(found.to_json())["the long prompt itself"]["a"]["TTFT p50 ms"] is None
@@ -119,11 +119,13 @@ def test_the_base_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_url_and_a_dead_server_are_said() -> None:
     with pytest.raises(SystemExit, match="name=http"):
-        find_server("http://127.0.0.1:1", None)
+        find_server("ours", None)
     with scripted_server() as url:
         pass
     with pytest.raises(SystemExit, match="ours does not answer"):
         find_server(f"ours={url}", None)
+    with pytest.raises(SystemExit, match=f"{url} does not answer"):
+        find_server(url, None)
 
 
 def test_the_module_starts_nobody() -> None:
