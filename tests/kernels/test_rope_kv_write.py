@@ -43,21 +43,36 @@ def cache_of_panels(data: torch.Tensor, dim: int, block_tokens: int, *, is_value
     return out
 
 
+SCATTERED = torch.randperm(BLOCKS * 16, generator=torch.Generator().manual_seed(0))[:19]
+RUNS = torch.cat([torch.arange(*ends) for ends in ((67, 96), (1, 2), (5, 31), (33, 34), (97, 160), (34, 66))])
+"""Tokens side by side in panels, from odd and even places on, over the ends of panels, blocks and units."""
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms_are", ["absent", "of the dtype", "float32"])
-@pytest.mark.parametrize(("dim", "rotary_dim"), [(16, 16), (48, 48), (64, 64), (64, 48), (32, 10)])
-@pytest.mark.parametrize("block_tokens", [16, 32])
+@pytest.mark.parametrize(
+    ("dim", "rotary_dim", "block_tokens", "slots"),
+    [
+        (16, 16, 16, SCATTERED),
+        (48, 48, 32, SCATTERED),
+        (64, 64, 16, SCATTERED),
+        (64, 48, 32, SCATTERED),
+        (32, 10, 16, SCATTERED),
+        (32, 10, 32, SCATTERED),
+        (64, 64, 32, RUNS),
+        (48, 16, 32, RUNS),
+    ],
+)
 def test_the_kernel_is_the_reference(
-    pool: Pool, dtype: torch.dtype, norms_are: str, dim: int, rotary_dim: int, block_tokens: int
+    pool: Pool, dtype: torch.dtype, norms_are: str, dim: int, rotary_dim: int, block_tokens: int, slots: torch.Tensor
 ) -> None:
-    tokens = 19
+    tokens = len(slots)
     qkv = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * dim).to(dtype)
     cos_sin = torch.randn(tokens, 2, dim).to(dtype)
     cos_sin[:, :, rotary_dim:] = torch.tensor([1.0, 0.0])[:, None]
     is_wide = norms_are == "float32"
     norm_dtype = torch.float32 if is_wide else dtype
     norms = None if norms_are == "absent" else (torch.randn(dim).to(norm_dtype), torch.randn(dim).to(norm_dtype))
-    slots = torch.randperm(BLOCKS * block_tokens)[:tokens]
     expected_cache = [torch.full((BLOCKS, block_tokens, KV_HEADS, dim), 7.0, dtype=dtype) for _ in range(2)]
     # Blocks lie apart, as they do in a cache of several layers.
     apart = torch.full((BLOCKS, 3, block_tokens, KV_HEADS, dim), 7.0, dtype=dtype)
