@@ -56,22 +56,34 @@ template <typename T> INLINE Lanes rounded_lanes(Lanes lanes) {
 // Broadcasts a number to all lanes.
 INLINE Lanes all_lanes(float x) { return Lanes{} + x; }
 
-// 2^x within 1 ulp: a minimax polynomial of the fraction, times the integer part as an exponent. Results below 2^-126
-// are 0, from 2^128 on infinite; NaN stays NaN.
-INLINE Lanes power_of_two(Lanes x) {
-    x = x < -127.0f ? all_lanes(-127.0f) : x;
-    x = x > 128.0f ? all_lanes(128.0f) : x;
-    // 1.5 * 2^23: adding it rounds to an integer, which is then in the lowest bits.
-    constexpr float ROUNDER = 12582912.0f;
-    const Lanes shifted = x + ROUNDER, f = x - (shifted - ROUNDER);
+// 2^f for f in [-1/2, 1/2], within 1 ulp.
+INLINE Lanes power_of_fraction(Lanes f) {
     Lanes p = f * 1.53458118e-4f + 1.33999312e-3f;
     p = p * f + 9.61848896e-3f;
     p = p * f + 5.55032878e-2f;
     p = p * f + 2.40226469e-1f;
     p = p * f + 6.93147206e-1f;
-    p = p * f + 1.0f;
+    return p * f + 1.0f;
+}
+
+// 2^x within 1 ulp: a minimax polynomial of the fraction, times the integer part as an exponent. Results below 2^-126
+// are 0, from 2^128 on infinite; NaN stays NaN.
+INLINE Lanes power_of_two(Lanes x) {
+#if defined(__AVX512DQ__)
+    const __m512 f = _mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 p = (__m512)power_of_fraction((Lanes)f);
+    // Without the mask, subnormal results, which are slow.
+    const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    return (Lanes)_mm512_maskz_scalef_ps(is_normal, p, (__m512)(x - (Lanes)f));
+#else
+    x = x < -127.0f ? all_lanes(-127.0f) : x;
+    x = x > 128.0f ? all_lanes(128.0f) : x;
+    // 1.5 * 2^23: adding it rounds to an integer, which is then in the lowest bits.
+    constexpr float ROUNDER = 12582912.0f;
+    const Lanes shifted = x + ROUNDER;
     // Exponent fields 0 and 255 give zero and infinity.
-    return p * (Lanes)(((LaneBits)shifted + 127u) << 23);
+    return power_of_fraction(x - (shifted - ROUNDER)) * (Lanes)(((LaneBits)shifted + 127u) << 23);
+#endif
 }
 
 INLINE LaneNumbers lane_numbers() {

@@ -26,9 +26,9 @@ static inline void soften(const float *scores, T *weights, int64_t seen, int64_t
                           float &total, float *sums, int64_t dim) {
     Lanes lanes[CHUNK / LANES], tops = all_lanes(-INFINITY), sum = {};
     for (int64_t i = 0; i < padded / LANES; i++) {
-        lanes[i] = lane_numbers() + static_cast<int32_t>(i * LANES) < static_cast<int32_t>(seen)
-                       ? load_lanes(scores + i * LANES) * scale
-                       : all_lanes(-INFINITY);
+        lanes[i] = load_lanes(scores + i * LANES) * scale;
+        if (seen < (i + 1) * LANES)
+            lanes[i] = lane_numbers() < static_cast<int32_t>(seen - i * LANES) ? lanes[i] : all_lanes(-INFINITY);
         tops = lanes[i] > tops ? lanes[i] : tops;
     }
     const float highest = std::max(top, highest_of(tops));

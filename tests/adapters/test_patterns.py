@@ -54,7 +54,6 @@ def test_whole_names_are_matched_as_peft_matches_them(pattern: str) -> None:
     names = [*SHAPES, Q3, "model.layers.13.self_attn.q_proj", "model.language_model.layers.7.mlp.up_proj"]
     found = {name for name in names if patterns.match(WHOLE_NAME, pattern, name)}
     assert found == {name for name in names if tuners.check_target_module_exists(config, name)}
-    assert spent_s(patterns) < MAX_PATTERNS_S / 10
 
 
 @pytest.mark.parametrize(
