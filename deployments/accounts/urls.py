@@ -29,13 +29,16 @@ def naming(field: str) -> Iterator[None]:
 
 
 def check_urls(config: AccountsConfig) -> None:
-    """Refuse URLs that are malformed, of an unknown kind, or of one whose library is missing.
+    """Refuse URLs that are malformed, of an unknown or asynchronous kind, or of one whose library is missing.
 
     Raises:
         ConfigError: a URL is one of these.
     """
-    if "+cluster" not in config.limits_url.partition(":")[0]:  # the client of a cluster connects at once
-        with naming("limits_url"):
+    kind = config.limits_url.partition(":")[0]
+    with naming("limits_url"):
+        if kind.startswith("async+"):
+            raise ConfigurationError(f"asynchronous storage is not supported; use '{kind.removeprefix('async+')}'")
+        if "+cluster" not in kind:  # the client of a cluster connects at once
             Limiter(config.limits_url)
     with naming("database_url"):
         create_engine(config.database_url)

@@ -19,6 +19,8 @@ def check(**urls: str) -> None:
         ("limits_url", "foo://h", "unknown storage scheme"),
         ("limits_url", "redis://h:port", "Port could not be cast"),
         ("limits_url", "memcached://h:1", "'pymemcache' prerequisite not available"),
+        ("limits_url", "async+memory://", "not supported; use 'memory'"),
+        ("limits_url", "async+redis+cluster://h:1", r"not supported; use 'redis\+cluster'"),
         ("database_url", "nonsense", "Could not parse SQLAlchemy URL"),
         ("database_url", "postgresql+asyncpg://h/usage", "No module named 'asyncpg'"),
         ("database_url", "postgresql://h:port/usage", "'port'"),
