@@ -104,11 +104,14 @@ class SafetySettings(SettingsNode):
     num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the classifier.")
 
     @model_validator(mode="after")
-    def _windows_advance(self) -> Self:
+    def _windows_can_be_judged(self) -> Self:
         if self.overlap_chars >= self.window_chars:
             raise ValueError(
                 f"overlap_chars ({self.overlap_chars}) must be smaller than window_chars ({self.window_chars})"
             )
+        if self.window_chars > self.max_chars:
+            # The classifier would refuse every full window, and its answer would end with an error.
+            raise ValueError(f"window_chars ({self.window_chars}) must be at most max_chars ({self.max_chars})")
         return self
 
 

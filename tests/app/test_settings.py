@@ -80,6 +80,10 @@ def test_engine_and_safety_settings_mirror_what_they_become() -> None:
         ),
         ({"models": [MODEL | {"engine": {"gpu_memory_fraction": float("nan")}}]}, "finite number"),
         ({"models": [MODEL], "safety": {"path": "x", "window_chars": 9, "overlap_chars": 9}}, "must be smaller"),
+        (
+            {"models": [MODEL], "safety": {"path": "x", "max_chars": 9}},
+            "window_chars (200) must be at most max_chars (9)",
+        ),
         ({"models": [MODEL], "allowed_origins": ["*"]}, "any web page send requests"),
         *(
             ({"models": [MODEL], "allowed_origins": [origin]}, "String should match pattern")
