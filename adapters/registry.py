@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
@@ -108,6 +109,23 @@ def sub_folders(root: str) -> list[str]:
         for name in sorted(os.listdir(root))
         if not name.startswith(".") and os.path.lexists(os.path.join(root, name, CONFIG_FILE))
     ]
+
+
+def nested_adapters(root: str) -> list[str]:
+    """Return the paths in `root` of adapters one level too deep to be found, one for each sub-folder that has any."""
+    found: list[str] = []
+    for name in sorted(os.listdir(root)):
+        folder = os.path.join(root, name)
+        # A link may lead to a folder that adapters may not be loaded from.
+        if name.startswith(".") or os.path.islink(folder) or os.path.lexists(os.path.join(folder, CONFIG_FILE)):
+            continue
+        try:
+            inner = sorted(os.listdir(folder))
+        except OSError:
+            continue  # a file, or a folder of somebody else
+        paths = (os.path.join(name, each) for each in inner if not each.startswith("."))
+        found += islice((path for path in paths if os.path.lexists(os.path.join(root, path, CONFIG_FILE))), 1)
+    return found
 
 
 def signatures(root: str) -> dict[str, Signature]:

@@ -26,7 +26,7 @@ from adapters.errors import AdapterError
 from adapters.file_store import FileStore, copy_from
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef, adapter_digest
-from adapters.registry import Signature, check_name, permitted_folder, reference_in, signatures
+from adapters.registry import Signature, check_name, nested_adapters, permitted_folder, reference_in, signatures
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore
 from deployments.config import AdapterBase
@@ -85,6 +85,8 @@ class RegistryServer:
         """Signature of each sub-folder's files at the last scan of a drop-in folder."""
         self._unread: set[str] = set()
         """Bases whose drop-in folder could not be read at the last scan."""
+        self._too_deep: set[str] = set()
+        """Sub-folders of drop-in folders that have been reported for adapters one level too deep."""
         # Left by a process that ended before it freed them.
         orphans = files.unused(self.catalogue.digests())
         self._displaced = [Displaced(base, ref) for ref in orphans for base in self._bases]
@@ -294,6 +296,10 @@ class RegistryServer:
                 # The files may still be incomplete; their next change triggers another try.
                 _logger.warning("drop-in folder: %s", error.message)
             seen[name] = signature
+        for path in await asyncio.to_thread(nested_adapters, root):
+            if (folder := os.path.join(root, os.path.dirname(path))) not in self._too_deep:
+                self._too_deep.add(folder)
+                _logger.warning("drop-in folder: %s is not loaded; only folders directly in %s are", path, root)
 
     async def _take_in(self, name: str, signature: Signature, base: AdapterBase) -> None:
         """Register the content of a sub-folder with a new signature, unless only the files' times have changed."""

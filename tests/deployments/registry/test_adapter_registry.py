@@ -204,6 +204,19 @@ async def test_a_drop_in_folder_that_is_gone_is_told_of_once_and_keeps_no_other_
     assert caplog.text.count(f"there is no folder {gone.watched}") == 1
 
 
+async def test_an_adapter_one_level_too_deep_is_told_of_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It was ignored without a word."""
+    registry = place.open()
+    for path in ("team/mine", "team/other", "a", "a/checkpoint-10", ".hidden/b", "deep/er/c"):
+        place.put(path)
+    (place.dropin / "notes.txt").touch()
+    assert await registry.look()
+    assert not await registry.look()
+    assert set(registry.catalogue.entries) == {"a"}
+    (line,) = caplog.messages
+    assert line == f"drop-in folder: team/mine is not loaded; only folders directly in {place.dropin} are"
+
+
 async def test_a_full_disk_refuses_for_now_and_what_was_dropped_in_is_served_once_there_is_room(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
