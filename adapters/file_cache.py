@@ -72,7 +72,7 @@ class FileCache:
             raise AdapterUnavailableError(ref.name, f"its files cannot be kept here ({error.strerror})") from error
         try:
             if adapter_digest(incoming, ref.name) != ref.digest:
-                raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
+                raise AdapterError(ref.name, "the files of this version have been overwritten; load it again")
             self._store.move(incoming, here)
         finally:
             shutil.rmtree(incoming, ignore_errors=True)

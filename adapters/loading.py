@@ -97,7 +97,7 @@ class AdapterLoader:
         )
         if recipe.digest.over(data) != ref.digest:
             # Serving other content under this digest would corrupt every cache that is keyed by it.
-            raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
+            raise AdapterError(ref.name, "the files of this version have been overwritten; load it again")
         tensors = TensorFile(entry_by_name=recipe.entry_by_name, data=data)
         reading = _Reading(ref.name, tensors, recipe.shapes, self._dtype, self._read_base, self._norm_offset)
         try:

@@ -74,7 +74,7 @@ def test_files_of_another_node_are_fetched_once(nodes: Nodes) -> None:
 def test_another_content_is_not_kept(nodes: Nodes) -> None:
     ref = nodes.ref("a", seed=1)
     write(nodes.far / "a", tensors=make_tensors(seed=2))
-    with pytest.raises(AdapterError, match="have changed"):
+    with pytest.raises(AdapterError, match="have been overwritten"):
         nodes.cache().locate(ref)
     (nodes.far / "a" / TENSOR_FILE).unlink()
     with pytest.raises(AdapterError, match="missing"):

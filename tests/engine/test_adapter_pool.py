@@ -299,7 +299,7 @@ def test_changed_files_do_not_pass_for_the_declared_content_and_running_requests
     pool.unpin(two.digest)
     pool.prepare(one.digest)
     bench.wait_until(lambda: pool.error(one.digest))
-    assert "changed since it was declared" in (pool.error(one.digest) or "")
+    assert "have been overwritten" in (pool.error(one.digest) or "")
 
 
 def test_a_released_adapter_is_free_once_nobody_holds_it(bench: Bench) -> None:
