@@ -99,8 +99,11 @@ def retry_after(wait_s: float, draw: Callable[[int, int], int] = random.randint)
 
 
 def is_our_fault(error: BaseException) -> bool:
-    """Return whether `error` is an internal failure to investigate, unlike overload or a missed deadline."""
-    return to_api_error(error).status == 500
+    """Return whether `error` is an internal failure to investigate, unlike overload or a missed deadline.
+
+    A request that failed alone is not: its sentence is logged, and a traceback of the gateway would add nothing.
+    """
+    return to_api_error(error).status == 500 and not isinstance(error, FailedAloneError)
 
 
 def without_internals(message: str) -> str:

@@ -27,11 +27,11 @@ from engine.errors import EngineError, FailedAloneError, OverloadError, RequestE
 def test_every_error_has_one_status(error: Exception, status: int, code: str | None) -> None:
     answer = to_api_error(error)
     assert (answer.status, answer.code) == (status, code)
-    assert is_our_fault(error) is (status == 500)
+    assert is_our_fault(error) is (status == 500 and not isinstance(error, FailedAloneError))
 
 
 def test_what_failed_alone_is_told_and_what_is_amiss_in_the_engine_is_not() -> None:
-    sentence = "Adapter 'sql' cannot be used: its files have changed since it was declared."
+    sentence = "Adapter 'sql' cannot be used: the files of this version have been overwritten."
     assert to_api_error(FailedAloneError(sentence)).message == sentence
     assert to_api_error(FailedAloneError("in /opt/x.py")).message == "in [path]"
     assert "secret" not in to_api_error(EngineError("secret")).message
