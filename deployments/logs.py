@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from adapters.errors import AdapterError
 from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
 from deployments.timeline import Timeline
 from engine.errors import OverloadError, RequestError
@@ -70,11 +71,11 @@ def _print(
 def _is_no_refusal(record: logging.LogRecord) -> bool:
     """Tell whether Serve may log `record`. Serve logs every exception of a call as an error with its traceback.
 
-    A client error or a full queue needs no investigation, and any client could fill the disk with such records. The
-    access log still has a line for the failed call.
+    A client error, a full queue or an adapter at fault needs no investigation, and any client could fill the disk with
+    such records. The access log still has a line for the failed call.
     """
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (RequestError, OverloadError))
+    return not isinstance(error, (RequestError, OverloadError, AdapterError))
 
 
 def _is_no_poll(record: logging.LogRecord) -> bool:

@@ -43,6 +43,7 @@ else:
 LOGS_AS_A_REPLICA = """
 import builtins, logging, sys
 from ray.serve._private import logging_utils
+from adapters.errors import AdapterError
 from engine.errors import OverloadError, RequestError
 
 target, logger, stdout = sys.argv[1], logging.getLogger("ray.serve"), sys.stdout
@@ -59,7 +60,8 @@ if sys.argv[3] == "ours":
 
     join_serve_log()
 print("told", "twice", flush=True)
-for error in (RequestError("no such thing"), OverloadError("full", retry_after_s=1.0), ValueError("a bug")):
+refusals = RequestError("no such thing"), OverloadError("full", retry_after_s=1.0), AdapterError("a", "it is unloaded")
+for error in (*refusals, ValueError("a bug")):
     try:
         raise error
     except Exception:
@@ -176,7 +178,7 @@ def test_a_traceback_can_be_read_in_json_too(tmp_path: Path) -> None:
 def test_serve_by_itself_writes_neither(tmp_path: Path) -> None:
     """What has to be kept from happening; once it does not, `join_serve_log` can do less."""
     log = _log_of_a_replica(tmp_path, "text", "serve's")
-    assert log.count("Request failed.") == 3
+    assert log.count("Request failed.") == 4
     assert "('Traceback (most recent call last):\\n',)" in log
 
 
