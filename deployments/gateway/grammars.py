@@ -65,7 +65,8 @@ async def admitted(grammar: Grammar, beginnings: Sequence[str]) -> str | None:
 def without_hints(schema: Any) -> Any:
     """Return a schema without what the grammar library rejects although it rules nothing out, or has another spelling.
 
-    The former are formats and names that any text is or has, the latter formats that a pattern describes.
+    The former are formats and names that any text is or has, and `uniqueItems: false`, the latter formats that a
+    pattern describes.
     """
     if isinstance(schema, list):
         return [without_hints(item) for item in schema]
@@ -89,6 +90,8 @@ def _value_without_hints(keyword: str, value: Any) -> Any:
 def _is_hint(keyword: str, value: Any) -> bool:
     if keyword == "format":
         return isinstance(value, str) and value in _HINTS
+    if keyword == "uniqueItems":
+        return value is False
     return keyword == "propertyNames" and value == _ANY_NAME
 
 

@@ -85,6 +85,15 @@ async def test_names_of_which_nothing_is_asked_are_no_reason_against_a_tool() ->
     assert tool.parameters == {"type": "object"}
 
 
+async def test_items_that_may_repeat_rule_nothing_out_and_unique_ones_are_refused_by_the_keyword() -> None:
+    """A schema that only wrote out the default was refused."""
+    items = {"type": "array", "items": {"type": "integer"}}
+    assert without_hints(items | {"uniqueItems": False}) == items
+    source = LLMatcher.grammar_from_json_schema(without_hints(items | {"uniqueItems": True}))
+    with pytest.raises(RequestError, match=r"^'response_format' cannot be followed: .*\buniqueItems\b"):
+        await check_grammar(Grammar(source=source, field="response_format"))
+
+
 async def test_a_schema_that_the_library_panics_at_is_refused() -> None:
     """It cuts the value that it complains of after 100 bytes, in the midst of a character; the request then hung."""
     source = LLMatcher.grammar_from_json_schema({"type": "string", "minLength": "🙂" * 30})
