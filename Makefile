@@ -32,7 +32,7 @@ clients: .venv-clients/.installed  ## install the client packages of tests/e2e/c
 	@touch $@
 
 serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)
-	@$(BIN)/python -m app.cli.main serve $(CONFIG)
+	@$(BIN)/python -m app.cli.entry serve $(CONFIG)
 
 # Test files run in parallel, one per core (at most 8); tests that start a server run one at a time.
 test: $(STAMP)  ## run all tests, including those that start a server; not those that need a GPU or take minutes

@@ -1,0 +1,24 @@
+"""The program `antiphon`: runs `app.cli.main`, and ends quietly if Ctrl-C comes before that handles it.
+
+Its imports take a tenth of a second, in which Python would print a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+
+EXIT_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run one command and return its exit status."""
+    try:
+        from app.cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
