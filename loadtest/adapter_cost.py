@@ -3,22 +3,24 @@
     python -m loadtest.adapter_cost --url http://127.0.0.1:8000 --streams 8 --repeats 3
     python -m loadtest.adapter_cost --url ours=http://127.0.0.1:8000 --url peer=http://127.0.0.1:9000 --adapters 1,8
 
-Starts no server. Uses the first base model that each server lists, and its adapters. Prompts are new in every round, so
-that no cache favors a case. With more requests than streams, each stream sends one after another. Figures are medians
-over the rounds.
+Starts no server. Uses the first base model that each server lists, and its adapters; of several servers, no more than
+the one with the fewest has. Prompts are new in every round, so that no cache favors a case. With more requests than
+streams, each stream sends one after another. Figures are medians over the rounds. Failed requests are counted in the
+table, with their messages below it.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from math import nan
 from statistics import median
 
 import gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
 
-from loadtest.compare import SETTLE_S, named_url
-from loadtest.measure import Summary, summarise
+from loadtest.compare import SETTLE_S, at_least_1, named_url, refuse_twice
+from loadtest.measure import Exchange, Summary, summarise
 from loadtest.stream_client import ServedModel, StreamClient, StreamError
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, mixed_lengths, token_ask, token_prompt
@@ -26,16 +28,16 @@ from loadtest.workloads import TokenRange, mixed_lengths, token_ask, token_promp
 COLUMNS = ("adapters in use", "server", "output tokens/s", "of no adapter", "TTFT p50 ms", "TPOT p50 ms", "errors")
 
 
-def base_and_adapters(served: Sequence[ServedModel]) -> tuple[str, ...]:
-    """Return the names of the first base model and of all its adapters.
+def base_and_adapters(served: Sequence[ServedModel], server: str) -> tuple[str, ...]:
+    """Return the names of a server's first base model and of all its adapters.
 
     Raises:
-        SystemExit: it has no adapters.
+        SystemExit: there is no base model, or it has no adapters.
     """
-    base = next(model.name for model in served if model.parent is None)
+    base = next((model.name for model in served if model.parent is None), None)
     adapters = tuple(model.name for model in served if model.parent == base)
-    if not adapters:
-        raise SystemExit(f"loadtest.adapter_cost: {base} has no adapters at this server")
+    if base is None or not adapters:
+        raise SystemExit(f"loadtest.adapter_cost: {server} lists no adapters of {base or 'any model'}")
     return base, *adapters
 
 
@@ -54,7 +56,7 @@ def cases(counts: str | None, streams: int, most: int) -> list[int]:
 
 def one_round(
     client: StreamClient, models: Sequence[str], *, streams: int, requests: int, name: str, ids: TokenRange
-) -> Summary:
+) -> list[Exchange]:
     """Send requests, `streams` at once, 32 to 512 tokens in and 16 to 256 out, the same lengths in every round."""
     asks = [
         token_ask(
@@ -65,7 +67,8 @@ def one_round(
         )
         for place, (prompt_tokens, answer_tokens) in enumerate(mixed_lengths(requests, seed=requests))
     ]
-    return summarise(Pool(streams).map(client.ask, asks), label=name, users=streams)
+    exchanges: list[Exchange] = Pool(streams).map(client.ask, asks)
+    return exchanges
 
 
 def table(rounds_by_case: dict[int, dict[str, list[Summary]]]) -> str:
@@ -75,7 +78,8 @@ def table(rounds_by_case: dict[int, dict[str, list[Summary]]]) -> str:
     for case, rounds_by_server in rounds_by_case.items():
         for server, rounds in rounds_by_server.items():
             rate = median(one.output_tokens_per_s for one in rounds)
-            share = rate / base_by_server.setdefault(server, rate)
+            base = base_by_server.setdefault(server, rate)
+            share = rate / base if base else nan
             times = (median(one.ttft_ms.p50 for one in rounds), median(one.tpot_ms.p50 for one in rounds))
             errors = str(sum(one.num_errors for one in rounds))
             rows.append([str(case or "none"), server, number(rate), number(share), *map(number, times), errors])
@@ -86,23 +90,26 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_cost", description=__doc__)
     parser.add_argument("--url", action="append", required=True, help="[name=]http://host:port; once for each server")
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--requests", type=int, help="in a round; default: one per stream")
+    parser.add_argument("--streams", type=at_least_1, default=8)
+    parser.add_argument("--requests", type=at_least_1, help="in a round; default: one per stream")
     parser.add_argument("--adapters", help="how many to use in each case; default: one, and one per stream")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=at_least_1, default=3)
     parser.add_argument("--first-id", type=int, default=300, help="prompts are drawn from token ids [first, last)")
     parser.add_argument("--last-id", type=int, default=1000)
     options = parser.parse_args()
     ids = TokenRange(start=options.first_id, end=options.last_id)
-    clients = {name: StreamClient(url, concurrency=options.streams) for name, url in map(named_url, options.url)}
+    servers = [*map(named_url, options.url)]
+    refuse_twice([name for name, _ in servers])
+    clients = {name: StreamClient(url, concurrency=options.streams) for name, url in servers}
     names_by_server = {}
     for server, client in clients.items():
         try:
-            names_by_server[server] = base_and_adapters(client.models())
+            names_by_server[server] = base_and_adapters(client.models(), server)
         except (OSError, StreamError) as failure:
             raise SystemExit(f"loadtest.adapter_cost: {server} does not answer ({failure})") from failure
     counts = cases(options.adapters, options.streams, min(map(len, names_by_server.values())) - 1)
     rounds: dict[int, dict[str, list[Summary]]] = {count: {server: [] for server in clients} for count in counts}
+    errors: set[str] = set()
     # The first round loads the adapters and is discarded.
     for repeat in range(options.repeats + 1):
         for count, found_by_server in rounds.items():
@@ -118,8 +125,11 @@ def main() -> None:
                     ids=ids,
                 )
                 if repeat:
-                    found_by_server[server].append(found)
+                    label = f"adapters in use: {count or 'none'}"
+                    found_by_server[server].append(summarise(found, label=label, users=options.streams))
+                    errors |= {f"{server}, {label}: {one.error}" for one in found if one.error}
     print(table(rounds))
+    print("".join(f"\n{error}" for error in sorted(errors)))
 
 
 if __name__ == "__main__":

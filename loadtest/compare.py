@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from statistics import median
+from urllib.parse import urlsplit
 
 import gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent.event import Event  # type: ignore[import-untyped, unused-ignore]
@@ -230,47 +231,77 @@ def compare(
     return Comparison(cell_by_server_by_row=cells, errors=tuple(sorted(errors)))
 
 
+def at_least_1(text: str) -> int:
+    """Parse a number of repetitions, streams or requests."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
 def named_url(text: str) -> tuple[str, str]:
     """Parse `name=url`, or a URL alone, which is its own name.
 
     Raises:
         SystemExit: the text is neither.
     """
-    name, separator, url = text.partition("=")
+    name, _, url = text.partition("=")
     if "://" in name:
-        return text, text
-    if not separator or "://" not in url:
+        name = url = text
+    if not _is_http(url):
         raise SystemExit(f"loadtest: --url wants name=http://host:port, not {text!r}")
     return name, url
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False  # the port is no number
+
+
+def refuse_twice(names: Sequence[str]) -> None:
+    """Refuse two servers of one name, whose figures could not be told apart.
+
+    Raises:
+        SystemExit: a name is there twice.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise SystemExit(f"loadtest: --url: two servers are named {name!r}; give each its own: --url name=URL")
 
 
 def find_server(text: str, model: str | None) -> Server:
     """Ask the server of a `named_url` for its first base model, unless `model` is given.
 
     Raises:
-        SystemExit: the text is no such URL, or the server does not answer.
+        SystemExit: the text is no such URL, or the server does not answer or lists no base model.
     """
     name, url = named_url(text)
     try:
         models = StreamClient(url).models()
     except (OSError, StreamError) as failure:
         raise SystemExit(f"loadtest.compare: {name} does not answer at {url} ({failure})") from failure
-    bases = [served.name for served in models if served.parent is None]
-    return Server(name=name, url=url, model=model or bases[0])
+    model = model or next((served.name for served in models if served.parent is None), None)
+    if model is None:
+        raise SystemExit(f"loadtest.compare: {name} lists no base model; name the model with --model")
+    return Server(name=name, url=url, model=model)
 
 
 def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.compare", description=__doc__)
-    parser.add_argument("--url", action="append", required=True, help="name=http://host:port; give it once for each")
+    parser.add_argument("--url", action="append", required=True, help="[name=]http://host:port; once for each server")
     parser.add_argument("--model", help="model to ask everywhere; default: the first base model that a server lists")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=at_least_1, default=2)
     parser.add_argument("--first-id", type=int, default=300, help="prompts are drawn from token ids [first, last)")
     parser.add_argument("--last-id", type=int, default=1000)
     parser.add_argument("--respect-eos", action="store_true", help="for servers that do not know `ignore_eos`")
     parser.add_argument("--words-of", help="send text: words that the tokenizer in this folder has one token for")
     options = parser.parse_args()
     servers = [find_server(text, options.model) for text in options.url]
+    refuse_twice([server.name for server in servers])
     ids = TokenRange(start=options.first_id, end=options.last_id)
     words = single_token_words(options.words_of) if options.words_of else ()
     found = compare(servers, repeats=options.repeats, ids=ids, ignore_eos=not options.respect_eos, words=words)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from loadtest import adapter_cost
 from loadtest.adapter_cost import base_and_adapters, cases, one_round, table
+from loadtest.measure import summarise
 from loadtest.stream_client import ServedModel, StreamClient
 from loadtest.workloads import TokenRange
 from tests.loadtest.scripted_server import answer, scripted_server
@@ -18,9 +20,10 @@ def served(adapters: int) -> list[ServedModel]:
 
 
 def test_the_first_base_model_is_asked_with_its_own_adapters() -> None:
-    assert base_and_adapters(served(2)) == ("base", "a0", "a1")
-    with pytest.raises(SystemExit, match="base has no adapters"):
-        base_and_adapters(served(0))
+    assert base_and_adapters(served(2), "ours") == ("base", "a0", "a1")
+    for models, words in ((served(0), "ours lists no adapters of base"), ([], "ours lists no adapters of any model")):
+        with pytest.raises(SystemExit, match=words):
+            base_and_adapters(models, "ours")
 
 
 def test_by_default_one_adapter_and_as_many_as_streams_are_used() -> None:
@@ -42,9 +45,26 @@ def test_a_round_asks_every_model_and_the_table_relates_it_to_the_base() -> None
 
     with scripted_server(script) as url:
         client = StreamClient(url, concurrency=2)
-        found = one_round(client, ["a0", "a1"], streams=2, requests=4, name="r", ids=TokenRange())
+        exchanges = one_round(client, ["a0", "a1"], streams=2, requests=4, name="r", ids=TokenRange())
+    found = summarise(exchanges, label="r", users=2)
     assert sorted(asked) == ["a0", "a0", "a1", "a1"]
     assert found.num_errors == 0
     lines = table({0: {"ours": [found]}, 2: {"ours": [found]}}).splitlines()
     assert [[cell.strip() for cell in line.split("|")[1:3]] for line in lines[2:]] == [["none", "ours"], ["2", "ours"]]
     assert [line.split("|")[4].strip() for line in lines[2:]] == ["1.00", "1.00"]
+
+
+def test_a_server_that_fails_every_request_has_a_row_and_its_errors_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The division by no tokens ended the run with a traceback, which did not say what had failed."""
+    monkeypatch.setattr(adapter_cost, "SETTLE_S", 0)
+    with scripted_server(lambda body: (400, b'{"error": {"message": "too long"}}')) as url:
+        monkeypatch.setattr("sys.argv", ["adapter_cost", "--url", f"ours={url}", "--streams", "2", "--repeats", "1"])
+        adapter_cost.main()
+    table, _, errors = capsys.readouterr().out.partition("\n\n")
+    assert [[line.split("|")[place].strip() for place in (1, 4, 7)] for line in table.splitlines()[2:]] == [
+        ["none", "-", "2"],
+        ["1", "-", "2"],
+    ]
+    assert errors.splitlines() == [f"ours, adapters in use: {used}: HTTP 400: too long" for used in ("1", "none")]

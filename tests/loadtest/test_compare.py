@@ -13,15 +13,17 @@ from loadtest.compare import (
     Comparison,
     Prompts,
     Server,
+    at_least_1,
     compare,
     find_server,
     long_arrival,
+    refuse_twice,
     shared_prefix,
     with_ratio,
 )
 from loadtest.stream_client import StreamClient
 from loadtest.workloads import TokenRange
-from tests.loadtest.scripted_server import answer, scripted_server
+from tests.loadtest.scripted_server import MODELS, answer, scripted_server
 
 IDS = TokenRange()
 PROMPTS = Prompts(model="base", round_name="r", ids=IDS, ignore_eos=True)
@@ -118,14 +120,37 @@ def test_the_base_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_url_and_a_dead_server_are_said() -> None:
-    with pytest.raises(SystemExit, match="name=http"):
-        find_server("ours", None)
+    for wrong in ("ours", "127.0.0.1:8000", "a=ftp://h:1", "http://h:x", "http://"):
+        with pytest.raises(SystemExit, match="name=http"):
+            find_server(wrong, None)
     with scripted_server() as url:
         pass
     with pytest.raises(SystemExit, match="ours does not answer"):
         find_server(f"ours={url}", None)
     with pytest.raises(SystemExit, match=f"{url} does not answer"):
         find_server(url, None)
+
+
+def test_a_server_without_a_base_model_wants_its_model_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "data", [])
+    with scripted_server() as url:
+        with pytest.raises(SystemExit, match="ours lists no base model"):
+            find_server(f"ours={url}", None)
+        assert find_server(f"ours={url}", "m").model == "m"
+
+
+def test_two_servers_of_one_name_are_refused() -> None:
+    """One of them was asked twice, and the other never."""
+    refuse_twice(["a", "b"])
+    with pytest.raises(SystemExit, match="named 'a'"):
+        refuse_twice(["a", "b", "a"])
+
+
+def test_a_number_of_repetitions_is_at_least_1() -> None:
+    assert at_least_1("1") == 1
+    for wrong in ("0", "-1", "x"):
+        with pytest.raises(ValueError, match=wrong):
+            at_least_1(wrong)
 
 
 def test_the_module_starts_nobody() -> None:
