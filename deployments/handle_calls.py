@@ -14,6 +14,8 @@ from engine.errors import OverloadError, RequestError
 
 UNREACHED = (RayError, RayServeException, TimeoutError)
 """Errors raised if an actor is gone or does not answer in time."""
+UNAVAILABLE = (*UNREACHED, UnavailableError)
+"""Errors raised if an actor cannot do the work now: it is unreached, or its disk is full."""
 
 
 def unwrap(error: BaseException) -> BaseException:

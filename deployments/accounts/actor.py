@@ -68,7 +68,7 @@ class Accounts:
 
     async def record(self, records: Sequence[UsageRecord]) -> None:
         """Store records; they are on disk when this returns."""
-        await _on(self._recording, self._ledger.record, records)
+        await self._kept(self._ledger.record, records)
 
     async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
         """Add up records by tenant, model and adapter."""
@@ -100,7 +100,7 @@ class Accounts:
         return changed
 
     async def _kept(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ledger work that a client waits for; an unavailable disk or database is raised as `UnavailableError`."""
+        """Run ledger work; an unavailable disk or database is raised as `UnavailableError`."""
         with unavailable_on(*TROUBLES):
             return await _on(self._recording, work, *args, **kwargs)
 

@@ -26,7 +26,7 @@ from deployments.accounts.values import (
     UsageRecord,
     UsageTotal,
 )
-from deployments.handle_calls import UNREACHED, ask_actor
+from deployments.handle_calls import UNAVAILABLE, UNREACHED, ask_actor
 from deployments.timeline import Timeline, TraceSource, ask_traces
 from engine.request import RequestId
 
@@ -155,7 +155,7 @@ class Meter:
             try:
                 async with asyncio.timeout(RECORD_TIMEOUT_S):
                     await self._send_records()
-            except UNREACHED as error:
+            except UNAVAILABLE as error:
                 _logger.warning("usage records cannot be stored now: %s", error)
 
     async def adopt_orphans(self) -> bool:
@@ -166,7 +166,7 @@ class Meter:
                 for start in range(0, len(records), MAX_BATCH):
                     async with asyncio.timeout(RECORD_TIMEOUT_S):
                         await self._accounts.record.remote(records[start : start + MAX_BATCH])
-            except UNREACHED as error:
+            except UNAVAILABLE as error:
                 _logger.warning("records of a dead gateway cannot be stored yet: %s", error)
                 return False
             path.unlink(missing_ok=True)

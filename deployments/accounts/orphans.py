@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 
 from deployments.accounts.values import GATEWAY_LOST, UsageRecord
 from deployments.generation_calls import GenerationCall, TokenAddress
+from deployments.handle_calls import UNAVAILABLE
 
 _logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class OrphanRecorder:
         for _ in range(NUM_ATTEMPTS):
             try:
                 await self._send(records)
-            except (RayError, RayServeException) as error:
+            except UNAVAILABLE as error:
                 _logger.warning("%d records of a dead gateway cannot be stored yet: %s", len(records), error)
                 await asyncio.sleep(PAUSE_S)
             else:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
+from sqlalchemy.exc import OperationalError
 
 from deployments.accounts import meter as meter_module
 from deployments.accounts.actor import Accounts
@@ -159,6 +160,30 @@ async def test_what_is_left_at_the_end_is_told_or_kept_and_holds_nobody_up(
     meter.record(a_timeline("r4"))
     await meter.flush()
     assert meter.spool.num_pending == 1
+
+
+async def test_a_full_disk_of_the_accounts_ends_no_drain_and_its_records_wait(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve hands the accounts' own error over as it was raised: the server that stopped ended with its traceback,
+    and waited for the streams of no other gateway."""
+
+    def fail(*args: object) -> None:
+        raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
+
+    dead, meter = a_meter(handle, tmp_path, "dead"), a_meter(handle, tmp_path)
+    for each in (dead, meter):
+        each.record(a_timeline(each.spool._name))
+    assert dead.spool._file is not None
+    os.close(dead.spool._file)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "record", fail)
+        await meter.flush()
+        assert not await meter.adopt_orphans()
+    assert meter.spool.num_pending == 1
+    assert await meter.adopt_orphans()
+    await meter.flush()
+    assert (await meter.totals(UsageQuestion()))[0].num_requests == 2
 
 
 async def test_answers_at_once_are_those_of_all_gateways(handle: LocalHandle, tmp_path: Path) -> None:

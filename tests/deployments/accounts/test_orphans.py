@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError
 from deployments.accounts import orphans
 from deployments.accounts.orphans import OrphanRecorder, orphan_record
 from deployments.accounts.values import UsageRecord
+from deployments.errors import UnavailableError
 from deployments.generation_calls import GenerationCall, TokenAddress, UsageTag, pack_ids
 from engine.request import RequestId, SamplingParams
 
@@ -36,7 +37,7 @@ def test_a_record_counts_what_came_with_the_call_and_what_it_brought() -> None:
 async def test_it_is_sent_until_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphans, "PAUSE_S", 0.0)
     arrived: list[UsageRecord] = []
-    failures = iter([ActorDiedError(), ActorDiedError(), None])
+    failures = iter([ActorDiedError(), UnavailableError("The disk is full.", retry_after_s=5.0), None])
 
     async def send(records: Sequence[UsageRecord]) -> None:
         failure = next(failures)
