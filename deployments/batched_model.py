@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import Context
+from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-from ray import serve
 
 from engine.errors import EngineError
 
@@ -19,12 +21,25 @@ MAX_CALL_S = 60.0
 """A call that takes longer counts as hung."""
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting(Generic[Item, Result]):
+    """An item in no call yet, and the event loop's time at which it came."""
+
+    item: Item
+    result: asyncio.Future[Result]
+    came_s: float
+
+
 class BatchedModel(Generic[Item, Result]):
     """Batches calls to one model for one event loop; a base class for specific models.
+
+    Not `serve.batch`, which waits by the wall clock: set back by an hour, it held a batch for as long.
 
     Args:
         call: returns a result for each item, in order; blocks.
         what: name of the model, for messages.
+        max_batch: maximum number of items in a call.
+        batch_wait_s: seconds that an item waits for others to share a call.
     """
 
     def __init__(
@@ -42,14 +57,14 @@ class BatchedModel(Generic[Item, Result]):
         self._began_s: float | None = None
         # One thread: concurrent forward passes would compete for the same cores.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
-        # Not used as a decorator, which would share one queue among all instances and event loops.
-        self._together: Callable[[Item], Awaitable[Result]] = serve.batch(
-            max_batch_size=max_batch, batch_wait_timeout_s=batch_wait_s
-        )(self._batch)
+        self._max_batch, self._batch_wait_s = max_batch, batch_wait_s
+        self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self._is_full = asyncio.Event()
+        self._working: asyncio.Task[None] | None = None
 
     async def results(self, items: Sequence[Item]) -> list[Result]:
-        """Return a result for each item, in order."""
-        return list(await asyncio.gather(*(self._together(item) for item in items)))
+        """Return a result for each item, in order. Cancelling withdraws the items that are in no call yet."""
+        return list(await asyncio.gather(*map(self._asked, items)))
 
     async def trouble(self) -> str | None:
         """Return why no results come, or None if they do. Gateways call it."""
@@ -71,8 +86,51 @@ class BatchedModel(Generic[Item, Result]):
             return None
         return f"the {self._what} has been at one batch for {self._clock() - began_s:.0f} seconds"
 
-    async def _batch(self, items: list[Item]) -> list[Result]:
-        return list(await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, items))
+    def _asked(self, item: Item) -> asyncio.Future[Result]:
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting[Item, Result](item, loop.create_future(), loop.time())
+        self._waiting.append(waiting)
+        if len(self._waiting) >= self._max_batch:
+            self._is_full.set()
+        if self._working is None:
+            # In an empty context: it outlives the request that started it.
+            self._working = loop.create_task(self._work(), context=Context())
+        return waiting.result
+
+    async def _work(self) -> None:
+        """Call the model until no item waits."""
+        while self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._waiting[0].came_s + self._batch_wait_s):
+                    await self._is_full.wait()
+            batch = self._next_batch()
+            if batch:
+                await self._answer(batch)
+        self._working = None
+
+    def _next_batch(self) -> list[_Waiting[Item, Result]]:
+        """Take items for one call, without those that nobody waits for any more."""
+        batch: list[_Waiting[Item, Result]] = []
+        while self._waiting and len(batch) < self._max_batch:
+            waiting = self._waiting.popleft()
+            if not waiting.result.cancelled():
+                batch.append(waiting)
+        if len(self._waiting) < self._max_batch:
+            self._is_full.clear()
+        return batch
+
+    async def _answer(self, batch: list[_Waiting[Item, Result]]) -> None:
+        items = [waiting.item for waiting in batch]
+        call = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, items)
+        await asyncio.wait([call])
+        error = call.exception()
+        for place, waiting in enumerate(batch):
+            if waiting.result.done():
+                continue  # nobody waits for it any more
+            if error is not None:
+                waiting.result.set_exception(error)
+            else:
+                waiting.result.set_result(call.result()[place])
 
     def _timed(self, items: list[Item]) -> Sequence[Result]:
         self._began_s = self._clock()

@@ -8,12 +8,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from ray import serve
 from ray.exceptions import RayTaskError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -29,13 +27,6 @@ from tests.deployments.tiny_models import CONTEXT, write_cross_encoder, write_gu
 
 QUERY = "Which function returns the current directory?"
 DOCUMENTS = ("os.getcwd returns it.", "A bird.", "Return the current working directory. " * 6, "x", "")
-
-
-@pytest.fixture(autouse=True)
-def replica_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `serve.batch` asks of the replica that it runs in."""
-    context = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=100))
-    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray import serve
 
 from deployments.batched_model import MAX_CALL_S
 from deployments.classifiers.safety import Safety
@@ -35,13 +33,6 @@ class EchoClassifier:
         self.batches.append(list(texts))
         self.gate.wait(30)
         return [Verdict(score_by_hazard={}, flagged=("bad",) if "bad" in text else ()) for text in texts]
-
-
-@pytest.fixture(autouse=True)
-def replica_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `serve.batch` asks of the replica that it runs in."""
-    context = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=100))
-    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
 
 
 def local(classifier: EchoClassifier, **options: Any) -> Safety:

@@ -1,0 +1,84 @@
+"""Items that come together share a call, and none waits longer for others than it was told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+
+from deployments.batched_model import BatchedModel
+
+
+class Doubler:
+    """Doubles numbers, refuses a 13, notes its batches, and can be held in the middle of one."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, numbers: list[int]) -> Sequence[int]:
+        self.batches.append(numbers)
+        self.gate.wait(30)
+        if 13 in numbers:
+            raise ValueError("13")
+        return [2 * number for number in numbers]
+
+
+def a_model(call: Doubler, *, batch_wait_s: float = 0.0) -> BatchedModel[int, int]:
+    return BatchedModel(call, "doubler", max_batch=3, batch_wait_s=batch_wait_s)
+
+
+async def until_called(doubler: Doubler) -> None:
+    async with asyncio.timeout(30):
+        while not doubler.batches:
+            await asyncio.sleep(0.001)
+
+
+async def test_what_comes_together_is_called_together_up_to_the_bound() -> None:
+    doubler = Doubler()
+    # Full batches wait for nobody.
+    model = a_model(doubler, batch_wait_s=3600.0)
+    async with asyncio.timeout(30):
+        assert await asyncio.gather(model.results([1, 2]), model.results([3]), model.results([4, 5, 6])) == [
+            [2, 4],
+            [6],
+            [8, 10, 12],
+        ]
+    assert doubler.batches == [[1, 2, 3], [4, 5, 6]]
+    assert await model.results([]) == []
+
+
+async def test_a_clock_that_is_set_back_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an hour set back, a batch that was not full waited an hour: every answer was refused meanwhile."""
+    model = a_model(Doubler(), batch_wait_s=0.01)
+    monkeypatch.setattr(time, "time", count(1e9, -3600.0).__next__)
+    async with asyncio.timeout(30):
+        assert await model.results([1]) == [2]
+        assert await model.results([2, 3]) == [4, 6]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_called() -> None:
+    doubler = Doubler()
+    model = a_model(doubler)
+    doubler.gate.clear()
+    first = asyncio.create_task(model.results([1]))
+    await until_called(doubler)
+    left, stayed = (asyncio.create_task(model.results(numbers)) for numbers in ([2, 3, 4], [5]))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait({left})
+    doubler.gate.set()
+    assert await asyncio.gather(first, stayed) == [[2], [10]]
+    assert doubler.batches == [[1], [5]]
+
+
+async def test_a_call_that_fails_fails_its_own_items_only() -> None:
+    model = a_model(Doubler())
+    answers = await asyncio.gather(model.results([13]), model.results([1]), return_exceptions=True)
+    assert all(isinstance(answer, ValueError) for answer in answers)
+    assert await model.results([1]) == [2]
