@@ -48,7 +48,11 @@ class Registry:
     """
 
     async def __init__(self, config: RegistryConfig) -> None:  # type: ignore[misc]
-        """Open the store, register the declared adapters, and start watching drop-in folders. Awaited by Serve."""
+        """Open the store, register the declared adapters, and start watching drop-in folders. Awaited by Serve.
+
+        Raises:
+            ConfigError: the store is damaged, or its disk is full.
+        """
         begin_actor()
         store, files = await asyncio.to_thread(open_store, config)
         sources = AdapterSources(config.sources, max_bytes=config.max_source_bytes, timeout_s=config.source_timeout_s)
@@ -64,7 +68,11 @@ class Registry:
         self._handles: dict[str, DeploymentHandle] = {}
         self._telling = asyncio.Lock()
         self._told: Catalogue | None = None
-        await self._server.declare(config.declared_by_base, config.build)
+        try:
+            await self._server.declare(config.declared_by_base, config.build)
+        except sqlite3.Error as error:
+            reason = f"args.registry.folder: {config.store_path} cannot be written: {error}"
+            raise ConfigError(reason) from error
         self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
 
     async def catalogue(self, store: str, revision: int) -> Catalogue | None:

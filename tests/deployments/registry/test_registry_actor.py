@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,6 +200,19 @@ async def test_another_server_s_registry_leaves_the_files_of_the_first_alone(
     assert isinstance(first, AdapterStore)
     first.close()
     await actor.end(second)
+
+
+async def test_a_store_whose_disk_is_full_at_the_start_is_named(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was told of it was "database or disk is full", and there are three databases."""
+
+    def fail(*args: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(AdapterStore, "signatures", fail)
+    with pytest.raises(
+        ConfigError, match=r"args\.registry\.folder: .*sqlite cannot be written: database or disk is full"
+    ):
+        await actor.open(monkeypatch)
 
 
 def test_a_damaged_store_is_named(actor: Actor) -> None:
