@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from engine.config import ResolvedConfig
 from engine.errors import ConfigError
 from engine.kv_cache import KvCache
 from engine.loading.fingerprint import model_fingerprint
-from engine.tiers.disk_slots import DiskSlots
+from engine.tiers.disk_slots import DiskFullError, DiskSlots
 from engine.tiers.host_slots import HostSlots
 from engine.tiers.mover import TierMover
 from engine.tiers.slot_store import SlotStore
 from kernels import native
 from kernels.compiling import cache_folder
+
+_logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parents[2]
 
@@ -35,7 +38,8 @@ def open_tiers(
         outlives: whether a later engine with the same checkpoint has the same weights.
 
     Raises:
-        ConfigError: memory cannot be allocated, or the folder of the disk tier cannot be used.
+        ConfigError: memory cannot be allocated, or the folder of the disk tier cannot be used, other than for lack of
+            room.
     """
     device, block_bytes = torch.device(config.device), cache.block_bytes
     tiers: list[SlotStore] = []
@@ -47,7 +51,11 @@ def open_tiers(
         title = hashlib.sha256(f"{os.path.abspath(config.model_path)} {_numbers(config)}".encode()).hexdigest()[:16]
         num_slots = config.kv_disk_bytes // block_bytes
         fingerprint = _fingerprint(config) if outlives else secrets.token_hex()
-        tiers.append(DiskSlots(folder, title, fingerprint, num_slots=num_slots, block_bytes=block_bytes))
+        try:
+            tiers.append(DiskSlots(folder, title, fingerprint, num_slots=num_slots, block_bytes=block_bytes))
+        except DiskFullError as error:
+            # As when the disk fills up later, the engine does without. A replica must start nevertheless.
+            _logger.warning("without a tier on disk until the next start: %s", error)
     return TierMover(cache, tiers, device, on_done) if tiers else None
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from adapters.errors import FULL_DISK
 from engine.cache.prefix_index import BlockName
 from engine.errors import ConfigError
 from engine.ports import KeptBlock
@@ -34,6 +35,10 @@ MAX_FILES = 64
 """The most engines that may share a folder: each has its own file."""
 
 
+class DiskFullError(ConfigError):
+    """There is no room for a new file."""
+
+
 class DiskSlots:
     """A `SlotStore` in one file of a folder, locked against other processes.
 
@@ -44,6 +49,7 @@ class DiskSlots:
 
     Raises:
         ConfigError: the folder cannot be written, or other engines use all `MAX_FILES` files.
+        DiskFullError: the disk is full.
     """
 
     def __init__(self, folder: Path, title: str, fingerprint: str, *, num_slots: int, block_bytes: int) -> None:
@@ -54,18 +60,28 @@ class DiskSlots:
         self._slots_at = self._records_at + -(-num_slots * RECORD.size // PAGE_BYTES) * PAGE_BYTES
         try:
             self._file = _open_first_free(folder, title)
-            if os.pread(self._file, HEADER.size, 0) != header:
-                os.ftruncate(self._file, 0)
-                os.pwrite(self._file, header, 0)
-            # Sparse: it takes disk space only for what has been written.
-            os.ftruncate(self._file, self._slots_at + num_slots * block_bytes)
-            records = os.pread(self._file, num_slots * RECORD.size, self._records_at)
+            try:
+                records = self._begin(header, num_slots)
+            except BaseException:
+                os.close(self._file)
+                raise
         except (OSError, OverflowError, MemoryError) as error:
             why = error.strerror if isinstance(error, OSError) else f"{num_slots} blocks are too many"
-            raise ConfigError(f"kv_disk_folder: {folder} cannot be used: {why}.") from error
+            is_full = isinstance(error, OSError) and error.errno in FULL_DISK
+            kind = DiskFullError if is_full else ConfigError
+            raise kind(f"kv_disk_folder: {folder} cannot be used: {why}.") from error
         self._sums: dict[int, int] = {}
         self._kept = sorted(self._parse(records), key=lambda kept: kept[0])
         self._sequence = self._kept[-1][0] if self._kept else 0
+
+    def _begin(self, header: bytes, num_slots: int) -> bytes:
+        """Make the file ready, emptied unless its header is `header`; return its records."""
+        if os.pread(self._file, HEADER.size, 0) != header:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, header, 0)
+        # Sparse: it takes disk space only for what has been written.
+        os.ftruncate(self._file, self._slots_at + num_slots * self._block_bytes)
+        return os.pread(self._file, num_slots * RECORD.size, self._records_at)
 
     def contents(self) -> list[KeptBlock]:
         """Return what the file held when it was opened; only the first call does, as the list may be large."""

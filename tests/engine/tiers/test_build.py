@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,19 @@ def num_kept(mover: TierMover) -> int:
 
 def test_nothing_is_opened_that_nobody_asks_for() -> None:
     assert open_tiers(a_config(), a_cache(), lambda: None, outlives=True) is None
+
+
+def test_a_full_disk_is_no_reason_not_to_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cache = a_cache()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", fail)
+        assert open_tiers(config_of(model, cache), cache, lambda: None, outlives=True) is None
+    # The file is not locked any more.
+    store_one(opened(config_of(model, cache), cache))
+    assert len(list((model.parent / "kv").iterdir())) == 1
 
 
 def test_the_host_comes_before_the_disk(model: Path) -> None:
