@@ -92,7 +92,7 @@ class BatchedModel(Generic[Item, Result]):
         self._waiting.append(waiting)
         if len(self._waiting) >= self._max_batch:
             self._is_full.set()
-        if self._working is None:
+        if self._working is None or self._working.done():
             # In an empty context: it outlives the request that started it.
             self._working = loop.create_task(self._work(), context=Context())
         return waiting.result
@@ -106,7 +106,6 @@ class BatchedModel(Generic[Item, Result]):
             batch = self._next_batch()
             if batch:
                 await self._answer(batch)
-        self._working = None
 
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         """Take items for one call, without those that nobody waits for any more."""

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from kernels import native
+from kernels.native import NativeKernels
 from tests.interpreter.prepare import prepare
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would every server that a test starts and
@@ -29,6 +31,15 @@ if not torch.cuda.is_available() and find_spec("triton") is not None:
 
 # Threads that spin at barriers make products as small as those of most tests many times slower on a busy machine.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def kernels() -> NativeKernels:
+    """The CPU kernels, compiled once for all tests."""
+    found = native.load()
+    if found is None:
+        pytest.skip("there is no C++ compiler here")
+    return found
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from engine.cpu.native_lora import PanelAdapter, table_of
+from engine.cpu.native_lora import PanelAdapter, padded_rank, table_of
 from engine.lora import AdapterSegment, LoraBatch, cut_segments, entry_of, num_entries, product_entry
 from kernels.experts.reference import Part
 from kernels.program import Pool
@@ -30,9 +30,7 @@ class CalledLora(LoraBatch):
         self._table = table_of(segments)
         adapters = [segment.weights for segment in segments if isinstance(segment.weights, PanelAdapter)]
         self._changed = frozenset[int]().union(*(adapter.changed for adapter in set(adapters)))
-        most = max((adapter.max_rank for adapter in adapters), default=0)
-        # Rounded up to even: the kernels pad the shrunk rows of an odd rank by one number.
-        self._max_rank = most + most % 2
+        self._max_rank = padded_rank(max((adapter.max_rank for adapter in adapters), default=0))
 
     def multiply(
         self,

@@ -121,6 +121,11 @@ def _laid_out(extras: Extras) -> Extras:
     return Extras(columns=extras.columns, matrices=own)
 
 
+def padded_rank(rank: int) -> int:
+    """Return the width of a shrunk row: the kernels pad that of an odd rank by one number."""
+    return rank + rank % 2
+
+
 class NativeLora:
     """`LoraProducts` that record themselves; `fill` sets the adapters of each step.
 
@@ -132,8 +137,7 @@ class NativeLora:
     def __init__(self, program: Program, dtype: torch.dtype, max_rank: int, counts: torch.Tensor) -> None:
         self._program = program
         self._dtype = dtype
-        # Rounded up to even: the kernels pad the shrunk rows of an odd rank by one number.
-        self._max_rank = max_rank + max_rank % 2
+        self._max_rank = padded_rank(max_rank)
         self._numbers = counts.numpy()
         self._count, self._whole_count, self._sample_count, self._expert_count = (counts[i : i + 1] for i in range(4))
 

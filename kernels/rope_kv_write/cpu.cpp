@@ -52,21 +52,14 @@ template <typename T>
 static void store_values(const T *x, int64_t stride, int64_t count, int64_t dim, int64_t row, T *panels) {
     constexpr int64_t step = Depth<T>::step;
     for (int64_t i = 0; i < dim; i += COLUMNS, panels += COLUMNS * COLUMNS) {
-        int64_t n = 0;
-        while (n < count) {
+        for (int64_t n = 0, rows; n < count; n += rows) {
             // All rows of one step together, if there are as many.
-            const bool is_whole = (row + n) % step == 0 && n + step <= count;
-            const int64_t rows = is_whole ? step : 1;
+            rows = (row + n) % step == 0 && n + step <= count ? step : 1;
             const T *from = x + n * stride + i;
             T *to = panels + in_panel<T>(row + n, 0);
-            if (is_whole)
-                for (int64_t c = 0; c < COLUMNS; c++)
-                    for (int64_t r = 0; r < step; r++)
-                        to[c * step + r] = from[r * stride + c];
-            else
-                for (int64_t c = 0; c < COLUMNS; c++)
-                    to[c * step] = from[c];
-            n += rows;
+            for (int64_t c = 0; c < COLUMNS; c++)
+                for (int64_t r = 0; r < rows; r++)
+                    to[c * step + r] = from[r * stride + c];
         }
     }
 }

@@ -49,7 +49,7 @@ class Server:
                 sys.executable,
                 "-u",
                 "-m",
-                "app.cli.main",
+                "app.cli.entry",
                 "serve",
                 str(config),
                 "--ready-timeout-s",

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 def start(config: Path) -> subprocess.CompletedProcess[str]:
     """Start a server that is not expected to come up."""
-    command = [sys.executable, "-m", "app.cli.main", "serve", str(config)]
+    command = [sys.executable, "-m", "app.cli.entry", "serve", str(config)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 

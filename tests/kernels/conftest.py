@@ -1,4 +1,4 @@
-"""The CPU kernels, compiled once for all tests, and a pool of threads to run them."""
+"""A pool of threads to run the CPU kernels, and what several of their tests need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import compiling, native
+from kernels import compiling
+from kernels.native import NativeKernels
 from kernels.program import Pool
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -18,11 +19,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 @pytest.fixture(scope="session")
-def pool() -> Pool:
+def pool(kernels: NativeKernels) -> Pool:
     """Three threads: more than a small machine has, so that they take turns."""
-    kernels = native.load()
-    if kernels is None:
-        pytest.skip("there is no C++ compiler here")
     return Pool(kernels, 3)
 
 

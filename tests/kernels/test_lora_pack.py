@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import native
 from kernels.lora_pack.launch import Packing
 from kernels.lora_pack.launch import lora_pack as pack_all
 from kernels.lora_pack.reference import Form, lora_pack
@@ -12,14 +11,6 @@ from kernels.packed_linear.reference import to_panels
 from tests.kernels.conftest import DTYPES
 
 FILE_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
-
-@pytest.fixture
-def kernels() -> NativeKernels:
-    found = native.load()
-    if found is None:
-        pytest.skip("there is no C++ compiler here")
-    return found
 
 
 def test_a_factor_and_gains_are_multiplied_in_before_the_number_is_rounded() -> None:

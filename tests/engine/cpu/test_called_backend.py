@@ -14,18 +14,15 @@ from engine.decoder.model_spec import KvShape
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
 from engine.kv_cache import KvCache
-from kernels import native
 from kernels.gated_activation.reference import Activation
+from kernels.native import NativeKernels
 from kernels.program import Pool
 
 KV_HEADS, HEADS, HEAD_DIM, BLOCK_TOKENS, NUM_BLOCKS = 2, 4, 16, 16, 8
 
 
 @pytest.fixture
-def pool() -> Pool:
-    kernels = native.load()
-    if kernels is None:
-        pytest.skip("no C++ compiler")
+def pool(kernels: NativeKernels) -> Pool:
     return Pool(kernels, 2)
 
 

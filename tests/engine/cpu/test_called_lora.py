@@ -13,7 +13,6 @@ from engine.cpu.called_lora import CalledLora
 from engine.cpu.native_lora import PanelAdapter
 from engine.errors import EngineError
 from engine.lora import ENTRIES, AdapterSegment, LoraBatch
-from kernels import native
 from kernels.native import NativeKernels
 from kernels.program import Pool
 
@@ -27,14 +26,6 @@ TARGETS: Sequence[tuple[int, Sequence[str]]] = (
 )
 """Ranks and modules of three adapters, in layer 1 of two."""
 SPANS = ((0, 1), (1, 2), (2, 30))
-
-
-@pytest.fixture
-def kernels() -> NativeKernels:
-    found = native.load()
-    if found is None:
-        pytest.skip("no C++ compiler")
-    return found
 
 
 def adapter(rank: int, modules: Sequence[str], dtype: torch.dtype) -> RawAdapter:
