@@ -144,7 +144,7 @@ class Replica:
                 block_tokens=CHUNK_TOKENS,
                 landmark_blocks=1,
                 prefill_tokens_per_s=PREFILL_TOKENS_PER_S / (1 + min(1.0, num_open / ROWS) / 2),
-                step_s=TOKEN_S,
+                step_s=TOKEN_S * (1 + min(1.0, num_open / ROWS)),
                 turnover_s=150 * 2 * TOKEN_S / ROWS,
                 adapter_load_s=ADAPTER_LOAD_S,
                 is_whole=is_whole,

@@ -3,7 +3,8 @@
 A replica's cost is the expected time to the first token (`deployments.routing.estimate`) plus the delay for later
 requests: a share of the prefill work, which is wasted if a prefix is recomputed, and their wait if one of the last rows
 is taken. Costs that differ by less than the estimate's accuracy count as equal. Among equals, rendezvous hashing of the
-prompt decides, so that gateways with equal knowledge choose alike, but never for a replica much fuller than another.
+prompt decides, so that gateways with equal knowledge choose alike, unless one of them has fewer rows taken: a short
+prefix that all chats share must not draw a burst of them to one replica, where each token would take longer.
 
     an adapter's homes: the first n replicas by its own rendezvous hash, n by its rate (`deployments.routing.demand`)
 
@@ -32,8 +33,8 @@ from engine.request import RequestId
 EQUAL_S = 0.003
 EQUAL_SHARE = 0.1
 """Costs above the least by no more than the larger of `EQUAL_S` and this share of the least count as equal."""
-MAX_UNEVENNESS = 0.25
-"""Among equals, a replica is not chosen if its occupancy exceeds the lowest by more than this."""
+MAX_UNEVENNESS = 0.02
+"""Among equals, a replica is not chosen if its occupancy exceeds the lowest by more than this: a row of 64."""
 WORK_SHARE = 0.5
 """Share of a prompt's prefill time that counts as its cost to later requests."""
 FOREIGN_LOAD = 2.0

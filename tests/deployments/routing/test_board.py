@@ -56,6 +56,14 @@ def test_a_burst_with_one_prefix_stays_together_and_one_without_is_spread() -> N
     assert sorted(different) == ["a", "a", "a", "b", "b", "b"]
 
 
+def test_a_burst_that_shares_only_a_short_prefix_is_spread() -> None:
+    """Each prompt begins with the same block, which takes a millisecond to compute."""
+    rows = {"max_running": 64, "prefill_tokens_per_s": 16_000.0}
+    board = board_with(report_of("a", **rows, landmarks_added=[7]), report_of("b", **rows))
+    chosen = [board.choose(Asked(request_id=f"{i}", num_tokens=24, block_marks=[7]), AB, 0.0)[0] for i in range(8)]
+    assert 3 <= chosen.count("a") <= 5
+
+
 def test_two_gateways_choose_the_same_for_what_nobody_has() -> None:
     boards = [board_with(report_of("a"), report_of("b"), report_of("c")) for _ in range(2)]
     for i in range(20):
