@@ -54,7 +54,8 @@ _HEAD = "node:__internal_head__"
 """Ray resource that only the head node has."""
 _GATEWAY_REQUESTS = 4096
 _TOKENIZER_REQUESTS = 256
-_SAFETY_REQUESTS = 256
+_SAFETY_REQUESTS = 1024
+"""More than gateways admit: its own queue knows which texts are urgent, and Serve's does not."""
 _RERANKER_REQUESTS = 64
 
 

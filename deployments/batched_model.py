@@ -58,13 +58,19 @@ class BatchedModel(Generic[Item, Result]):
         # One thread: concurrent forward passes would compete for the same cores.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
         self._max_batch, self._batch_wait_s = max_batch, batch_wait_s
+        self._urgent: deque[_Waiting[Item, Result]] = deque()
         self._waiting: deque[_Waiting[Item, Result]] = deque()
         self._is_full = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
 
-    async def results(self, items: Sequence[Item]) -> list[Result]:
-        """Return a result for each item, in order. Cancelling withdraws the items that are in no call yet."""
-        return list(await asyncio.gather(*map(self._asked, items)))
+    async def results(self, items: Sequence[Item], *, is_urgent: bool = False) -> list[Result]:
+        """Return a result for each item, in order. Cancelling withdraws the items that are in no call yet.
+
+        Args:
+            is_urgent: these items go before all that are not.
+        """
+        queue = self._urgent if is_urgent else self._waiting
+        return list(await asyncio.gather(*(self._asked(item, queue) for item in items)))
 
     async def trouble(self) -> str | None:
         """Return why no results come, or None if they do. Gateways call it."""
@@ -86,12 +92,11 @@ class BatchedModel(Generic[Item, Result]):
             return None
         return f"the {self._what} has been at one batch for {self._clock() - began_s:.0f} seconds"
 
-    def _asked(self, item: Item) -> asyncio.Future[Result]:
+    def _asked(self, item: Item, queue: deque[_Waiting[Item, Result]]) -> asyncio.Future[Result]:
         loop = asyncio.get_running_loop()
         waiting = _Waiting[Item, Result](item, loop.create_future(), loop.time())
-        self._waiting.append(waiting)
-        if len(self._waiting) >= self._max_batch:
-            self._is_full.set()
+        queue.append(waiting)
+        self._note_size()
         if self._working is None or self._working.done():
             # In an empty context: it outlives the request that started it.
             self._working = loop.create_task(self._work(), context=Context())
@@ -99,9 +104,10 @@ class BatchedModel(Generic[Item, Result]):
 
     async def _work(self) -> None:
         """Call the model until no item waits."""
-        while self._waiting:
+        while queues := [queue for queue in (self._urgent, self._waiting) if queue]:
+            oldest_s = min(queue[0].came_s for queue in queues)
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(self._waiting[0].came_s + self._batch_wait_s):
+                async with asyncio.timeout_at(oldest_s + self._batch_wait_s):
                     await self._is_full.wait()
             batch = self._next_batch()
             if batch:
@@ -110,13 +116,20 @@ class BatchedModel(Generic[Item, Result]):
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         """Take items for one call, without those that nobody waits for any more."""
         batch: list[_Waiting[Item, Result]] = []
-        while self._waiting and len(batch) < self._max_batch:
-            waiting = self._waiting.popleft()
-            if not waiting.result.cancelled():
-                batch.append(waiting)
-        if len(self._waiting) < self._max_batch:
-            self._is_full.clear()
+        for queue in (self._urgent, self._waiting):
+            while queue and len(batch) < self._max_batch:
+                waiting = queue.popleft()
+                if not waiting.result.cancelled():
+                    batch.append(waiting)
+        self._note_size()
         return batch
+
+    def _note_size(self) -> None:
+        """Set whether a call can be filled."""
+        if len(self._urgent) + len(self._waiting) >= self._max_batch:
+            self._is_full.set()
+        else:
+            self._is_full.clear()
 
     async def _answer(self, batch: list[_Waiting[Item, Result]]) -> None:
         items = [waiting.item for waiting in batch]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.actor_process import begin_actor
+from deployments.actor_process import begin_actor, settle
 from deployments.batched_model import BatchedModel
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
@@ -38,6 +38,7 @@ class Reranker(BatchedModel[Pair, PairScore | RequestError]):
             # Warm-up: the first pass is many times slower, and no request should wait for it.
             encoder.score([Pair("The first pair", "that it scores.", "", config.max_tokens)])
         super().__init__(encoder.score, "reranker", max_batch=config.max_batch, batch_wait_s=config.batch_wait_s)
+        settle()
 
     async def score(self, pairs: Sequence[Pair]) -> list[PairScore]:
         """Return the score of each pair, in order.

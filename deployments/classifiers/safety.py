@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.actor_process import begin_actor
+from deployments.actor_process import begin_actor, settle
 from deployments.batched_model import BatchedModel
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
@@ -52,18 +52,19 @@ class Safety(BatchedModel[str, Verdict]):
             batch_wait_s=config.batch_wait_s,
             clock=clock,
         )
+        settle()
 
-    async def judge(self, texts: Sequence[str]) -> list[Verdict]:
-        """Return a verdict on each text, in order. Errors as in `Classifier.check`."""
+    async def judge(self, texts: Sequence[str], is_urgent: bool = False) -> list[Verdict]:
+        """Return a verdict on each text, in order; urgent ones first. Errors as in `Classifier.check`."""
         for text in texts:
             self._classifier.check(text)
-        return await self.results(texts)
+        return await self.results(texts, is_urgent=is_urgent)
 
 
-async def ask_safety(handle: DeploymentHandle, texts: Sequence[str]) -> list[Verdict]:
+async def ask_safety(handle: DeploymentHandle, texts: Sequence[str], is_urgent: bool) -> list[Verdict]:
     """Return the deployment's verdict on each text, in order.
 
     Cancelling withdraws the texts: a classifier that judged what nobody waits for any more would never catch up.
     """
-    verdicts: list[Verdict] = await until_answered(handle.judge.remote(texts))
+    verdicts: list[Verdict] = await until_answered(handle.judge.remote(texts, is_urgent))
     return verdicts

@@ -12,10 +12,10 @@ from functools import partial
 from itertools import groupby
 
 from deployments.config import SafetyConfig
+from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import ChatPrompt, Moderated, Moderation, Verdict
 from deployments.stream.harmony import without_signs
 from deployments.stream.screening import OutputScreen
-from deployments.stream.stream_handler import Judge
 from deployments.timeline import Recorder
 from deployments.tokenizer.text_codec import texts_in
 from deployments.waits import patiently
@@ -34,7 +34,7 @@ class AnswerSafety:
     """
 
     def __init__(
-        self, policy: SafetyConfig | None, asked: Moderation | None, *, judge: Judge, recorder: Recorder
+        self, policy: SafetyConfig | None, asked: Moderation | None, *, judge: AnswerJudge, recorder: Recorder
     ) -> None:
         self._policy = policy
         self._asked = None if policy is None else asked
@@ -82,7 +82,7 @@ class AnswerSafety:
         with self._recorder.stage("safety of the answer"):
             # Be patient: failing the stream would discard what has been computed.
             texts = list(map(without_signs, windows))
-            verdicts = await patiently(partial(self._judge, texts), OUTPUT_PATIENCE_S)
+            verdicts = await patiently(partial(self._judge, texts, is_running=True), OUTPUT_PATIENCE_S)
         self._output += verdicts
         return verdicts
 
@@ -97,13 +97,13 @@ class AnswerSafety:
             return None
         if not self._output and text:
             with self._recorder.stage("safety of the answer"):
-                self._output += await self._found([without_signs(text)])
+                self._output += await self._found([without_signs(text)], is_running=True)
         return Moderated(input=await verdict, output=worst(self._output))
 
-    async def _found(self, texts: Sequence[str]) -> Sequence[Verdict]:
+    async def _found(self, texts: Sequence[str], *, is_running: bool = False) -> Sequence[Verdict]:
         """Judge texts that cannot be blocked; a failure becomes a verdict with an error, and the answer goes on."""
         try:
-            return await self._judge(texts) if texts else ()
+            return await self._judge(texts, is_running=is_running) if texts else ()
         except (RequestError, OverloadError, EngineError) as error:
             return (Verdict(score_by_hazard={}, flagged=(), error=str(error)),)
 

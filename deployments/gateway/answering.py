@@ -23,6 +23,7 @@ from deployments.gateway.resumption import Resumption
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.gateway.token_masks import check_some_are_left, check_token_ids
 from deployments.gateway.token_scores import check_prompt_scores, scored, scored_prompt
+from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import (
     CallDelta,
     ChatPrompt,
@@ -41,7 +42,7 @@ from deployments.generation import (
 from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
 from deployments.stream.harmony import HarmonyParts
-from deployments.stream.stream_handler import Judge, StreamHandler
+from deployments.stream.stream_handler import StreamHandler
 from deployments.timeline import Recorder
 from deployments.waits import side_by_side
 from engine.errors import EngineError, GrammarError, RequestError
@@ -66,7 +67,7 @@ class Answer:
         adapter: AdapterRef | None,
         *,
         safety: SafetyConfig | None,
-        judge: Judge,
+        judge: AnswerJudge,
         max_resumes: int,
         metrics: GatewayMetrics,
         recorder: Recorder,
@@ -75,6 +76,7 @@ class Answer:
         self._request = request
         self._model = model
         self._adapter = adapter
+        self._flow = (adapter, request.tenant)
         self._safety = AnswerSafety(safety, request.moderation, judge=judge, recorder=recorder)
         self._max_resumes = max_resumes
         self._metrics = metrics
@@ -97,7 +99,7 @@ class Answer:
             async with asyncio.timeout(self._left_s(deadline_s)):
                 with self._recorder.stage("tokenize"):
                     self._prompt_ids, predicted = await side_by_side(
-                        (self._encode(), prediction_ids(self._model, self._request.prediction))
+                        (self._encode(), prediction_ids(self._model, self._request.prediction, self._flow))
                     )
                 self._recorder.timeline.num_prompt_tokens = len(self._prompt_ids)
                 # Only a reasoning model needs to know how the prompt ends.
@@ -105,7 +107,8 @@ class Answer:
                 shape = shape_of(self._request, self._model.dialect, tail)
                 call = self._call(deadline_s, shape, await shape.grammar(), await self._dry_penalty())
                 call = replace(call, prediction_ids=pack_ids(predicted))
-                refused = await self._refused(verdict) if self._safety.is_first else None
+                # A verdict that is there by now saves the engine's work.
+                refused = await self._refused(verdict) if self._safety.is_first or verdict.done() else None
             if refused is not None:
                 for refusal in self._refusal(refused):
                     yield refusal
@@ -135,7 +138,7 @@ class Answer:
         if isinstance(prompt, TokenPrompt):
             token_ids = prompt.token_ids
         else:
-            token_ids = await self._model.encode_patiently(prompt)
+            token_ids = await self._model.encode_patiently(prompt, self._flow)
         # Checked for encoded text too: a tokenizer may have more tokens than the model.
         check_vocabulary(token_ids, self._model.config.vocab_size, field=self._prompt_field)
         return token_ids

@@ -17,10 +17,10 @@ from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
 from deployments.errors import ReplicaLostError
 from deployments.gateway.served_model import ServedModel, check_vocabulary
+from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
 from deployments.pooled import EmbeddingRequest, Embeddings
-from deployments.stream.stream_handler import Judge
 from deployments.timeline import Recorder
 from deployments.waits import patiently, side_by_side
 from engine.errors import EngineError, RequestError
@@ -46,7 +46,7 @@ class Embedding:
         adapter: AdapterRef | None,
         *,
         safety: SafetyConfig | None,
-        judge: Judge,
+        judge: AnswerJudge,
         max_resumes: int,
         recorder: Recorder,
     ) -> None:
@@ -105,7 +105,7 @@ class Embedding:
         else:
             try:
                 async with self._room:
-                    token_ids = await self._model.encode_patiently(prompt)
+                    token_ids = await self._model.encode_patiently(prompt, (self._adapter, self._request.tenant))
             except RequestError as error:
                 # The tokenizer's message calls every text "prompt".
                 message = error.message.replace("prompt", f"'{field}'", 1)

@@ -6,7 +6,6 @@ The routes are injected (`create_app`), so this package does not depend on them;
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -24,14 +23,12 @@ from adapters.catalogue import Catalogue
 from adapters.identity import AdapterDigest
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
-from deployments.actor_process import begin_actor
+from deployments.actor_process import begin_actor, settle
 from deployments.batches.client import BatchClient
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.channel.token_channel import ChannelListener
 from deployments.classifiers.reranking import Rerankers
-from deployments.classifiers.safety import Safety, ask_safety
 from deployments.config import GatewayConfig, TracingConfig
-from deployments.errors import UnavailableError
 from deployments.exposition import FamilyText
 from deployments.gateway.answer_log import AnswerLog
 from deployments.gateway.answering import Answer
@@ -42,8 +39,10 @@ from deployments.gateway.front_gate import FrontGate
 from deployments.gateway.inside import answer_inside
 from deployments.gateway.overview import Overview
 from deployments.gateway.resumption import TokenSource
+from deployments.gateway.room import Room
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.gateway.served_names import ServedNames
+from deployments.gateway.verdicts import Verdicts
 from deployments.generation import (
     ChatPrompt,
     EndReason,
@@ -56,22 +55,17 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_vector, reached
+from deployments.handles import ChannelSource, HandleSource, ask_vector, reached
 from deployments.logs import log_answer, log_prompt
 from deployments.metrics import GatewayMetrics, gateway_families
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.registry.adapter_directory import AdapterDirectory
 from deployments.routing.watch import ReplicaWatch
-from deployments.stream.stream_handler import Judge
 from deployments.timeline import Timeline
 from deployments.tokenizer.tokenizer import LocalTokenizer, ask_tokenizer, build_codecs
-from engine.errors import EngineError, OverloadError, RequestError
 
 if TYPE_CHECKING:
     from deployments.tracing import TraceWriter
-
-_logger = logging.getLogger(__name__)
-
 
 Asked = TypeVar("Asked", GenerationRequest, EmbeddingRequest, RerankRequest)
 
@@ -111,11 +105,11 @@ class Gateway:
         self._create_app = create_app
         self._handles = models
         self._tokenizer_handle = tokenizer
-        self._safety_handle = safety
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
         self.adapters = AdapterDirectory(config.models, models, registry)
         self._names = ServedNames(config, self.adapters, self._rerankers)
         self._metrics = GatewayMetrics(config.slo, models)
+        self._verdicts = Verdicts(config.safety, safety)
         self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
         self._overview = Overview(models, parts)
@@ -128,7 +122,6 @@ class Gateway:
         self._traced: TraceWriter | None = None
         self._served: dict[str, ServedModel] = {}
         self._searches = WeakValueDictionary[str, SharedSearch]()
-        self._classify: Judge | None = None
         self._listener: ChannelListener | None = None
         self.batches = None if batches is None else BatchClient(batches)
         self._app: ASGIApp | None = None
@@ -137,17 +130,18 @@ class Gateway:
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Start what needs the event loop and return the application. Serve calls it once, before any request."""
         # The classifier first: loading tokenizers hides torch from transformers unless torch is already imported.
-        self._classify = await self._classifier()
+        await self._verdicts.start()
         codecs = await asyncio.to_thread(build_codecs, self._config.models)
         handle = self._tokenizer_handle
         encode = LocalTokenizer(codecs).encode if handle is None else partial(ask_tokenizer, handle)
-        sources = await self._sources()
+        sources, room = await self._sources(), Room()
         self._served = {
             model.name: ServedModel(
                 config=model,
                 codec=codecs[model.name],
                 dialect=dialect_of(model, codecs[model.name]),
                 encode=partial(reached, "tokenizer", partial(encode, model.name)),
+                room=room,
                 source=sources[model.name],
                 pool=partial(ask_vector, self._handles[model.name]),
             )
@@ -160,6 +154,7 @@ class Gateway:
         if self.meter is not None:
             await self.meter.start()
         self._app = self._create_app(self)
+        settle()
         return self._app
 
     async def answer_inside(self, call: InsideCall) -> InsideAnswer:
@@ -204,7 +199,7 @@ class Gateway:
                 model,
                 target.adapter,
                 safety=self._config.safety,
-                judge=self._judge,
+                judge=partial(self._verdicts.of_answer, flow),
                 max_resumes=self._config.max_resumes,
                 metrics=self._metrics,
                 recorder=recorder,
@@ -226,7 +221,7 @@ class Gateway:
                 self._served[target.model],
                 target.adapter,
                 safety=self._config.safety,
-                judge=self._judge,
+                judge=partial(self._verdicts.of_answer, (target.adapter, request.tenant)),
                 max_resumes=self._config.max_resumes,
                 recorder=recorder,
             )
@@ -265,14 +260,7 @@ class Gateway:
             RequestError: there is no classifier, or it cannot take these texts.
             OverloadError: it cannot be reached in time, or is overloaded.
         """
-        if self._classify is None or self._config.safety is None:
-            raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
-        try:
-            async with asyncio.timeout(self._config.safety.timeout_s):
-                return await reached("safety classifier", partial(self._classify, texts))
-        except TimeoutError as error:
-            message = f"The safety classifier gave no verdict within {self._config.safety.timeout_s:g} seconds."
-            raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+        return await self._verdicts.of(texts)
 
     async def rerank(self, request: RerankRequest) -> Reranking:
         """Return how well each document answers its query; raises the same errors as `generate`."""
@@ -350,24 +338,6 @@ class Gateway:
         if request.timeout_s is not None:
             return request
         return replace(request, timeout_s=self._config.default_timeout_s)
-
-    async def _judge(self, texts: Sequence[str]) -> Sequence[Verdict]:
-        """Judge texts of a generation; if the classifier cannot, raise if `fails_closed`, else let them pass."""
-        try:
-            return await self.moderate(texts)
-        except (OverloadError, EngineError) as error:
-            assert self._config.safety is not None
-            if self._config.safety.fails_closed:
-                raise
-            _logger.warning("%d texts pass without moderation: %s", len(texts), error)
-            return [Verdict(score_by_hazard={}, flagged=(), error=str(error)) for _ in texts]
-
-    async def _classifier(self) -> Judge | None:
-        if self._config.safety is None:
-            return None
-        if self._safety_handle is not None:
-            return partial(ask_safety, self._safety_handle)
-        return (await asyncio.to_thread(Safety, self._config.safety)).judge
 
     async def _sources(self) -> Mapping[str, TokenSource]:
         if self._config.channel.transport == "handle":

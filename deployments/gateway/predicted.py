@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.generation import PREDICTION_FIELD, TextPrompt
 from engine.errors import RequestError
 
 
-async def prediction_ids(model: ServedModel, text: str) -> Sequence[int]:
+async def prediction_ids(model: ServedModel, text: str, flow: Hashable) -> Sequence[int]:
     """Return the token ids of a prediction; empty for an empty text.
 
     Raises:
@@ -20,7 +20,7 @@ async def prediction_ids(model: ServedModel, text: str) -> Sequence[int]:
         return ()
     field = PREDICTION_FIELD
     try:
-        token_ids = await model.encode_patiently(TextPrompt(text=text, has_special_tokens=False))
+        token_ids = await model.encode_patiently(TextPrompt(text=text, has_special_tokens=False), flow)
     except RequestError as error:
         raise RequestError(f"'{field}' is refused: {error.message}", field=field) from None
     check_vocabulary(token_ids, model.config.vocab_size, field=field)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from deployments.config import ModelConfig
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.resumption import TokenSource
+from deployments.gateway.room import Room
 from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.tokenizer.text_codec import TextCodec
@@ -22,18 +23,28 @@ INPUT_PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One base model as a gateway sees it; `encode` may be a call to another process, and `pool` is one."""
+    """One base model as a gateway sees it; `encode` may be a call to another process, and `pool` is one.
+
+    Attributes:
+        room: places at the tokenizer, for all models together.
+    """
 
     config: ModelConfig
     codec: TextCodec
     dialect: Dialect
     encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
+    room: Room
     source: TokenSource
     pool: Callable[[GenerationCall], Awaitable[GenerationResult]]
 
-    async def encode_patiently(self, prompt: ChatPrompt | TextPrompt) -> Sequence[int]:
-        """Return the token ids of a prompt, if need be from the successor of a tokenizer that has died."""
-        return await patiently(partial(self.encode, prompt), INPUT_PATIENCE_S)
+    async def encode_patiently(self, prompt: ChatPrompt | TextPrompt, flow: Hashable) -> Sequence[int]:
+        """Return the token ids of a prompt, if need be from the successor of a tokenizer that has died.
+
+        Args:
+            flow: takes turns with other flows if many prompts wait.
+        """
+        async with self.room.place(flow):
+            return await patiently(partial(self.encode, prompt), INPUT_PATIENCE_S)
 
     def closed(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with sampling parameters that it leaves open set to the model's defaults."""

@@ -11,7 +11,7 @@ from ray import serve
 
 from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
-from deployments.actor_process import begin_actor
+from deployments.actor_process import begin_actor, settle
 from deployments.channel.token_channel import ChannelDialer
 from deployments.config import AdapterCacheConfig, ChannelConfig, ModelConfig
 from deployments.exposition import FamilyText, write
@@ -59,6 +59,7 @@ class ModelReplica(ReplicaServer):
             name=ReplicaName(config.name, serve.get_replica_context().replica_id.unique_id),
         )
         self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)
+        settle()
 
     async def adapter_places(self) -> tuple[str, dict[AdapterDigest, str]]:
         """Return the replica's id, and where each adapter resides on it."""

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.actor_process import begin_actor
+from deployments.actor_process import begin_actor, settle
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ChatPrompt, TextPrompt
@@ -87,6 +87,7 @@ class Tokenizer:
     def __init__(self, models: tuple[ModelConfig, ...]) -> None:
         begin_actor()
         self._tokenizer = LocalTokenizer(build_codecs(models))
+        settle()
 
     async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
         """Return packed token ids."""

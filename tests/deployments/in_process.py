@@ -213,7 +213,7 @@ class Judge:
         self.calls: list[Response] = []
         self.judge = Method(self._called)
 
-    def _called(self, texts: Sequence[str]) -> Response:
+    def _called(self, texts: Sequence[str], is_urgent: bool) -> Response:
         self.calls.append(Response(self._judge(texts)))
         return self.calls[-1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RaySystemError
 
 from deployments import actor_process
-from deployments.actor_process import MAX_MISSES, begin_actor, end_when_forgotten
+from deployments.actor_process import GC_THRESHOLD, MAX_MISSES, begin_actor, end_when_forgotten, settle
 
 
 def looks_before_the_end(*known: bool) -> int:
@@ -57,3 +58,17 @@ def test_only_who_is_told_so_is_forgotten(
 def test_outside_of_an_actor_nothing_is_watched() -> None:
     begin_actor()
     assert "watch" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_what_an_actor_has_loaded_is_exempt_from_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, thresholds = gc.get_freeze_count(), gc.get_threshold()
+    settle()
+    assert gc.get_freeze_count() == before
+    monkeypatch.setattr(actor_process, "_actor_name", lambda: "SERVE_REPLICA::a#b#c")
+    try:
+        settle()
+        assert gc.get_freeze_count() > before
+        assert gc.get_threshold()[0] == GC_THRESHOLD
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

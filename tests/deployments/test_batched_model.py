@@ -77,6 +77,19 @@ async def test_what_nobody_waits_for_any_more_is_not_called() -> None:
     assert doubler.batches == [[1], [5]]
 
 
+async def test_what_is_urgent_goes_first() -> None:
+    doubler = Doubler()
+    model = a_model(doubler)
+    doubler.gate.clear()
+    first = asyncio.create_task(model.results([1]))
+    await until_called(doubler)
+    calls = [asyncio.create_task(model.results([2, 3, 4])), asyncio.create_task(model.results([5, 6], is_urgent=True))]
+    await asyncio.sleep(0)
+    doubler.gate.set()
+    assert await asyncio.gather(first, *calls) == [[2], [4, 6, 8], [10, 12]]
+    assert doubler.batches == [[1], [5, 6, 2], [3, 4]]
+
+
 async def test_a_call_that_fails_fails_its_own_items_only() -> None:
     model = a_model(Doubler())
     answers = await asyncio.gather(model.results([13]), model.results([1]), return_exceptions=True)

@@ -35,7 +35,7 @@ class ScriptedJudge:
         self.texts: list[str] = []
         self.failure: Exception | None = None
 
-    async def __call__(self, texts: Sequence[str]) -> list[Verdict]:
+    async def __call__(self, texts: Sequence[str], *, is_running: bool = False) -> list[Verdict]:
         if self.failure is not None:
             raise self.failure
         self.texts += texts

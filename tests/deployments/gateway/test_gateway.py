@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -306,6 +306,29 @@ async def test_alongside_nothing_is_shown_before_the_verdict(gateway: OpenGatewa
     assert isinstance(end, Finished)
     assert end.refusal
     await serving.replicas.until_idle()
+
+
+async def test_alongside_a_verdict_that_is_there_in_time_saves_the_engines_work(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    judge = Judge("Where")
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", mode="alongside"))
+    served = opened._served["chat"]
+
+    async def encode(prompt: ChatPrompt | TextPrompt) -> Sequence[int]:
+        while not judge.calls:
+            await asyncio.sleep(0.001)
+        await asyncio.wait([judge.calls[0].task])
+        # The verdict needs some rounds of the event loop.
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return await served.encode(prompt)
+
+    opened._served["chat"] = replace(served, encode=encode)
+    *_, end = await events_of(opened, ask())
+    assert isinstance(end, Finished)
+    assert end.refusal
+    assert serving.replicas.calls == []
 
 
 async def test_a_flagged_answer_is_cut_before_the_window_that_was_flagged(gateway: OpenGateway) -> None:

@@ -1,0 +1,85 @@
+"""The safety classifier as one gateway asks it: within a time limit, and for a bounded number of inputs at a time.
+
+Texts of running answers need no place and go first, because they hold back what has been computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import Protocol
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.classifiers.safety import Safety, ask_safety
+from deployments.config import SafetyConfig
+from deployments.errors import UnavailableError
+from deployments.gateway.room import Room
+from deployments.generation import Verdict
+from deployments.handles import RETRY_AFTER_S, reached
+from engine.errors import EngineError, OverloadError, RequestError
+
+_logger = logging.getLogger(__name__)
+
+
+class AnswerJudge(Protocol):
+    """Judges texts of one answer."""
+
+    async def __call__(self, texts: Sequence[str], *, is_running: bool = False) -> Sequence[Verdict]:
+        """Return the verdict on each text; `is_running` if the model has written them."""
+        ...
+
+
+class Verdicts:
+    """Verdicts for one gateway.
+
+    Args:
+        config: None if there is no classifier.
+        handle: None to run it in the gateway's own process.
+    """
+
+    def __init__(self, config: SafetyConfig | None, handle: DeploymentHandle | None) -> None:
+        self._config = config
+        self._handle = handle
+        self._classify: Callable[[Sequence[str], bool], Awaitable[Sequence[Verdict]]] | None = None
+        self._room = Room()
+
+    async def start(self) -> None:
+        """Load the classifier, or find its deployment."""
+        if self._handle is not None:
+            self._classify = partial(ask_safety, self._handle)
+        elif self._config is not None:
+            self._classify = (await asyncio.to_thread(Safety, self._config)).judge
+
+    async def of(self, texts: Sequence[str], flow: Hashable = None) -> Sequence[Verdict]:
+        """Return the verdict on each text, in order.
+
+        Raises:
+            RequestError: there is no classifier, or it cannot take these texts.
+            OverloadError: it cannot be reached in time, or is overloaded.
+        """
+        async with self._room.place(flow):
+            return await self._found(texts, is_urgent=False)
+
+    async def of_answer(self, flow: Hashable, texts: Sequence[str], *, is_running: bool = False) -> Sequence[Verdict]:
+        """Like `of`, for texts of a generation: if the classifier cannot, they pass unless `fails_closed`."""
+        try:
+            return await (self._found(texts, is_urgent=True) if is_running else self.of(texts, flow))
+        except (OverloadError, EngineError) as error:
+            assert self._config is not None
+            if self._config.fails_closed:
+                raise
+            _logger.warning("%d texts pass without moderation: %s", len(texts), error)
+            return [Verdict(score_by_hazard={}, flagged=(), error=str(error)) for _ in texts]
+
+    async def _found(self, texts: Sequence[str], *, is_urgent: bool) -> Sequence[Verdict]:
+        if self._classify is None or self._config is None:
+            raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                return await reached("safety classifier", partial(self._classify, texts, is_urgent))
+        except TimeoutError as error:
+            message = f"The safety classifier gave no verdict within {self._config.timeout_s:g} seconds."
+            raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error

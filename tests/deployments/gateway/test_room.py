@@ -1,0 +1,94 @@
+"""Who gets a place when: up to the bound at once, flows in turns, and no place is lost to those who leave."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.gateway.room import Room
+
+
+class Visits:
+    """Callers that stay in a room until they are told to go."""
+
+    def __init__(self, num_places: int) -> None:
+        self.room = Room(num_places)
+        self.inside: list[str] = []
+        self.most = 0
+        self._go: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def come(self, name: str) -> None:
+        """A caller of the flow that the name's first letter says."""
+        self._go[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._visit(name))
+        await asyncio.sleep(0)
+
+    async def leave(self, name: str) -> None:
+        self._go[name].set()
+        await self._tasks[name]
+        await asyncio.sleep(0)
+
+    async def cancel(self, name: str) -> None:
+        self._tasks[name].cancel()
+        with suppress(asyncio.CancelledError):
+            await self._tasks[name]
+        await asyncio.sleep(0)
+
+    async def _visit(self, name: str) -> None:
+        async with self.room.place(name[0]):
+            self.inside.append(name)
+            self.most = max(self.most, len(self.inside))
+            try:
+                await self._go[name].wait()
+            finally:
+                self.inside.remove(name)
+
+
+async def test_flows_take_turns_and_each_keeps_its_order() -> None:
+    visits = Visits(1)
+    for name in ("a1", "a2", "a3", "a4", "b1", "b2"):
+        await visits.come(name)
+    seen = []
+    while visits.inside:
+        (name,) = visits.inside
+        seen.append(name)
+        await visits.leave(name)
+    assert seen == ["a1", "a2", "b1", "a3", "b2", "a4"]
+
+
+async def test_one_that_is_cancelled_as_it_gets_its_place_passes_it_on() -> None:
+    visits = Visits(1)
+    for name in ("a1", "a2", "a3"):
+        await visits.come(name)
+    # Both in one round of the event loop: the place is a2's before it learns that it is cancelled.
+    visits._go["a1"].set()
+    await asyncio.sleep(0)
+    await visits.cancel("a2")
+    assert visits.inside == ["a3"]
+
+
+@given(st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["come", "leave", "cancel"]), st.integers(0, 9))))
+def test_all_places_are_used_and_none_is_lost(num_places: int, moves: list[tuple[str, int]]) -> None:
+    async def run() -> None:
+        visits, here = Visits(num_places), list[str]()
+        for number, (move, which) in enumerate(moves):
+            if move == "come":
+                here.append(f"{'abc'[which % 3]}{number}")
+                await visits.come(here[-1])
+            elif move == "cancel" and here:
+                await visits.cancel(here.pop(which % len(here)))
+            elif move == "leave" and visits.inside:
+                name = visits.inside[which % len(visits.inside)]
+                here.remove(name)
+                await visits.leave(name)
+            assert len(visits.inside) == min(num_places, len(here))
+        for name in here:
+            await visits.cancel(name)
+        assert visits.most <= num_places
+        assert visits.room._num_free == num_places
+
+    asyncio.run(run())

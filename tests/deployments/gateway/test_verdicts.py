@@ -1,0 +1,75 @@
+"""A gateway asks its classifier about a bounded number of inputs at a time, and about running answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from deployments.config import SafetyConfig
+from deployments.errors import UnavailableError
+from deployments.gateway.room import NUM_PLACES
+from deployments.gateway.verdicts import Verdicts
+from deployments.generation import Verdict
+from engine.errors import RequestError
+from tests.deployments.in_process import Response
+
+
+class HeldJudge:
+    """The handle of a classifier that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bool]] = []
+        self.gate = asyncio.Semaphore(0)
+        self.judge = self
+
+    def remote(self, texts: Sequence[str], is_urgent: bool) -> Response:
+        self.asked += [(text, is_urgent) for text in texts]
+        return Response(self._judged(texts))
+
+    async def _judged(self, texts: Sequence[str]) -> list[Verdict]:
+        await self.gate.acquire()
+        return [Verdict(score_by_hazard={}, flagged=()) for _ in texts]
+
+
+async def opened(judge: HeldJudge, timeout_s: float) -> Verdicts:
+    verdicts = Verdicts(SafetyConfig(model_path="unused", timeout_s=timeout_s), judge)  # type: ignore[arg-type]
+    await verdicts.start()
+    return verdicts
+
+
+async def until_asked(judge: HeldJudge, count: int) -> None:
+    async with asyncio.timeout(30):
+        while len(judge.asked) < count:
+            await asyncio.sleep(0.001)
+
+
+async def test_inputs_wait_for_a_place_and_running_answers_do_not() -> None:
+    """All at once, each waited for all, until every one's time was up: of 4,000 requests in 8 s, 424 were answered."""
+    judge = HeldJudge()
+    verdicts = await opened(judge, timeout_s=3600.0)
+    count = 2 * NUM_PLACES
+    inputs = [asyncio.create_task(verdicts.of_answer("flow", [f"{i}"])) for i in range(count)]
+    await until_asked(judge, NUM_PLACES)
+    window = asyncio.create_task(verdicts.of_answer("flow", ["window"], is_running=True))
+    await until_asked(judge, NUM_PLACES + 1)
+    assert judge.asked[-1] == ("window", True)
+    assert not any(is_urgent for _, is_urgent in judge.asked[:-1])
+    for _ in range(count + 1):
+        judge.gate.release()
+    await asyncio.gather(window, *inputs)
+    assert [text for text, _ in judge.asked if text != "window"] == [f"{i}" for i in range(count)]
+
+
+async def test_the_time_limit_is_the_classifiers_own_and_ends_a_call_that_hangs() -> None:
+    verdicts = await opened(HeldJudge(), timeout_s=0.01)
+    with pytest.raises(UnavailableError, match=r"no verdict within 0\.01 seconds"):
+        await verdicts.of(["text"])
+
+
+async def test_without_a_classifier_there_are_no_verdicts() -> None:
+    verdicts = Verdicts(None, None)
+    await verdicts.start()
+    with pytest.raises(RequestError, match="no safety classifier"):
+        await verdicts.of(["text"])
