@@ -5,10 +5,15 @@ notice that the client disconnects, and the answer is computed to the end.
 
 It uses TCP keepalive. A machine that loses power or its network closes no connection: without keepalive, streams from
 its gateways hang for as long as their clients wait.
+
+It waits longer for a gateway's answer to a health check: an overloaded gateway may need a second to see one, and if it
+counted as down, none would be left. Where none is left or one is lost, the client gets an error in OpenAI's format that
+says so, and not Serve's plain 500.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -25,6 +30,7 @@ _ADDED = (
     (
         re.compile(r"^defaults$", re.MULTILINE),
         """defaults
+    timeout check 3s
     option srvtcpka
     srvtcpka-idle 5s
     srvtcpka-intvl 2s
@@ -38,6 +44,13 @@ _ADDED = (
     (re.compile(r"^( +server \S+ \S+)", re.MULTILINE), r"\1 tcp-ut 15s"),
 )
 """Silent gateways are given up after fifteen seconds; clients, who may be far away, after two minutes."""
+_ERRORFILE = re.compile(r"^( +errorfile) (50[234]) .*$", re.MULTILINE)
+_ERRORS = {
+    "502": ("Bad Gateway", None, "The gateway was lost before it answered."),
+    "503": ("Service Unavailable", "server_overloaded", "No gateway is available."),
+    "504": ("Gateway Timeout", "timeout", "The gateway did not answer in time."),
+}
+"""Reason, code and message by status. For broken HTTP, HAProxy has a page that cannot be replaced."""
 
 
 def main() -> None:
@@ -47,7 +60,7 @@ def main() -> None:
 
 
 def _watching(arguments: Sequence[str]) -> list[str]:
-    """Return arguments that name a copy of the configuration, beside it, with keepalive; unchanged if that fails."""
+    """Return arguments that name a copy of the configuration, beside it, with our options; unchanged if that fails."""
     changed = list(arguments)
     if "-f" in changed[:-1]:
         place = changed.index("-f") + 1
@@ -57,10 +70,28 @@ def _watching(arguments: Sequence[str]) -> list[str]:
             text = path.read_text(encoding="utf-8")
             for pattern, replacement in _ADDED:
                 text = pattern.sub(replacement, text)
+            text = _ERRORFILE.sub(lambda found: f"{found[1]} {found[2]} {_error_file(path.parent, found[2])}", text)
             copy = path.with_name(f"{path.name}.watching")
             copy.write_text(text, encoding="utf-8")
             changed[place] = str(copy)
     return changed
+
+
+def _error_file(folder: Path, status: str) -> Path:
+    """Write an answer of HAProxy's own, headers included, and return its path."""
+    reason, code, message = _ERRORS[status]
+    body = json.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
+    lines = [
+        f"HTTP/1.1 {status} {reason}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "retry-after: 1",
+        "",
+        body,
+    ]
+    path = folder / f"{status}.http"
+    path.write_text("\r\n".join(lines), encoding="ascii", newline="")
+    return path
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Hashable
 from contextlib import asynccontextmanager
 
-NUM_PLACES = 64
-"""Enough to keep several replicas of a tokenizer or a classifier busy."""
+NUM_PLACES = 32
+"""A full batch of the classifier by default. What waits beyond it would only wait there instead, in one queue."""
 
 
 class Room:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import http.client
+import json
 import os
 import socket
 import subprocess
@@ -20,6 +22,7 @@ defaults
     mode http
     option abortonclose
     option splice-request
+    errorfile 503 /a/file/that/is/not/there
     timeout connect 5s
     timeout client 60s
     timeout server 60s
@@ -75,6 +78,18 @@ def test_a_gateway_whose_machine_is_gone_is_waited_for_no_longer_than_fifteen_se
                 idle, interval, count, timeout_ms = (connection.getsockopt(socket.SOL_TCP, name) for name in options)
                 assert idle + interval * count == 15
                 assert timeout_ms == 15_000
+
+
+@pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
+def test_without_a_gateway_the_answer_has_the_format_of_our_errors(tmp_path: Path) -> None:
+    """It was a plain "Internal Server Error", also under overload."""
+    front, back = free_ports(2)
+    with started(tmp_path, front, back), socket.create_connection(("127.0.0.1", wait_for(front)), WAIT_S) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        answer = http.client.HTTPResponse(client)
+        answer.begin()
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert json.load(answer)["error"]["code"] == "server_overloaded"
 
 
 @contextlib.contextmanager
