@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
 
@@ -53,20 +54,27 @@ class Verdicts:
         elif self._config is not None:
             self._classify = (await asyncio.to_thread(Safety, self._config)).judge
 
-    async def of(self, texts: Sequence[str], flow: Hashable = None) -> Sequence[Verdict]:
-        """Return the verdict on each text, in order.
+    async def of(self, texts: Sequence[str]) -> Sequence[Verdict]:
+        """Return the verdict on each text, in order. Waiting for a place counts towards the time limit.
 
         Raises:
             RequestError: there is no classifier, or it cannot take these texts.
             OverloadError: it cannot be reached in time, or is overloaded.
         """
-        async with self._room.place(flow):
-            return await self._found(texts, is_urgent=False)
+        async with self._limit(), self._room.place(None):
+            return await self._found(texts)
 
     async def of_answer(self, flow: Hashable, texts: Sequence[str], *, is_running: bool = False) -> Sequence[Verdict]:
-        """Like `of`, for texts of a generation: if the classifier cannot, they pass unless `fails_closed`."""
+        """Return the verdicts on texts of a generation: if the classifier cannot, they pass unless `fails_closed`.
+
+        Raises the same errors as `of`. The time limit begins once an input has its place.
+        """
         try:
-            return await (self._found(texts, is_urgent=True) if is_running else self.of(texts, flow))
+            if is_running:
+                async with self._limit():
+                    return await self._found(texts, is_urgent=True)
+            async with self._room.place(flow), self._limit():
+                return await self._found(texts)
         except (OverloadError, EngineError) as error:
             assert self._config is not None
             if self._config.fails_closed:
@@ -74,12 +82,17 @@ class Verdicts:
             _logger.warning("%d texts pass without moderation: %s", len(texts), error)
             return [Verdict(score_by_hazard={}, flagged=(), error=str(error)) for _ in texts]
 
-    async def _found(self, texts: Sequence[str], *, is_urgent: bool) -> Sequence[Verdict]:
-        if self._classify is None or self._config is None:
-            raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
+    @asynccontextmanager
+    async def _limit(self) -> AsyncGenerator[None, None]:
+        limit_s = None if self._config is None else self._config.timeout_s
         try:
-            async with asyncio.timeout(self._config.timeout_s):
-                return await reached("safety classifier", partial(self._classify, texts, is_urgent))
+            async with asyncio.timeout(limit_s):
+                yield
         except TimeoutError as error:
-            message = f"The safety classifier gave no verdict within {self._config.timeout_s:g} seconds."
+            message = f"The safety classifier gave no verdict within {limit_s:g} seconds."
             raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+
+    async def _found(self, texts: Sequence[str], *, is_urgent: bool = False) -> Sequence[Verdict]:
+        if self._classify is None:
+            raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
+        return await reached("safety classifier", partial(self._classify, texts, is_urgent))
