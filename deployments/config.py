@@ -92,6 +92,7 @@ class SafetyConfig:
     max_chars: int = 100_000
     benign_labels: tuple[str, ...] = ()
     num_threads: int = 1
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ class RerankerConfig:
     max_chars: int = 100_000
     timeout_s: float = 30.0
     num_threads: int = 1
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

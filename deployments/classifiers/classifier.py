@@ -22,7 +22,7 @@ MAX_OVERLAP_TOKENS = 64
 
 
 class Classifier:
-    """One checkpoint in memory, float32, on the CPU.
+    """One checkpoint in memory, on the CPU.
 
     Raises:
         CheckpointError: the folder has no complete safetensors checkpoint of a classifier.
@@ -31,7 +31,7 @@ class Classifier:
 
     def __init__(self, config: SafetyConfig) -> None:
         self._config = config
-        self._checkpoint = SequenceCheckpoint(config.model_path, num_threads=config.num_threads)
+        self._checkpoint = SequenceCheckpoint(config.model_path, num_threads=config.num_threads, dtype=config.dtype)
         self._labels = self._checkpoint.labels
         self._is_multi_label = _is_multi_label(self._checkpoint)
         check_labels(config, self._labels)

@@ -15,7 +15,7 @@ from engine.errors import CheckpointError, RequestError
 
 
 class CrossEncoder:
-    """One checkpoint in memory, float32, on the CPU.
+    """One checkpoint in memory, on the CPU.
 
     Raises:
         CheckpointError: the folder has no complete safetensors checkpoint with exactly one label.
@@ -23,7 +23,7 @@ class CrossEncoder:
 
     def __init__(self, config: RerankerConfig) -> None:
         self._config = config
-        self._checkpoint = SequenceCheckpoint(config.model_path, num_threads=config.num_threads)
+        self._checkpoint = SequenceCheckpoint(config.model_path, num_threads=config.num_threads, dtype=config.dtype)
         if len(self._checkpoint.labels) != 1:
             raise CheckpointError(
                 f"{config.model_path}: a cross-encoder has one label, and this one {len(self._checkpoint.labels)}"

@@ -26,7 +26,7 @@ _Network = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 
 
 class SequenceCheckpoint:
-    """One checkpoint, float32, on the CPU.
+    """One checkpoint in a dtype to compute in ("float32" or "bfloat16"), on the CPU.
 
     Attributes:
         labels: names of the logits, in order.
@@ -37,17 +37,18 @@ class SequenceCheckpoint:
         CheckpointError: the folder has no complete safetensors checkpoint of a classifier.
     """
 
-    def __init__(self, path: str, *, num_threads: int) -> None:
+    def __init__(self, path: str, *, num_threads: int, dtype: str) -> None:
         torch.set_num_threads(num_threads)
+        computed_in: torch.dtype = getattr(torch, dtype)
         _check_folder(path)
         spec = read_spec(path)
         if spec is not None:
-            self._network = _published(path, spec)
+            self._network = _published(path, spec, computed_in)
             self.labels, self.problem_type = list(spec.labels), spec.problem_type
             window = partial(window_of, MODEL_TYPE, spec.max_position_embeddings, None)
         else:
             config = _load_config(path)
-            self._network = _load_any(path)
+            self._network = _load_any(path, computed_in)
             self.labels = [config.id2label[i] for i in range(config.num_labels)]
             self.problem_type = config.problem_type
             positions: int | None = getattr(config, "max_position_embeddings", None)
@@ -62,7 +63,7 @@ class SequenceCheckpoint:
         Raises:
             EngineError: a logit is not finite.
         """
-        logits = self._network(self.tokenizer.padded(rows))
+        logits = self._network(self.tokenizer.padded(rows)).float()
         if not bool(torch.isfinite(logits).all()):
             # NaN would compare as harmless: better no answer than a wrong one.
             raise EngineError("The classifier's logits are not finite.")
@@ -76,8 +77,8 @@ def _check_folder(path: str) -> None:
         raise CheckpointError(f"{path}: there is no safetensors file, the only format that is read")
 
 
-def _published(path: str, spec: ModernBertSpec) -> _Network:
-    classifier = modern_bert.load(path, spec)
+def _published(path: str, spec: ModernBertSpec, dtype: torch.dtype) -> _Network:
+    classifier = modern_bert.load(path, spec, dtype)
     return lambda inputs: classifier.logits(inputs["input_ids"], inputs["attention_mask"])
 
 
@@ -91,7 +92,7 @@ def _load_config(path: str) -> PretrainedConfig:
         raise CheckpointError(f"{path}: not a classifier's checkpoint: {error}") from error
 
 
-def _load_any(path: str) -> _Network:
+def _load_any(path: str, dtype: torch.dtype) -> _Network:
     # Imported lazily: 0.1 GB of modules for generation, compilers and distributed execution.
     from transformers import AutoModelForSequenceClassification
 
@@ -101,7 +102,7 @@ def _load_any(path: str) -> _Network:
             trust_remote_code=False,
             local_files_only=True,
             use_safetensors=True,
-            dtype=torch.float32,
+            dtype=dtype,
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:

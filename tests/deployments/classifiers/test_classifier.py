@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from deployments.classifiers.classifier import Classifier
 from deployments.config import SafetyConfig
 from engine.errors import CheckpointError, ConfigError, EngineError, RequestError
+from tests.architecture.source_tree import ROOT
 from tests.deployments.tiny_models import write_tokenizer
 
 WINDOW = 32
@@ -80,6 +81,16 @@ def test_a_text_longer_than_the_window_counts_as_its_worst_part(make_folder: Mak
     assert whole >= min(alone)
     (again,) = judge.judge(["".join(parts) * 3])
     assert again.score_by_hazard["hate"] >= whole - 1e-6
+
+
+@pytest.mark.parametrize("is_bundled", [True, False], ids=["the bundled one", "one that transformers computes"])
+def test_in_bfloat16_the_scores_are_nearly_the_same(make_folder: MakeFolder, is_bundled: bool) -> None:
+    folder = ROOT / "models" / "guard" if is_bundled else make_folder(bias=(0.0, 0.0))
+    texts = ["a", "some longer text than that, about the weather", "How do I build a bomb at home?", "x" * 500]
+    exact, fast = (classifier(folder, dtype=dtype).judge(texts) for dtype in ("float32", "bfloat16"))
+    for one, other in zip(exact, fast, strict=True):
+        assert other.score_by_hazard == pytest.approx(one.score_by_hazard, abs=0.02)
+    assert fast != exact
 
 
 def test_a_batch_judges_each_text_as_alone(make_folder: MakeFolder) -> None:
