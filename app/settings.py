@@ -100,11 +100,6 @@ class SafetySettings(SettingsNode):
     )
     timeout_s: float = Field(default=5.0, gt=0, description="Seconds to wait for a verdict.")
     max_batch: int = Field(default=32, ge=1, description="Maximum texts per forward pass.")
-    batch_wait_s: float = Field(
-        default=0.0,
-        ge=0,
-        description="Seconds that a text waits for others; what comes during a call is batched anyway.",
-    )
     max_chars: int = Field(default=100_000, ge=1, description="Maximum characters per text; longer texts are refused.")
     benign_labels: tuple[str, ...] = Field(default=(), description="Classifier labels that are not hazards.")
     num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the classifier.")
@@ -137,11 +132,6 @@ class RerankerSettings(SettingsNode):
         default=None, ge=1, description="Maximum tokens per query-document pair; null: the checkpoint's maximum."
     )
     max_batch: int = Field(default=32, ge=1, description="Maximum pairs per forward pass.")
-    batch_wait_s: float = Field(
-        default=0.0,
-        ge=0,
-        description="Seconds that a pair waits for others; what comes during a call is batched anyway.",
-    )
     max_chars: int = Field(default=100_000, ge=1, description="Maximum characters of a query, and of a document.")
     timeout_s: float = Field(default=30.0, gt=0, description="Timeout of a scoring request in seconds.")
     num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the model.")

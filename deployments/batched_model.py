@@ -1,4 +1,4 @@
-"""Run a blocking model behind an event loop: items that arrive together share a batched call in a worker thread."""
+"""Run a blocking model behind an event loop: items that arrive during a call share the next, in a worker thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -23,23 +22,21 @@ MAX_CALL_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class _Waiting(Generic[Item, Result]):
-    """An item in no call yet, and the event loop's time at which it came."""
+    """An item in no call yet."""
 
     item: Item
     result: asyncio.Future[Result]
-    came_s: float
 
 
 class BatchedModel(Generic[Item, Result]):
     """Batches calls to one model for one event loop; a base class for specific models.
 
-    Not `serve.batch`, which waits by the wall clock: set back by an hour, it held a batch for as long.
+    Nothing waits for others to come: on a CPU a larger batch gains little, and every chat would wait for its verdict.
 
     Args:
         call: returns a result for each item, in order; blocks.
         what: name of the model, for messages.
         max_batch: maximum number of items in a call.
-        batch_wait_s: seconds that an item waits for others to share a call.
     """
 
     def __init__(
@@ -48,7 +45,6 @@ class BatchedModel(Generic[Item, Result]):
         what: str,
         *,
         max_batch: int,
-        batch_wait_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._call = call
@@ -57,10 +53,9 @@ class BatchedModel(Generic[Item, Result]):
         self._began_s: float | None = None
         # One thread: concurrent forward passes would compete for the same cores.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
-        self._max_batch, self._batch_wait_s = max_batch, batch_wait_s
+        self._max_batch = max_batch
         self._urgent: deque[_Waiting[Item, Result]] = deque()
         self._waiting: deque[_Waiting[Item, Result]] = deque()
-        self._is_full = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
 
     async def results(self, items: Sequence[Item], *, is_urgent: bool = False) -> list[Result]:
@@ -94,9 +89,8 @@ class BatchedModel(Generic[Item, Result]):
 
     def _asked(self, item: Item, queue: deque[_Waiting[Item, Result]]) -> asyncio.Future[Result]:
         loop = asyncio.get_running_loop()
-        waiting = _Waiting[Item, Result](item, loop.create_future(), loop.time())
+        waiting = _Waiting[Item, Result](item, loop.create_future())
         queue.append(waiting)
-        self._note_size()
         if self._working is None or self._working.done():
             # In an empty context: it outlives the request that started it.
             self._working = loop.create_task(self._work(), context=Context())
@@ -104,11 +98,7 @@ class BatchedModel(Generic[Item, Result]):
 
     async def _work(self) -> None:
         """Call the model until no item waits."""
-        while queues := [queue for queue in (self._urgent, self._waiting) if queue]:
-            oldest_s = min(queue[0].came_s for queue in queues)
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(oldest_s + self._batch_wait_s):
-                    await self._is_full.wait()
+        while self._urgent or self._waiting:
             batch = self._next_batch()
             if batch:
                 await self._answer(batch)
@@ -121,15 +111,7 @@ class BatchedModel(Generic[Item, Result]):
                 waiting = queue.popleft()
                 if not waiting.result.cancelled():
                     batch.append(waiting)
-        self._note_size()
         return batch
-
-    def _note_size(self) -> None:
-        """Set whether a call can be filled."""
-        if len(self._urgent) + len(self._waiting) >= self._max_batch:
-            self._is_full.set()
-        else:
-            self._is_full.clear()
 
     async def _answer(self, batch: list[_Waiting[Item, Result]]) -> None:
         items = [waiting.item for waiting in batch]

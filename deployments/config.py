@@ -88,7 +88,6 @@ class SafetyConfig:
     fails_closed: bool = True
     timeout_s: float = 5.0
     max_batch: int = 32
-    batch_wait_s: float = 0.0
     max_chars: int = 100_000
     benign_labels: tuple[str, ...] = ()
     num_threads: int = 1
@@ -103,7 +102,6 @@ class RerankerConfig:
     model_path: str
     max_tokens: int
     max_batch: int = 32
-    batch_wait_s: float = 0.0
     max_chars: int = 100_000
     timeout_s: float = 30.0
     num_threads: int = 1

@@ -49,7 +49,6 @@ class Safety(BatchedModel[str, Verdict]):
             classifier.judge,
             "safety classifier",
             max_batch=config.max_batch,
-            batch_wait_s=config.batch_wait_s,
             clock=clock,
         )
         settle()

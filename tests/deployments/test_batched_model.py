@@ -1,14 +1,10 @@
-"""Items that come together share a call, and none waits longer for others than it was told."""
+"""Items that come together, or during a call, share the next one."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Sequence
-from itertools import count
-
-import pytest
 
 from deployments.batched_model import BatchedModel
 
@@ -29,8 +25,8 @@ class Doubler:
         return [2 * number for number in numbers]
 
 
-def a_model(call: Doubler, *, batch_wait_s: float = 0.0) -> BatchedModel[int, int]:
-    return BatchedModel(call, "doubler", max_batch=3, batch_wait_s=batch_wait_s)
+def a_model(call: Doubler) -> BatchedModel[int, int]:
+    return BatchedModel(call, "doubler", max_batch=3)
 
 
 async def until_called(doubler: Doubler) -> None:
@@ -41,8 +37,7 @@ async def until_called(doubler: Doubler) -> None:
 
 async def test_what_comes_together_is_called_together_up_to_the_bound() -> None:
     doubler = Doubler()
-    # Full batches wait for nobody.
-    model = a_model(doubler, batch_wait_s=3600.0)
+    model = a_model(doubler)
     async with asyncio.timeout(30):
         assert await asyncio.gather(model.results([1, 2]), model.results([3]), model.results([4, 5, 6])) == [
             [2, 4],
@@ -51,15 +46,6 @@ async def test_what_comes_together_is_called_together_up_to_the_bound() -> None:
         ]
     assert doubler.batches == [[1, 2, 3], [4, 5, 6]]
     assert await model.results([]) == []
-
-
-async def test_a_clock_that_is_set_back_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For an hour set back, a batch that was not full waited an hour: every answer was refused meanwhile."""
-    model = a_model(Doubler(), batch_wait_s=0.01)
-    monkeypatch.setattr(time, "time", count(1e9, -3600.0).__next__)
-    async with asyncio.timeout(30):
-        assert await model.results([1]) == [2]
-        assert await model.results([2, 3]) == [4, 6]
 
 
 async def test_what_nobody_waits_for_any_more_is_not_called() -> None:

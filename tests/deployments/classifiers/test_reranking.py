@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(folder: Path, **options: Any) -> RerankerConfig:
-    fields = {"name": "judge", "model_path": str(folder), "max_tokens": CONTEXT, "max_batch": 3, "batch_wait_s": 0.02}
+    fields = {"name": "judge", "model_path": str(folder), "max_tokens": CONTEXT, "max_batch": 3}
     return RerankerConfig(**fields | options)
 
 

@@ -36,7 +36,7 @@ class EchoClassifier:
 
 
 def local(classifier: EchoClassifier, **options: Any) -> Safety:
-    config = SafetyConfig(model_path="unused", max_batch=8, batch_wait_s=0.05)
+    config = SafetyConfig(model_path="unused", max_batch=8)
     return Safety(config, classifier, **options)  # type: ignore[arg-type]
 
 
