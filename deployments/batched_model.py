@@ -1,16 +1,20 @@
-"""Run a blocking model behind an event loop: items that arrive during a call share the next, in a worker thread."""
+"""Run a blocking model behind an event loop: items that arrive during a call share the next, in a worker thread.
+
+A call holds a bounded amount of text, and requests take turns item by item: whoever asks about one item does not wait
+for all of somebody else's thousand.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from deployments.round_robin import RoundRobin
 from engine.errors import EngineError
 
 Item = TypeVar("Item")
@@ -18,6 +22,8 @@ Result = TypeVar("Result")
 
 MAX_CALL_S = 60.0
 """A call that takes longer counts as hung."""
+MAX_CALL_CHARS = 8192
+"""Bound on the items of a call together. About 2,000 tokens keep a CPU's cores busy; more would only take longer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +31,7 @@ class _Waiting(Generic[Item, Result]):
     """An item in no call yet."""
 
     item: Item
+    num_chars: int
     result: asyncio.Future[Result]
 
 
@@ -37,6 +44,7 @@ class BatchedModel(Generic[Item, Result]):
         call: returns a result for each item, in order; blocks.
         what: name of the model, for messages.
         max_batch: maximum number of items in a call.
+        num_chars: characters of an item; a call takes `MAX_CALL_CHARS` together, or one item.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class BatchedModel(Generic[Item, Result]):
         what: str,
         *,
         max_batch: int,
+        num_chars: Callable[[Item], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._call = call
@@ -53,9 +62,8 @@ class BatchedModel(Generic[Item, Result]):
         self._began_s: float | None = None
         # One thread: concurrent forward passes would compete for the same cores.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
-        self._max_batch = max_batch
-        self._urgent: deque[_Waiting[Item, Result]] = deque()
-        self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self._max_batch, self._num_chars = max_batch, num_chars
+        self._urgent, self._others = RoundRobin[_Waiting[Item, Result]](), RoundRobin[_Waiting[Item, Result]]()
         self._working: asyncio.Task[None] | None = None
 
     async def results(self, items: Sequence[Item], *, is_urgent: bool = False) -> list[Result]:
@@ -64,8 +72,14 @@ class BatchedModel(Generic[Item, Result]):
         Args:
             is_urgent: these items go before all that are not.
         """
-        queue = self._urgent if is_urgent else self._waiting
-        return list(await asyncio.gather(*(self._asked(item, queue) for item in items)))
+        loop = asyncio.get_running_loop()
+        asked = [_Waiting(item, self._num_chars(item), loop.create_future()) for item in items]
+        found = asyncio.gather(*(waiting.result for waiting in asked))
+        (self._urgent if is_urgent else self._others).add(asked)
+        if self._working is None or self._working.done():
+            # In an empty context: it outlives the request that started it.
+            self._working = loop.create_task(self._work(), context=Context())
+        return list(await found)
 
     async def trouble(self) -> str | None:
         """Return why no results come, or None if they do. Gateways call it."""
@@ -87,18 +101,9 @@ class BatchedModel(Generic[Item, Result]):
             return None
         return f"the {self._what} has been at one batch for {self._clock() - began_s:.0f} seconds"
 
-    def _asked(self, item: Item, queue: deque[_Waiting[Item, Result]]) -> asyncio.Future[Result]:
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting[Item, Result](item, loop.create_future())
-        queue.append(waiting)
-        if self._working is None or self._working.done():
-            # In an empty context: it outlives the request that started it.
-            self._working = loop.create_task(self._work(), context=Context())
-        return waiting.result
-
     async def _work(self) -> None:
         """Call the model until no item waits."""
-        while self._urgent or self._waiting:
+        while self._urgent.first() or self._others.first():
             batch = self._next_batch()
             if batch:
                 await self._answer(batch)
@@ -106,11 +111,15 @@ class BatchedModel(Generic[Item, Result]):
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         """Take items for one call, without those that nobody waits for any more."""
         batch: list[_Waiting[Item, Result]] = []
-        for queue in (self._urgent, self._waiting):
-            while queue and len(batch) < self._max_batch:
-                waiting = queue.popleft()
+        chars_left = MAX_CALL_CHARS
+        for queue in (self._urgent, self._others):
+            while (waiting := queue.first()) is not None and len(batch) < self._max_batch:
                 if not waiting.result.cancelled():
+                    chars_left -= waiting.num_chars
+                    if batch and chars_left < 0:
+                        break
                     batch.append(waiting)
+                queue.pop()
         return batch
 
     async def _answer(self, batch: list[_Waiting[Item, Result]]) -> None:

@@ -18,8 +18,8 @@ from app.schemas.moderations import (
 )
 from app.translation.hazards import openai_scores
 from deployments.errors import unknown_model
-from deployments.gateway.answer_safety import worst
 from deployments.generation import Finished, Moderation, Verdict
+from deployments.worst_verdict import worst
 
 OPENAI_MODELS = ("omni-moderation-", "text-moderation-")
 """Clients have these names built in; they select the server's classifier."""

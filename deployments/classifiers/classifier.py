@@ -7,7 +7,8 @@ highest score. Blocking: call in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -19,6 +20,10 @@ from deployments.generation import Verdict
 from engine.errors import RequestError
 
 MAX_OVERLAP_TOKENS = 64
+CHARS_PER_TOKEN = 8
+"""More than texts have, so that a text which fits a window is not cut into pieces."""
+PADDING_SLACK_TOKENS = 32
+"""Rows that differ by less share a forward pass: padding them costs less than another pass."""
 
 
 class Classifier:
@@ -35,6 +40,7 @@ class Classifier:
         self._labels = self._checkpoint.labels
         self._is_multi_label = _is_multi_label(self._checkpoint)
         check_labels(config, self._labels)
+        self._overlap_tokens = min(MAX_OVERLAP_TOKENS, self._checkpoint.window_tokens // 4)
 
     @property
     def hazards(self) -> tuple[str, ...]:
@@ -57,6 +63,13 @@ class Classifier:
         except UnicodeEncodeError:
             raise RequestError("input must be valid Unicode, and holds a lone surrogate", field="input") from None
 
+    def pieces(self, text: str) -> list[str]:
+        """Return overlapping pieces of a text, each of about a window, that can be judged in separate calls."""
+        length = CHARS_PER_TOKEN * int(self._checkpoint.window_tokens)
+        step = length - CHARS_PER_TOKEN * self._overlap_tokens
+        starts = range(0, max(1, len(text) - length + step), step)
+        return [text[start : start + length] for start in starts]
+
     def judge(self, texts: Sequence[str]) -> list[Verdict]:
         """Return a verdict on each text, in order. A forward pass takes at most `SafetyConfig.max_batch` windows.
 
@@ -64,20 +77,27 @@ class Classifier:
         """
         if not texts:
             return []
-        window_tokens = self._checkpoint.window_tokens
-        overlap = min(MAX_OVERLAP_TOKENS, window_tokens // 4)
-        windows, owners = self._checkpoint.tokenizer.windows(texts, window_tokens, overlap)
+        windows, owners = self._checkpoint.tokenizer.windows(
+            texts, self._checkpoint.window_tokens, self._overlap_tokens
+        )
         worst = torch.zeros(len(texts), len(self._labels))  # [texts, labels]
-        # Batching windows of similar length saves padding. A text without tokens has nothing to judge.
-        num_tokens = [len(ids) for ids in windows["input_ids"]]
-        order = sorted((i for i in range(len(owners)) if num_tokens[i]), key=num_tokens.__getitem__)
-        for start in range(0, len(order), self._config.max_batch):
-            chosen = order[start : start + self._config.max_batch]
+        for chosen in self._passes([len(ids) for ids in windows["input_ids"]]):
             batch = {name: [rows[i] for i in chosen] for name, rows in windows.items()}
             scores = self._forward(batch)
             for row, window in enumerate(chosen):
                 worst[owners[window]] = torch.maximum(worst[owners[window]], scores[row])
         return [self._verdict(dict(zip(self._labels, row, strict=True))) for row in worst.tolist()]
+
+    def _passes(self, num_tokens: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the rows of each forward pass, of similar lengths because short rows are padded to the longest."""
+        # A text without tokens has nothing to judge.
+        left = deque(sorted((row for row, count in enumerate(num_tokens) if count), key=num_tokens.__getitem__))
+        while left:
+            limit = 2 * num_tokens[left[0]] + PADDING_SLACK_TOKENS
+            chosen: list[int] = []
+            while left and len(chosen) < self._config.max_batch and num_tokens[left[0]] <= limit:
+                chosen.append(left.popleft())
+            yield chosen
 
     @torch.inference_mode()
     def _forward(self, batch: Rows) -> torch.Tensor:

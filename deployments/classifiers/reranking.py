@@ -37,7 +37,12 @@ class Reranker(BatchedModel[Pair, PairScore | RequestError]):
             encoder = CrossEncoder(config)
             # Warm-up: the first pass is many times slower, and no request should wait for it.
             encoder.score([Pair("The first pair", "that it scores.", "", config.max_tokens)])
-        super().__init__(encoder.score, "reranker", max_batch=config.max_batch)
+        super().__init__(
+            encoder.score,
+            "reranker",
+            max_batch=config.max_batch,
+            num_chars=lambda pair: len(pair.query) + len(pair.document),
+        )
         settle()
 
     async def score(self, pairs: Sequence[Pair]) -> list[PairScore]:

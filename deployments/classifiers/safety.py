@@ -1,12 +1,14 @@
 """The safety classifier: a separate actor, or an object in the gateway's process.
 
-Texts that arrive together, from any requests, share a forward pass, which runs in a thread.
+Texts that arrive together, from any requests, share a forward pass, which runs in a thread. A long text is judged in
+pieces, between which others take their turns: running answers wait for their verdicts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from ray.serve.handle import DeploymentHandle
@@ -16,6 +18,7 @@ from deployments.batched_model import BatchedModel
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
 from deployments.handle_calls import until_answered
+from deployments.worst_verdict import worst
 
 if TYPE_CHECKING:
     from deployments.classifiers.classifier import Classifier
@@ -49,6 +52,7 @@ class Safety(BatchedModel[str, Verdict]):
             classifier.judge,
             "safety classifier",
             max_batch=config.max_batch,
+            num_chars=len,
             clock=clock,
         )
         settle()
@@ -57,7 +61,10 @@ class Safety(BatchedModel[str, Verdict]):
         """Return a verdict on each text, in order; urgent ones first. Errors as in `Classifier.check`."""
         for text in texts:
             self._classifier.check(text)
-        return await self.results(texts, is_urgent=is_urgent)
+        pieces_by_text = [self._classifier.pieces(text) for text in texts]
+        found = iter(await self.results(list(chain.from_iterable(pieces_by_text)), is_urgent=is_urgent))
+        merged = (worst(list(islice(found, len(pieces)))) for pieces in pieces_by_text)
+        return [verdict for verdict in merged if verdict is not None]
 
 
 async def ask_safety(handle: DeploymentHandle, texts: Sequence[str], is_urgent: bool) -> list[Verdict]:

@@ -19,6 +19,7 @@ from deployments.stream.screening import OutputScreen
 from deployments.timeline import Recorder
 from deployments.tokenizer.text_codec import texts_in
 from deployments.waits import patiently
+from deployments.worst_verdict import worst
 from engine.errors import EngineError, OverloadError, RequestError
 
 OUTPUT_PATIENCE_S = 60.0
@@ -131,19 +132,3 @@ def texts_of(prompt: ChatPrompt) -> list[str]:
     ids = (*(call.call_id for call in calls), *(message.tool_call_id or "" for message in prompt.messages))
     texts.append("\n".join(dict.fromkeys(filter(None, ids))))
     return [text for text in texts if text]
-
-
-def worst(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """Merge the verdicts on several texts: all flags, and the highest score of each hazard; None for no texts.
-
-    If any text went unjudged and none is flagged, the merged verdict carries the error.
-    """
-    if not verdicts:
-        return None
-    scores: dict[str, float] = {}
-    for verdict in verdicts:
-        for hazard, score in verdict.score_by_hazard.items():
-            scores[hazard] = max(scores.get(hazard, 0.0), score)
-    flagged = tuple(dict.fromkeys(hazard for verdict in verdicts for hazard in verdict.flagged))
-    error = next((verdict.error for verdict in verdicts if verdict.error is not None), None)
-    return Verdict(score_by_hazard=scores, flagged=flagged, error=None if flagged else error)

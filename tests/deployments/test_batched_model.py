@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from deployments.batched_model import BatchedModel
+from deployments.batched_model import MAX_CALL_CHARS, BatchedModel
 
 
 class Doubler:
@@ -25,8 +25,8 @@ class Doubler:
         return [2 * number for number in numbers]
 
 
-def a_model(call: Doubler) -> BatchedModel[int, int]:
-    return BatchedModel(call, "doubler", max_batch=3)
+def a_model(call: Doubler, num_chars: Callable[[int], int] = lambda number: 1) -> BatchedModel[int, int]:
+    return BatchedModel(call, "doubler", max_batch=3, num_chars=num_chars)
 
 
 async def until_called(doubler: Doubler) -> None:
@@ -44,7 +44,7 @@ async def test_what_comes_together_is_called_together_up_to_the_bound() -> None:
             [6],
             [8, 10, 12],
         ]
-    assert doubler.batches == [[1, 2, 3], [4, 5, 6]]
+    assert doubler.batches == [[1, 3, 4], [2, 5, 6]]
     assert await model.results([]) == []
 
 
@@ -74,6 +74,28 @@ async def test_what_is_urgent_goes_first() -> None:
     doubler.gate.set()
     assert await asyncio.gather(first, *calls) == [[2], [4, 6, 8], [10, 12]]
     assert doubler.batches == [[1], [5, 6, 2], [3, 4]]
+
+
+async def test_who_asks_for_little_does_not_wait_for_who_asks_for_much() -> None:
+    """A moderation of many long texts held up every stream until the classifier's time limit ended them."""
+    doubler = Doubler()
+    model = a_model(doubler)
+    doubler.gate.clear()
+    first = asyncio.create_task(model.results([1]))
+    await until_called(doubler)
+    calls = [asyncio.create_task(model.results(numbers)) for numbers in ([2, 3, 4, 5, 6], [7], [8, 9])]
+    await asyncio.sleep(0)
+    doubler.gate.set()
+    assert await asyncio.gather(first, *calls) == [[2], [4, 6, 8, 10, 12], [14], [16, 18]]
+    assert doubler.batches == [[1], [2, 7, 8], [3, 9, 4], [5, 6]]
+
+
+async def test_a_call_holds_a_bounded_amount_of_text_but_at_least_one_item() -> None:
+    doubler = Doubler()
+    model = a_model(doubler, num_chars=lambda number: number * MAX_CALL_CHARS // 4)
+    async with asyncio.timeout(30):
+        assert await model.results([2, 2, 1, 5, 1, 3]) == [4, 4, 2, 10, 2, 6]
+    assert doubler.batches == [[2, 2], [1], [5], [1, 3]]
 
 
 async def test_a_call_that_fails_fails_its_own_items_only() -> None:

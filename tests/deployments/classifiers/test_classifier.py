@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification
 
-from deployments.classifiers.classifier import Classifier
+from deployments.classifiers.classifier import CHARS_PER_TOKEN, Classifier
 from deployments.config import SafetyConfig
 from engine.errors import CheckpointError, ConfigError, EngineError, RequestError
 from tests.architecture.source_tree import ROOT
@@ -91,6 +91,26 @@ def test_in_bfloat16_the_scores_are_nearly_the_same(make_folder: MakeFolder, is_
     for one, other in zip(exact, fast, strict=True):
         assert other.score_by_hazard == pytest.approx(one.score_by_hazard, abs=0.02)
     assert fast != exact
+
+
+@pytest.mark.parametrize("length", [0, 1, 8 * WINDOW, 8 * WINDOW + 1, 5000])
+def test_pieces_cover_a_text_and_overlap(make_folder: MakeFolder, length: int) -> None:
+    text = "".join(chr(0x4E00 + place) for place in range(length))
+    pieces = classifier(make_folder()).pieces(text)
+    assert all(len(piece) <= CHARS_PER_TOKEN * WINDOW for piece in pieces)
+    overlap = CHARS_PER_TOKEN * WINDOW // 4
+    assert pieces[0] + "".join(piece[overlap:] for piece in pieces[1:]) == text
+    assert all(len(piece) > overlap for piece in pieces[1:])
+
+
+def test_rows_share_a_forward_pass_only_if_little_of_it_is_padding(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.classifiers.classifier.PADDING_SLACK_TOKENS", 1)
+    judge = classifier(make_folder(), max_batch=2)
+    lengths = [9, 0, 3, 30, 4, 4, 21]
+    passes = [[lengths[row] for row in chosen] for chosen in judge._passes(lengths)]
+    assert passes == [[3, 4], [4, 9], [21, 30]]
 
 
 def test_a_batch_judges_each_text_as_alone(make_folder: MakeFolder) -> None:

@@ -29,6 +29,9 @@ class EchoClassifier:
         if text == "unreadable":
             raise RequestError("no", field="input")
 
+    def pieces(self, text: str) -> list[str]:
+        return text.split("|")
+
     def judge(self, texts: Sequence[str]) -> list[Verdict]:
         self.batches.append(list(texts))
         self.gate.wait(30)
@@ -58,6 +61,14 @@ async def test_a_text_that_cannot_be_judged_is_refused_before_it_shares_a_batch(
     assert isinstance(answers[1], RequestError)
     assert not isinstance(answers[0], BaseException)
     assert classifier.batches == [["fine"]]
+
+
+async def test_a_long_text_is_judged_in_pieces_and_counts_as_its_worst() -> None:
+    classifier = EchoClassifier()
+    safety = local(classifier)
+    verdicts = await safety.judge(["fine|bad|fine", "fine", "", "bad"])
+    assert [verdict.flagged for verdict in verdicts] == [("bad",), (), (), ("bad",)]
+    assert classifier.batches == [["fine", "bad", "fine", "fine", "", "bad"]]
 
 
 async def test_a_forward_pass_that_does_not_end_is_ill_health() -> None:

@@ -7,7 +7,7 @@ from ray.exceptions import ActorDiedError
 
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
-from deployments.gateway.answer_safety import AnswerSafety, texts_of, worst
+from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.gateway.gateway import Gateway
 from deployments.generation import (
     ChatMessage,
@@ -55,19 +55,6 @@ def end_of(events: Sequence[GenerationEvent]) -> Finished:
     end = events[-1]
     assert isinstance(end, Finished)
     return end
-
-
-def test_several_texts_are_as_bad_as_their_worst() -> None:
-    assert worst([]) is None
-    assert worst([verdict(0.25), verdict(0.5, "hate")]) == Verdict(
-        score_by_hazard={"hate": 0.5, "privacy": 0.75}, flagged=("hate",)
-    )
-    found = worst([verdict(0.25), verdict(0.0, error="gone")])
-    assert found is not None
-    assert found.error == "gone"
-    flagged = worst([verdict(0.25, "hate"), verdict(0.0, error="gone")])
-    assert flagged is not None
-    assert flagged.error is None
 
 
 def test_all_that_a_model_reads_is_judged_each_turn_for_itself_and_with_its_neighbour() -> None:
