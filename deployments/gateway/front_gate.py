@@ -3,7 +3,8 @@
 The gate decides by two things. First, how many requests wait for their first text, and at what rate first texts come:
 by Little's law these give the next request's wait, wherever the queue is. At low load the rate says little about
 capacity, so nothing is refused until actual waits show that there is a queue. Second, an engine's recent refusal:
-requests that would join the same queue are refused for a short time, then one is let through to probe.
+requests that would join the same queue are refused for a short time, or until half of those ahead have left; then one
+is let through to probe.
 
 A flow with fewer requests inside than its share is admitted all the same: it did not cause the queue, and engines serve
 flows fairly. Bound to the gateway's event loop; pure except for the clock.
@@ -34,6 +35,8 @@ MIN_INSIDE = 4
 HOLD_SHARE = 0.25
 """Share of the allowed wait for which an engine's refusal is repeated; its queue does not run empty in that time."""
 MAX_HOLDS = 4096
+CROWD_SHARE = 0.5
+"""With less than this share of the requests that were unfinished at a refusal, it no longer stands."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,11 +48,20 @@ class Passage:
 
 
 class _Hold(NamedTuple):
-    """An engine's refusal, repeated until `until_s` for requests that do not rank before the refused one."""
+    """An engine's refusal, repeated until `until_s` for requests that do not rank before the refused one.
+
+    Attributes:
+        min_here: with fewer unfinished requests it no longer stands: clients that leave empty the queue at once.
+    """
 
     until_s: float
     back_at_s: float
     priority: int
+    min_here: float
+
+    def holds(self, now_s: float, priority: int, num_here: int) -> bool:
+        """Tell whether it is repeated for a new request."""
+        return now_s < self.until_s and priority >= self.priority and num_here >= self.min_here
 
 
 class FrontGate:
@@ -68,6 +80,7 @@ class FrontGate:
         self._clock = clock
         self._inside = Counter[Hashable]()
         self._entered_s_by_passage: dict[Passage, float] = {}
+        self._num_here = 0
         self._num_passed = 0
         self._interval_s = self._mean_wait_s = 0.0
         self._passed_at_s = self._crowded_since_s = clock()
@@ -99,6 +112,7 @@ class FrontGate:
         passage = Passage(flow, priority)
         self._entered_s_by_passage[passage] = now_s
         self._inside[flow] += 1
+        self._num_here += 1
         try:
             yield passage
         except OverloadError as error:
@@ -108,6 +122,7 @@ class FrontGate:
                 self._count(error.reason)
             raise
         finally:
+            self._num_here -= 1
             self.end(passage, has_passed=False)
 
     def end(self, passage: Passage, *, has_passed: bool = True) -> None:
@@ -131,7 +146,7 @@ class FrontGate:
 
     def _check(self, flow: Hashable, bound_s: float, priority: int) -> None:
         now_s, hold = self._clock(), self._held_by_flow.get(flow)
-        if hold is not None and now_s < hold.until_s and priority >= hold.priority:
+        if hold is not None and hold.holds(now_s, priority, self._num_here):
             raise self._refusal("held", hold.back_at_s - now_s)
         wait_s = self.wait_s(priority)
         if wait_s <= bound_s or len(self._entered_s_by_passage) < MIN_INSIDE or self._has_share(flow, bound_s):
@@ -153,7 +168,9 @@ class FrontGate:
     def _hold(self, flow: Hashable, retry_after_s: float, priority: int) -> None:
         now_s = self._clock()
         held_s = min(retry_after_s, HOLD_SHARE * self._max_wait_s)
-        self._held_by_flow[flow] = _Hold(now_s + held_s, now_s + retry_after_s, priority)
+        # The refused request itself is still here.
+        min_here = CROWD_SHARE * (self._num_here - 1)
+        self._held_by_flow[flow] = _Hold(now_s + held_s, now_s + retry_after_s, priority, min_here)
         self._held_by_flow.move_to_end(flow)
         if len(self._held_by_flow) > MAX_HOLDS:
             self._held_by_flow.popitem(last=False)

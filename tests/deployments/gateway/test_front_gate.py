@@ -151,6 +151,22 @@ def test_what_an_engine_refused_is_refused_in_its_stead_for_a_moment_and_to_the_
         pass
 
 
+def test_a_refusal_stands_no_longer_than_those_who_are_ahead() -> None:
+    """A thousand streams were cut, and the idle server refused everybody for seconds."""
+    front = Front()
+    crowd = [ExitStack() for _ in range(5)]
+    for place in crowd:
+        front.gate.end(place.enter_context(front.gate.passage(FLOW)))
+    with pytest.raises(OverloadError), front.gate.passage(FLOW):
+        raise OverloadError("full", retry_after_s=3.0, reason="queue_time")
+    for place in crowd[:2]:
+        place.close()
+    with pytest.raises(OverloadError):
+        front.ask()
+    crowd[2].close()
+    front.ask()
+
+
 def test_what_serve_refuses_is_counted_here_and_what_an_engine_does_is_counted_there() -> None:
     """Most refusals of a flood were in no count, and no alert told of it."""
     front = Front()
