@@ -7,32 +7,44 @@ wait for all others, all would exceed the limit, and the work on them would be l
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Hashable
 from contextlib import asynccontextmanager
 
 NUM_PLACES = 32
 """A full batch of the classifier by default. What waits beyond it would only wait there instead, in one queue."""
+NUM_GUESTS = 8
+"""More places, for flows that hold none: they need not wait for one flow's long calls, which may hold all others."""
 
 
 class Room:
-    """Places for at most `num_places` callers."""
+    """Places for at most `num_places` callers, and for `num_guests` more of flows that hold no place."""
 
-    def __init__(self, num_places: int = NUM_PLACES) -> None:
-        self._num_free = num_places
+    def __init__(self, num_places: int = NUM_PLACES, num_guests: int = NUM_GUESTS) -> None:
+        self._num_places, self._num_guests = num_places, num_guests
+        self._num_inside = 0
+        self._inside_by_flow = Counter[Hashable]()
         self._waiting_by_flow: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
     async def place(self, flow: Hashable) -> AsyncGenerator[None, None]:
         """Hold a place; waits for one if all are taken. Callers of one flow get theirs in order."""
-        if self._num_free:
-            self._num_free -= 1
+        if self._has_place(flow):
+            self._enter(flow)
         else:
             await self._turn(flow)
         try:
             yield
         finally:
-            self._leave()
+            self._leave(flow)
+
+    def _has_place(self, flow: Hashable) -> bool:
+        num_guests = 0 if self._inside_by_flow[flow] else self._num_guests
+        return self._num_inside < self._num_places + num_guests
+
+    def _enter(self, flow: Hashable) -> None:
+        self._num_inside += 1
+        self._inside_by_flow[flow] += 1
 
     async def _turn(self, flow: Hashable) -> None:
         turn = asyncio.get_running_loop().create_future()
@@ -42,17 +54,20 @@ class Room:
         except asyncio.CancelledError:
             if not turn.cancelled():
                 # It got its place just before it was cancelled.
-                self._leave()
+                self._leave(flow)
             raise
 
-    def _leave(self) -> None:
-        """Pass the place on to the flow that has waited longest for a turn, or free it."""
-        while self._waiting_by_flow:
-            flow, turns = self._waiting_by_flow.popitem(last=False)
+    def _leave(self, flow: Hashable) -> None:
+        """Free a place, and let in who may have it and has waited longest for a turn."""
+        self._num_inside -= 1
+        self._inside_by_flow[flow] -= 1
+        if not self._inside_by_flow[flow]:
+            del self._inside_by_flow[flow]
+        while (following := next(filter(self._has_place, self._waiting_by_flow), None)) is not None:
+            turns = self._waiting_by_flow.pop(following)
             turn = turns.popleft()
             if turns:
-                self._waiting_by_flow[flow] = turns
+                self._waiting_by_flow[following] = turns
             if not turn.cancelled():
+                self._enter(following)
                 turn.set_result(None)
-                return
-        self._num_free += 1

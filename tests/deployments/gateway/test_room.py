@@ -14,8 +14,8 @@ from deployments.gateway.room import Room
 class Visits:
     """Callers that stay in a room until they are told to go."""
 
-    def __init__(self, num_places: int) -> None:
-        self.room = Room(num_places)
+    def __init__(self, num_places: int, num_guests: int = 0) -> None:
+        self.room = Room(num_places, num_guests)
         self.inside: list[str] = []
         self.most = 0
         self._go: dict[str, asyncio.Event] = {}
@@ -60,6 +60,21 @@ async def test_flows_take_turns_and_each_keeps_its_order() -> None:
     assert seen == ["a1", "a2", "b1", "a3", "b2", "a4"]
 
 
+async def test_a_flow_that_holds_no_place_need_not_wait_for_one_that_holds_them_all() -> None:
+    """32 long moderations held all places for seconds, and every chat waited."""
+    visits = Visits(2, num_guests=1)
+    for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        await visits.come(name)
+    assert visits.inside == ["a1", "a2", "b1"]
+    await visits.leave("b1")
+    assert visits.inside == ["a1", "a2", "b2"]
+    await visits.leave("a1")
+    assert visits.inside == ["a2", "b2", "c1"]
+    await visits.leave("b2")
+    await visits.leave("c1")
+    assert visits.inside == ["a2", "a3"]
+
+
 async def test_one_that_is_cancelled_as_it_gets_its_place_passes_it_on() -> None:
     visits = Visits(1)
     for name in ("a1", "a2", "a3"):
@@ -71,10 +86,14 @@ async def test_one_that_is_cancelled_as_it_gets_its_place_passes_it_on() -> None
     assert visits.inside == ["a3"]
 
 
-@given(st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["come", "leave", "cancel"]), st.integers(0, 9))))
-def test_all_places_are_used_and_none_is_lost(num_places: int, moves: list[tuple[str, int]]) -> None:
+@given(
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.lists(st.tuples(st.sampled_from(["come", "leave", "cancel"]), st.integers(0, 9))),
+)
+def test_all_places_are_used_and_none_is_lost(num_places: int, num_guests: int, moves: list[tuple[str, int]]) -> None:
     async def run() -> None:
-        visits, here = Visits(num_places), list[str]()
+        visits, here = Visits(num_places, num_guests), list[str]()
         for number, (move, which) in enumerate(moves):
             if move == "come":
                 here.append(f"{'abc'[which % 3]}{number}")
@@ -85,10 +104,13 @@ def test_all_places_are_used_and_none_is_lost(num_places: int, moves: list[tuple
                 name = visits.inside[which % len(visits.inside)]
                 here.remove(name)
                 await visits.leave(name)
-            assert len(visits.inside) == min(num_places, len(here))
+            assert len(visits.inside) >= min(num_places, len(here))
+            outside = {name[0] for name in here} - {name[0] for name in visits.inside}
+            assert not outside or len(visits.inside) == num_places + num_guests
         for name in here:
             await visits.cancel(name)
-        assert visits.most <= num_places
-        assert visits.room._num_free == num_places
+        assert visits.most <= num_places + num_guests
+        assert visits.room._num_inside == 0
+        assert not visits.room._inside_by_flow
 
     asyncio.run(run())
