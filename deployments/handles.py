@@ -207,10 +207,23 @@ async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **k
 async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:
     """Return the answers of a deployment's replicas; empty if they do not all answer in time. Errors are left out."""
     try:
+        return await hear_all(handle, method, *args, timeout_s=timeout_s)
+    except UnavailableError:
+        return []
+
+
+async def hear_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:
+    """Return the answers of a deployment's replicas. Errors are left out.
+
+    Raises:
+        UnavailableError: they do not all answer in time.
+    """
+    try:
         async with asyncio.timeout(timeout_s):
             answers = await handle.broadcast(method, *args).results_async(return_exceptions=True)
-    except UNREACHED:
-        return []
+    except UNREACHED as error:
+        message = f"Not every replica of {handle.deployment_name} has answered within {timeout_s:g} seconds."
+        raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 

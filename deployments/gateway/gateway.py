@@ -274,7 +274,11 @@ class Gateway:
         return found
 
     async def timelines(self, client_id: str) -> list[Timeline]:
-        """Return the timelines of a client request's answers from all gateways; empty if unknown."""
+        """Return the timelines of a client request's answers from all gateways; empty if unknown.
+
+        Raises:
+            UnavailableError: not every gateway has answered.
+        """
         return await self._overview.timelines(client_id)
 
     async def own_timelines(self, client_id: str) -> list[Timeline]:

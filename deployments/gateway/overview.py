@@ -13,7 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.exposition import join, write
 from deployments.generation import READY, HealthReport
 from deployments.handle_calls import UNREACHED
-from deployments.handles import ask_all
+from deployments.handles import ask_all, hear_all
 from deployments.metrics import readiness
 from deployments.timeline import Timeline, ask_traces, with_engine_stages
 from engine.request import RequestId
@@ -53,8 +53,12 @@ class Overview:
         return join([write([readiness(health)]), *(families for answer in answers for families in answer)])
 
     async def timelines(self, client_id: str) -> list[Timeline]:
-        """Return the timelines of a client request's answers from all gateways; empty if unknown."""
-        answers = await ask_all(gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
+        """Return the timelines of a client request's answers from all gateways; empty if unknown.
+
+        Raises:
+            UnavailableError: not every gateway has answered, so that it may be known.
+        """
+        answers = await hear_all(gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
         found = sorted((timeline for answer in answers for timeline in answer), key=lambda one: one.arrived_unix_s)
         traces = await ask_traces(((one.base, one.attempts) for one in found), self.traces)
         return [replace(one, stages=with_engine_stages(one, traces)) for one in found]

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.serve.exceptions import RayServeException
 
+from deployments.errors import UnavailableError
 from deployments.gateway.overview import Overview
+from deployments.timeline import Timeline
 
 HANDLE: Any = SimpleNamespace(app_name="ours", deployment_name="Model-base")
 
@@ -75,3 +78,22 @@ async def test_numbers_tell_who_is_ready_however_few_answer(
     monkeypatch.setattr("deployments.gateway.overview.gateways", lambda: HANDLE)
     serve_says(monkeypatch, "UNHEALTHY", {})
     assert b'antiphon:ready{model_name="base",part=""} 0.0' in await Overview({"base": HANDLE}, {}).metrics()
+
+
+async def test_a_request_is_unknown_only_if_every_gateway_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one gateway that hung, no request was known: a 404 for what another had just answered."""
+
+    async def results_async(*, return_exceptions: bool) -> list[list[Timeline]]:
+        if is_hanging:
+            await asyncio.Event().wait()
+        return [[]]
+
+    asked = SimpleNamespace(results_async=results_async)
+    handle = SimpleNamespace(deployment_name="Gateway", broadcast=lambda *args: asked)
+    monkeypatch.setattr("deployments.gateway.overview.gateways", lambda: handle)
+    monkeypatch.setattr("deployments.gateway.overview.PROBE_TIMEOUT_S", 0.01)
+    is_hanging = True
+    with pytest.raises(UnavailableError, match="Gateway"):
+        await Overview({}, {}).timelines("r1")
+    is_hanging = False
+    assert await Overview({}, {}).timelines("r1") == []
