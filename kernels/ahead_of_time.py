@@ -1,6 +1,6 @@
 """Compiles every GPU kernel for GPUs that need not be present, and reports the resources that each one uses.
 
-    python -m kernels.ahead_of_time            # all targets; exit status 1 if a kernel spills or does not fit
+    python -m kernels.ahead_of_time            # all targets; exit status 1 if there is a complaint about a kernel
     python -m kernels.ahead_of_time sm_90
     python -m kernels.ahead_of_time --every 4  # a quarter of each kernel's launches, a different one for each target
 
@@ -25,6 +25,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 
+from kernels.early_touches import early_touch
 from kernels.launches import all_launches
 from kernels.recording import Launch
 from kernels.triton_cache import compile_launch
@@ -54,7 +55,11 @@ TARGETS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The resources that one program of a compiled kernel uses; `complaint` is why they are too many, or None."""
+    """The resources that one program of a compiled kernel uses.
+
+    Attributes:
+        complaint: why they are too many, or what else the compiler did that is wrong; None if nothing.
+    """
 
     target: str
     title: str
@@ -77,9 +82,12 @@ def compile_for(name: str, launch: Launch) -> Usage:
     else:
         num_registers, spill_bytes = _amd_resources(compiled.asm["amdgcn"])
     shared_bytes = int(compiled.metadata.shared)
+    ptx = compiled.asm.get("ptx", "")
     complaint = None
-    if re.search(r"^\s*trap;", compiled.asm.get("ptx", ""), re.MULTILINE):
+    if re.search(r"^\s*trap;", ptx, re.MULTILINE):
         complaint = "the compiler has put a trap in its place"
+    elif touch := early_touch(ptx):
+        complaint = f"it does not wait for the preceding kernel before {touch}"
     elif shared_bytes > target.shared_bytes:
         complaint = f"{shared_bytes} bytes of shared memory, {target.shared_bytes} are there"
     elif spill_bytes:
@@ -132,7 +140,7 @@ def _amd_resources(assembly: str) -> tuple[int, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile, print the table, and return 1 if any kernel spills or does not fit."""
+    """Compile, print the table, and return 1 if there is a complaint about any kernel."""
     parser = argparse.ArgumentParser(description="Compile the GPU kernels for GPUs that are not here.")
     parser.add_argument("targets", nargs="*", default=list(TARGETS), help=f"of {', '.join(TARGETS)} (all)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="compile one of N launches of a kernel (1)")
