@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from random import Random
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from engine.gpu.adapters import Reach, TritonLora
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.tabled_adapter import TabledAdapter
 from engine.lora import ENTRIES, AdapterSegment, LinearProducts, LoraBatch
+from kernels import overlap
+from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.recording import Launch, recording
 from tests.adapters.handmade import packed
 from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, LAYERS, MAX_RANK, VOCAB, make_sources, raw, tabled
@@ -126,6 +129,40 @@ def test_a_shrink_begins_before_its_product_and_has_ended_before_its_expand(
 
     lora.multiply(product, torch.zeros(TOKENS, HIDDEN), 0, ("o_proj",), (HIDDEN,))
     assert order == ["apart", "lora_shrink", "together", "product", "joined", "lora_expand"]
+
+
+def test_a_replay_applies_the_adapters_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not those of the step before, of which a GPU's caches know: kernels look for adapters before they wait.
+
+    Each time they lie elsewhere, or where another one was, and the same is launched without overlap.
+    """
+    has_gpu = torch.cuda.is_available()
+    num_steps, num_products, width, dtype = (300, 12, 2048, torch.bfloat16) if has_gpu else (4, 2, 32, torch.float32)
+    sources = [packed({(0, "o_proj"): raw(8, width, width)}, dtype) for _ in range(3)]
+    laid_out = [TabledAdapter.of(source, num_layers=1) for source in sources]
+    runtime = CudaRuntime(DEVICE)
+    lora = TritonLora(runtime, max_segments=3, max_rank=8, max_tokens=3)
+    x, gain = torch.randn(3, width, device=DEVICE).to(dtype), torch.ones(width, dtype=dtype, device=DEVICE)
+
+    def run() -> torch.Tensor:
+        h = x
+        for _ in range(num_products):
+            normed = add_rms_norm(h, None, gain, 1e-6)
+            h = lora.multiply(torch.clone, normed, 0, ("o_proj",), (width,))
+        return h
+
+    lora.expect(3, Reach.LINEAR_MODULES)
+    replay, out = runtime.record(run)
+    draw = Random(1)
+    for _ in range(num_steps):
+        some = [adapter.to(DEVICE) for adapter in draw.sample(laid_out, draw.randint(1, 3))]
+        lora.fill([AdapterSegment(weights=weights, start=at, end=at + 1) for at, weights in enumerate(some)])
+        replay()
+        found = out.clone()
+        with monkeypatch.context() as patch:
+            patch.setattr(overlap, "IS_WANTED", False)
+            expected = run()
+        assert torch.equal(found, expected)
 
 
 def test_what_was_recorded_changes_nothing_until_it_is_told_of_adapters(sources: dict[str, AdapterWeights]) -> None:
