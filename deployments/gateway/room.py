@@ -58,16 +58,24 @@ class Room:
             raise
 
     def _leave(self, flow: Hashable) -> None:
-        """Free a place, and let in who may have it and has waited longest for a turn."""
+        """Free a place, and let in those who may have one, by how long their flows have waited for a turn."""
         self._num_inside -= 1
         self._inside_by_flow[flow] -= 1
         if not self._inside_by_flow[flow]:
             del self._inside_by_flow[flow]
-        while (following := next(filter(self._has_place, self._waiting_by_flow), None)) is not None:
-            turns = self._waiting_by_flow.pop(following)
-            turn = turns.popleft()
-            if turns:
-                self._waiting_by_flow[following] = turns
-            if not turn.cancelled():
-                self._enter(following)
-                turn.set_result(None)
+        while self._let_in():
+            pass
+
+    def _let_in(self) -> bool:
+        """Take the next turn; False if nobody waits who may have a place."""
+        for flow in self._waiting_by_flow:
+            if self._has_place(flow):
+                turns = self._waiting_by_flow.pop(flow)
+                turn = turns.popleft()
+                if turns:
+                    self._waiting_by_flow[flow] = turns
+                if not turn.cancelled():
+                    self._enter(flow)
+                    turn.set_result(None)
+                return True
+        return False
