@@ -1,20 +1,21 @@
 """Run a blocking model behind an event loop: items that arrive during a call share the next, in a worker thread.
 
-A call holds a bounded amount of text, and requests take turns item by item: whoever asks about one item does not wait
-for all of somebody else's thousand.
+A call holds a bounded amount of text, and the request with the least left goes first: whoever asks about one item does
+not wait for all of somebody else's thousand, and under overload requests are completed one by one, not all too late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Generic, TypeVar
 
-from deployments.round_robin import RoundRobin
 from engine.errors import EngineError
 
 Item = TypeVar("Item")
@@ -33,6 +34,14 @@ class _Waiting(Generic[Item, Result]):
     item: Item
     num_chars: int
     result: asyncio.Future[Result]
+
+
+@dataclass(slots=True, eq=False)
+class _Asked(Generic[Item, Result]):
+    """The items of one request that are in no call yet, and their characters together."""
+
+    items: deque[_Waiting[Item, Result]]
+    num_chars: int
 
 
 class BatchedModel(Generic[Item, Result]):
@@ -63,7 +72,8 @@ class BatchedModel(Generic[Item, Result]):
         # One thread: concurrent forward passes would compete for the same cores.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
         self._max_batch, self._num_chars = max_batch, num_chars
-        self._urgent, self._others = RoundRobin[_Waiting[Item, Result]](), RoundRobin[_Waiting[Item, Result]]()
+        self._urgent: list[_Asked[Item, Result]] = []
+        self._others: list[_Asked[Item, Result]] = []
         self._working: asyncio.Task[None] | None = None
 
     async def results(self, items: Sequence[Item], *, is_urgent: bool = False) -> list[Result]:
@@ -73,9 +83,10 @@ class BatchedModel(Generic[Item, Result]):
             is_urgent: these items go before all that are not.
         """
         loop = asyncio.get_running_loop()
-        asked = [_Waiting(item, self._num_chars(item), loop.create_future()) for item in items]
+        asked = deque(_Waiting[Item, Result](item, self._num_chars(item), loop.create_future()) for item in items)
         found = asyncio.gather(*(waiting.result for waiting in asked))
-        (self._urgent if is_urgent else self._others).add(asked)
+        num_chars = sum(waiting.num_chars for waiting in asked)
+        (self._urgent if is_urgent else self._others).append(_Asked(asked, num_chars))
         if self._working is None or self._working.done():
             # In an empty context: it outlives the request that started it.
             self._working = loop.create_task(self._work(), context=Context())
@@ -103,7 +114,7 @@ class BatchedModel(Generic[Item, Result]):
 
     async def _work(self) -> None:
         """Call the model until no item waits."""
-        while self._urgent.first() or self._others.first():
+        while self._urgent or self._others:
             batch = self._next_batch()
             if batch:
                 await self._answer(batch)
@@ -111,16 +122,27 @@ class BatchedModel(Generic[Item, Result]):
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         """Take items for one call, without those that nobody waits for any more."""
         batch: list[_Waiting[Item, Result]] = []
-        chars_left = MAX_CALL_CHARS
-        for queue in (self._urgent, self._others):
-            while (waiting := queue.first()) is not None and len(batch) < self._max_batch:
-                if not waiting.result.cancelled():
-                    chars_left -= waiting.num_chars
-                    if batch and chars_left < 0:
-                        break
-                    batch.append(waiting)
-                queue.pop()
+        for requests in (self._urgent, self._others):
+            if requests:
+                # So that it is not overtaken for ever.
+                self._take(requests[0], batch, len(batch) + 1)
+            for request in sorted(requests, key=attrgetter("num_chars")):
+                self._take(request, batch, self._max_batch)
+            requests[:] = [request for request in requests if request.items]
         return batch
+
+    def _take(self, request: _Asked[Item, Result], batch: list[_Waiting[Item, Result]], max_size: int) -> None:
+        """Move items to a batch until it has `max_size` or is full."""
+        chars_left = MAX_CALL_CHARS - sum(waiting.num_chars for waiting in batch)
+        while request.items and len(batch) < min(max_size, self._max_batch):
+            waiting = request.items[0]
+            if not waiting.result.cancelled():
+                chars_left -= waiting.num_chars
+                if batch and chars_left < 0:
+                    return
+                batch.append(waiting)
+            request.items.popleft()
+            request.num_chars -= waiting.num_chars
 
     async def _answer(self, batch: list[_Waiting[Item, Result]]) -> None:
         items = [waiting.item for waiting in batch]

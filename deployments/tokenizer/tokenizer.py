@@ -7,8 +7,9 @@ waiting for others would, and the tokenizer library releases the GIL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 from ray.serve.handle import DeploymentHandle
 
@@ -18,12 +19,14 @@ from deployments.errors import UnavailableError
 from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import pack_ids, unpack_ids
 from deployments.handle_calls import until_answered
-from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec
+from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec, texts_in
 from engine.errors import RequestError
 
 MAX_CHARS_PER_TOKEN = 16
 """Bound on a prompt's characters per token of context length, but at least `DEFAULT_MAX_CHARS`; longer is refused."""
 NUM_THREADS = 2
+LONG_CHARS = 16_384
+"""Longer prompts have threads of their own: one of hundreds of kilobytes takes as long as hundreds of others."""
 ENCODE_TIMEOUT_S = 10.0
 """More than any prompt takes; a tokenizer that takes longer hangs or is badly overloaded."""
 
@@ -51,6 +54,7 @@ class LocalTokenizer:
     def __init__(self, codecs: Mapping[str, TextCodec]) -> None:
         self._codecs = codecs
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+        self._long_threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer-long")
 
     async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
         """Return the token ids of a prompt to a base model.
@@ -61,7 +65,8 @@ class LocalTokenizer:
         codec = self._codecs.get(model)
         if codec is None:
             raise RequestError(f"there is no model {model!r}", field="model", code="model_not_found")
-        return tuple(await asyncio.get_running_loop().run_in_executor(self._threads, _encode, codec, prompt))
+        threads = self._long_threads if _is_long(prompt) else self._threads
+        return tuple(await asyncio.get_running_loop().run_in_executor(threads, _encode, codec, prompt))
 
 
 async def ask_tokenizer(handle: DeploymentHandle, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
@@ -96,6 +101,24 @@ class Tokenizer:
     async def trouble(self) -> str | None:
         """Return None: a tokenizer that answers is healthy. Gateways call this as a health check."""
         return None
+
+
+def _is_long(prompt: ChatPrompt | TextPrompt) -> bool:
+    return any(num_chars > LONG_CHARS for num_chars in accumulate(map(len, _texts(prompt))))
+
+
+def _texts(prompt: ChatPrompt | TextPrompt) -> Iterator[str]:
+    """Yield what makes a prompt long."""
+    if isinstance(prompt, TextPrompt):
+        yield prompt.text
+        return
+    for message in prompt.messages:
+        yield message.content
+        yield from (call.arguments for call in message.tool_calls)
+    for tool in prompt.tools:
+        yield tool.description
+        yield from texts_in(tool.parameters)
+    yield from texts_in(prompt.template_options)
 
 
 def _encode(codec: TextCodec, prompt: ChatPrompt | TextPrompt) -> list[int]:

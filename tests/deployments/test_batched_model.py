@@ -44,7 +44,7 @@ async def test_what_comes_together_is_called_together_up_to_the_bound() -> None:
             [6],
             [8, 10, 12],
         ]
-    assert doubler.batches == [[1, 3, 4], [2, 5, 6]]
+    assert doubler.batches == [[1, 2, 3], [4, 5, 6]]
     assert await model.results([]) == []
 
 
@@ -88,6 +88,28 @@ async def test_who_asks_for_little_does_not_wait_for_who_asks_for_much() -> None
     doubler.gate.set()
     assert await asyncio.gather(first, *calls) == [[2], [4, 6, 8, 10, 12], [14], [16, 18]]
     assert doubler.batches == [[1], [2, 7, 8], [3, 9, 4], [5, 6]]
+
+
+async def test_long_requests_are_completed_one_by_one() -> None:
+    """In equal turns, all of an overload would be late, and nothing of it useful."""
+    doubler = Doubler()
+    model = a_model(doubler)
+    async with asyncio.timeout(30):
+        await asyncio.gather(model.results([1, 2, 3, 4]), model.results([5, 6, 7, 8]))
+    assert doubler.batches == [[1, 2, 3], [4, 5, 6], [7, 8]]
+
+
+async def test_the_oldest_request_is_not_overtaken_for_ever() -> None:
+    doubler = Doubler()
+    model = a_model(doubler)
+    doubler.gate.clear()
+    calls = [asyncio.create_task(model.results([1, 2, 3, 4, 5, 6]))]
+    await until_called(doubler)
+    calls += [asyncio.create_task(model.results([number])) for number in (7, 8, 9, 10, 11, 12)]
+    await asyncio.sleep(0)
+    doubler.gate.set()
+    await asyncio.gather(*calls)
+    assert doubler.batches == [[1, 2, 3], [4, 7, 8], [5, 6, 9], [10, 11, 12]]
 
 
 async def test_a_call_holds_a_bounded_amount_of_text_but_at_least_one_item() -> None:

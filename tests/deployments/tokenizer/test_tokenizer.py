@@ -10,9 +10,16 @@ import pytest
 
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
-from deployments.generation import ChatMessage, ChatPrompt, TextPrompt
+from deployments.generation import ChatMessage, ChatPrompt, TextPrompt, ToolCall, ToolSpec
 from deployments.tokenizer import tokenizer
-from deployments.tokenizer.tokenizer import LocalTokenizer, Tokenizer, ask_tokenizer, build_codecs
+from deployments.tokenizer.tokenizer import (
+    LONG_CHARS,
+    NUM_THREADS,
+    LocalTokenizer,
+    Tokenizer,
+    ask_tokenizer,
+    build_codecs,
+)
 from engine.errors import RequestError
 from tests.deployments.in_process import Method, Response
 
@@ -55,6 +62,35 @@ async def test_while_a_prompt_is_encoded_the_event_loop_goes_on(
     encoding = asyncio.create_task(local.encode("chat", CHAT))
     asyncio.get_running_loop().call_later(0.01, loop_goes_on.set)
     assert await encoding == (1,)
+
+
+LONG = "x" * LONG_CHARS
+CALL = ToolCall(call_id="1", name="get", arguments=LONG)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TextPrompt(text=LONG + "y"),
+        ChatPrompt(messages=(ChatMessage(role="user", content=LONG), ChatMessage(role="user", content="y"))),
+        ChatPrompt(messages=(ChatMessage(role="assistant", content="y", tool_calls=(CALL,)),)),
+        ChatPrompt(messages=CHAT.messages, tools=(ToolSpec(name="get", parameters={"properties": {"a": LONG}}),)),
+        ChatPrompt(messages=CHAT.messages, template_options={"a": [LONG]}),
+    ],
+)
+async def test_a_short_prompt_does_not_wait_for_long_ones(
+    tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch, prompt: ChatPrompt | TextPrompt
+) -> None:
+    """Twenty requests with 120 tools each held up everybody for four seconds."""
+    has_short, local = threading.Event(), LocalTokenizer(build_codecs([tiny_model]))
+    monkeypatch.setattr(
+        tokenizer, "_encode", lambda codec, asked: (int(has_short.wait(PATIENCE_S)) if asked is prompt else 2,)
+    )
+    long = [asyncio.create_task(local.encode("chat", prompt)) for _ in range(NUM_THREADS)]
+    await asyncio.sleep(0)
+    assert await local.encode("chat", CHAT) == (2,)
+    has_short.set()
+    assert await asyncio.gather(*long) == [(1,)] * NUM_THREADS
 
 
 async def test_an_actor_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
