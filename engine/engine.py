@@ -329,10 +329,11 @@ class Engine:
         for entry in entries:
             if isinstance(entry, Request):
                 self._scheduler.add(entry)
+                # One by one: until then it counts twice, and a burst that did would fill the queue at half its size.
+                with self._lock:
+                    self._num_queued -= 1
             else:
                 self._scheduler.cancel(entry)
-        with self._lock:
-            self._num_queued -= sum(isinstance(entry, Request) for entry in entries)
 
     def _sleep(self) -> None:
         while not self._is_stopping and not self._wake.is_set() and self._runner.idle():

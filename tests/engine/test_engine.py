@@ -13,7 +13,7 @@ from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.ports import PauseWish
-from engine.request import Emission, FinishReason, RequestId
+from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.test_own_step import teach
 from tests.engine.scripted import ScriptedGate, ScriptedRunner, a_config, a_request
@@ -266,6 +266,23 @@ def test_a_full_queue_refuses_with_a_time_to_come_back_and_takes_again_when_ther
     while host.reason("d") is None:
         host.take(host.engine.step())
     host.check_all_returned()
+
+
+def test_a_burst_counts_once_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it counted twice for that moment, and a queue was full at half its size."""
+    host = a_host()
+    add, waiting = host.scheduler.add, list[int]()
+
+    def add_and_count(request: Request) -> None:
+        add(request)
+        waiting.append(host.engine.load().num_waiting)
+
+    for name in "abcdef":
+        host.engine.add(a_request(name))
+    monkeypatch.setattr(host.scheduler, "add", add_and_count)
+    host.take(host.engine.step())
+    # The one that moves at the moment counts twice rather than not at all.
+    assert waiting == [7] * 6
 
 
 def test_an_id_that_is_alive_is_refused_and_free_again_afterwards() -> None:
