@@ -29,10 +29,14 @@ def a_model(call: Doubler, num_chars: Callable[[int], int] = lambda number: 1) -
     return BatchedModel(call, "doubler", max_batch=3, num_chars=num_chars)
 
 
-async def until_called(doubler: Doubler) -> None:
+async def held(doubler: Doubler, model: BatchedModel[int, int], numbers: Sequence[int]) -> asyncio.Task[list[int]]:
+    """Ask for numbers, and return once a call has begun, which ends when the doubler's gate is opened."""
+    doubler.gate.clear()
+    asked = asyncio.create_task(model.results(numbers))
     async with asyncio.timeout(30):
         while not doubler.batches:
             await asyncio.sleep(0.001)
+    return asked
 
 
 async def test_what_comes_together_is_called_together_up_to_the_bound() -> None:
@@ -51,9 +55,7 @@ async def test_what_comes_together_is_called_together_up_to_the_bound() -> None:
 async def test_what_nobody_waits_for_any_more_is_not_called() -> None:
     doubler = Doubler()
     model = a_model(doubler)
-    doubler.gate.clear()
-    first = asyncio.create_task(model.results([1]))
-    await until_called(doubler)
+    first = await held(doubler, model, [1])
     left, stayed = (asyncio.create_task(model.results(numbers)) for numbers in ([2, 3, 4], [5]))
     await asyncio.sleep(0)
     left.cancel()
@@ -66,9 +68,7 @@ async def test_what_nobody_waits_for_any_more_is_not_called() -> None:
 async def test_what_is_urgent_goes_first() -> None:
     doubler = Doubler()
     model = a_model(doubler)
-    doubler.gate.clear()
-    first = asyncio.create_task(model.results([1]))
-    await until_called(doubler)
+    first = await held(doubler, model, [1])
     calls = [asyncio.create_task(model.results([2, 3, 4])), asyncio.create_task(model.results([5, 6], is_urgent=True))]
     await asyncio.sleep(0)
     doubler.gate.set()
@@ -80,9 +80,7 @@ async def test_who_asks_for_little_does_not_wait_for_who_asks_for_much() -> None
     """A moderation of many long texts held up every stream until the classifier's time limit ended them."""
     doubler = Doubler()
     model = a_model(doubler)
-    doubler.gate.clear()
-    first = asyncio.create_task(model.results([1]))
-    await until_called(doubler)
+    first = await held(doubler, model, [1])
     calls = [asyncio.create_task(model.results(numbers)) for numbers in ([2, 3, 4, 5, 6], [7], [8, 9])]
     await asyncio.sleep(0)
     doubler.gate.set()
@@ -102,9 +100,7 @@ async def test_long_requests_are_completed_one_by_one() -> None:
 async def test_the_oldest_request_is_not_overtaken_for_ever() -> None:
     doubler = Doubler()
     model = a_model(doubler)
-    doubler.gate.clear()
-    calls = [asyncio.create_task(model.results([1, 2, 3, 4, 5, 6]))]
-    await until_called(doubler)
+    calls = [await held(doubler, model, [1, 2, 3, 4, 5, 6])]
     calls += [asyncio.create_task(model.results([number])) for number in (7, 8, 9, 10, 11, 12)]
     await asyncio.sleep(0)
     doubler.gate.set()

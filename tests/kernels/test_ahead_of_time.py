@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -13,12 +10,12 @@ import pytest
 import torch
 from packaging.version import Version
 
-from app.cli.server_process import kill_session
 from kernels import ahead_of_time
 from kernels.ahead_of_time import TARGETS
 from kernels.architecture import current, pretending
 from kernels.recording import Launch, recording
 from tests.architecture.source_tree import ROOT
+from tests.interpreter.uninterpreted import run_uninterpreted
 
 
 @pytest.mark.slow
@@ -31,11 +28,11 @@ def test_all_kernels_compile_and_fit(every: int, every_of_others: int) -> None:
     sources = [file.read_text() for file in (ROOT / "kernels").glob("*/*.py")]
     kernels = {name for source in sources for name in re.findall(r"^def (\w+)_kernel\(", source, re.MULTILINE)}
     others = sorted(set(TARGETS) - {"sm_90"})
-    lines = _run_uninterpreted("-m", "kernels.ahead_of_time", "sm_90", "--every", str(every)).splitlines()[1:]
+    lines = run_uninterpreted("-m", "kernels.ahead_of_time", "sm_90", "--every", str(every)).splitlines()[1:]
     assert {line.split()[4] for line in lines} == kernels
     if Version(version("triton")) < Version("3.7"):
         pytest.skip("for the others, some kernels spill by this compiler: docs/decisions.md")
-    lines = _run_uninterpreted("-m", "kernels.ahead_of_time", *others, "--every", str(every_of_others)).splitlines()[1:]
+    lines = run_uninterpreted("-m", "kernels.ahead_of_time", *others, "--every", str(every_of_others)).splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(others)
     assert {line.split()[4] for line in lines} == kernels
 
@@ -68,7 +65,7 @@ for launch in found:
 @pytest.mark.timeout(600)
 def test_adapters_matrices_are_read_by_the_widest_loads() -> None:
     """Whatever their ranks, which the compiler does not know: none of their numbers, of two bytes, is read alone."""
-    shown = _run_uninterpreted("-c", SHOW)
+    shown = run_uninterpreted("-c", SHOW)
     kernels = {text.split()[0]: text for text in shown.split("KERNEL ")[1:]}
     assert len(kernels) == 4
     for name, text in kernels.items():
@@ -103,24 +100,3 @@ def test_recording_ends_with_its_block() -> None:
     with recording():
         assert triton.JITFunction.run is not run
     assert triton.JITFunction.run is run
-
-
-def _run_uninterpreted(*arguments: str) -> str:
-    """Run Python in a process of its own, for in this one kernels are interpreted; return what it prints."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        told, complaints = run.communicate()
-    finally:
-        # Where time has run out: those that it compiles by would wait for ever, with a gigabyte each.
-        kill_session(run.pid)
-    assert run.returncode == 0, told[-4000:] + complaints[-4000:]
-    return told

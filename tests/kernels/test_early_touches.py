@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
 from packaging.version import Version
 
 from kernels.early_touches import early_touch
-from tests.architecture.source_tree import ROOT
+from tests.interpreter.uninterpreted import run_uninterpreted
 
 HEAD = ".visible .entry kernel(\n\t.param .u64 kernel_param_0\n)\n{\n\tgriddepcontrol.launch_dependents; // dummy %r1\n"
 WAIT = "\tgriddepcontrol.wait; // dummy %r2\n"
@@ -84,12 +81,7 @@ for one in (launch, staged):
 @pytest.mark.timeout(600)
 def test_a_loop_that_waits_is_compiled_without_stages() -> None:
     """With two, compilers copy operands before the loop; should a later one not, more stages would do no harm."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", EXPAND], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    as_it_is, staged = run.stdout.splitlines()
+    as_it_is, staged = run_uninterpreted("-c", EXPAND).splitlines()
     assert as_it_is == "None"
     if Version(version("triton")) < Version("3.8"):
         assert staged.startswith("cp.async")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from kernels import overlap
 from kernels.architecture import pretending
-from tests.architecture.source_tree import ROOT
+from tests.interpreter.uninterpreted import run_uninterpreted
 
 TOUCH = re.compile(r"\b(ld\.global|st\.global|cp\.async|atom\.global|red\.global)")
 READ_EARLY = {
@@ -61,13 +58,7 @@ for launch in found:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nothing_is_touched_before_the_kernel_before_has_ended() -> None:
-    # A process of its own: in this one kernels are interpreted.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", SHOW], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    kernels = run.stdout.split("KERNEL ")[1:]
+    kernels = run_uninterpreted("-c", SHOW).split("KERNEL ")[1:]
     assert len({text.split()[0] for text in kernels}) == 17
     for text in kernels:
         touches = [match.start() for match in TOUCH.finditer(text)]

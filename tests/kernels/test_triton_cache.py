@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.architecture.source_tree import ROOT
+from tests.interpreter.uninterpreted import run_uninterpreted
 
 LAUNCHES = """
 from dataclasses import replace
@@ -60,10 +58,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_launch_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
-    # A process of its own: in this one kernels are interpreted. A file: other processes import what is run.
+    # A file: other processes import what is run.
     script = tmp_path / "launch.py"
     script.write_text(LAUNCHES)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
+    run_uninterpreted(str(script), TRITON_CACHE_DIR=str(tmp_path / "cache"), PYTHONPATH=str(ROOT))

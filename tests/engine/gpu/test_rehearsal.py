@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +19,8 @@ from engine.gpu.runtime import CudaRuntime
 from engine.kv_cache import KvCache
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
-from tests.architecture.source_tree import ROOT
 from tests.engine.gpu.test_inputs import CONFIG
+from tests.interpreter.uninterpreted import run_uninterpreted
 from tests.kernels.gpu.conftest import DEVICE
 
 STEPS = """
@@ -100,7 +97,7 @@ assert len(found) > 10
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b"])
 def test_random_steps_launch_what_was_rehearsed(tmp_path: Path, name: str) -> None:
     """Whatever ways were measured to be the fastest."""
-    _run_uninterpreted(STEPS, str(tmp_path), name)
+    run_uninterpreted("-c", STEPS, str(tmp_path), name)
 
 
 CHUNKS = """
@@ -123,21 +120,7 @@ assert not missing, missing
 
 def test_layers_with_states_launch_the_same_for_chunks_of_any_length() -> None:
     """A rehearsal's chunks are multiples of 16, a prompt is not."""
-    _run_uninterpreted(CHUNKS)
-
-
-def _run_uninterpreted(code: str, *arguments: str) -> None:
-    """Run a process of its own, for in this one kernels are interpreted, and launches cannot be noted."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
+    run_uninterpreted("-c", CHUNKS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="every start of an engine does it there")
