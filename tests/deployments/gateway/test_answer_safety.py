@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
@@ -17,16 +19,20 @@ from deployments.generation import (
     GenerationEvent,
     Moderated,
     Moderation,
+    Started,
+    TextPrompt,
+    TokenPrompt,
     ToolCall,
     ToolSpec,
     Verdict,
 )
 from deployments.timeline import Recorder, Timeline
-from engine.errors import EngineError
+from engine.errors import EngineError, RequestError
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import Judge, ask, events_of, text_of
 
 OpenGateway = Callable[..., Awaitable[Gateway]]
+NO_MEMORY = RuntimeError("not enough memory")
 LENIENT = SafetyConfig(model_path="unused", screen_input=False, screen_output=False)
 
 
@@ -186,3 +192,147 @@ async def test_a_score_does_not_weaken_the_server_s_policy(gateway: OpenGateway,
     end = end_of(await events_of(await gateway(Judge("Where")), ask(moderation=Moderation())))
     assert (end.reason, bool(end.refusal)) == (EndReason.CONTENT_FILTER, True)
     assert serving.replicas.calls == []
+
+
+async def test_a_refused_input_has_a_refusal_and_costs_the_engine_nothing(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    events = await events_of(await gateway(Judge("Where")), ask())
+    started, end = events
+    assert isinstance(started, Started)
+    assert isinstance(end, Finished)
+    assert (end.reason, end.num_completion_tokens) == (EndReason.CONTENT_FILTER, 0)
+    assert end.refusal
+    assert serving.replicas.calls == []
+
+
+async def test_every_turn_is_judged_for_itself(gateway: OpenGateway) -> None:
+    judge = Judge()
+    turns = ChatPrompt(
+        messages=(ChatMessage(role="system", content="Be kind."), ChatMessage(role="user", content="Hello"))
+    )
+    await events_of(await gateway(judge), ask(turns, max_tokens=2))
+    assert judge.texts[:2] == ["Be kind.", "Hello"]
+
+
+async def test_token_ids_are_judged_as_the_text_they_make(gateway: OpenGateway) -> None:
+    judge = Judge()
+    opened = await gateway(judge)
+    ids = opened._served["chat"].codec.pieces
+    await events_of(opened, ask(TokenPrompt(token_ids=(50, 60, 70)), max_tokens=2))
+    assert judge.texts[0] == ids.decode((50, 60, 70))
+
+
+async def test_alongside_nothing_is_shown_before_the_verdict(gateway: OpenGateway, serving: Serving) -> None:
+    judge = Judge("Where")
+    judge.gate.clear()
+    serving.replicas.engine.hold_after_steps = 5
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", mode="alongside"))
+    task = asyncio.create_task(events_of(opened, ask(max_tokens=None)))
+    while not serving.replicas.engine.snapshot().counters.generation_tokens:
+        await asyncio.sleep(0.01)
+    assert not task.done()
+    judge.gate.set()
+    _, end = await task
+    assert isinstance(end, Finished)
+    assert end.refusal
+    await serving.replicas.until_idle()
+
+
+async def test_alongside_a_verdict_that_is_there_in_time_saves_the_engines_work(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    judge = Judge("Where")
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", mode="alongside"))
+    served = opened._served["chat"]
+
+    async def encode(prompt: ChatPrompt | TextPrompt) -> Sequence[int]:
+        while not judge.calls:
+            await asyncio.sleep(0.001)
+        await asyncio.wait([judge.calls[0].task])
+        # The verdict needs some rounds of the event loop.
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return await served.encode(prompt)
+
+    opened._served["chat"] = replace(served, encode=encode)
+    *_, end = await events_of(opened, ask())
+    assert isinstance(end, Finished)
+    assert end.refusal
+    assert serving.replicas.calls == []
+
+
+async def test_a_flagged_answer_is_cut_before_the_window_that_was_flagged(gateway: OpenGateway) -> None:
+    whole = text_of(await events_of(await gateway(), ask(max_tokens=150)))
+    word = whole[70:75]
+    safety = SafetyConfig(model_path="unused", screen_input=False, window_chars=20, overlap_chars=5)
+    events = await events_of(await gateway(Judge(word), safety=safety), ask(max_tokens=150))
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is EndReason.CONTENT_FILTER
+    assert events[-1].refusal is None
+    shown = text_of(events)
+    assert whole.startswith(shown)
+    assert word not in shown
+
+
+async def test_a_clean_answer_is_the_same_with_screening(gateway: OpenGateway) -> None:
+    safety = SafetyConfig(model_path="unused", window_chars=20, overlap_chars=5)
+    judge = Judge()
+    assert text_of(await events_of(await gateway(judge, safety=safety), ask(max_tokens=100))) == text_of(
+        await events_of(await gateway(), ask(max_tokens=100))
+    )
+    assert len(judge.texts) > 3
+
+
+@pytest.mark.parametrize(("prompt", "field"), [("a", "messages"), (TextPrompt(text="a"), "prompt")])
+async def test_a_text_that_cannot_be_judged_is_told_by_the_field_that_has_it(
+    gateway: OpenGateway, prompt: str | TextPrompt, field: str
+) -> None:
+    """The classifier's word for it was told, which no field has that a chat or a completion knows."""
+    judge = Judge()
+    judge.failure = RequestError("input must have at most 5 characters to be judged, got 9", field="input")
+    with pytest.raises(RequestError, match=f"^'{field}' must have at most 5") as refused:
+        await events_of(await gateway(judge), ask(prompt))
+    assert refused.value.field == field
+
+
+async def test_without_a_classifier_that_answers_nothing_passes(gateway: OpenGateway, serving: Serving) -> None:
+    judge = Judge()
+    judge.failure = ActorDiedError()
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", timeout_s=0.3))
+    with pytest.raises(UnavailableError, match="safety classifier") as caught:
+        await events_of(opened, ask())
+    assert caught.value.retry_after_s > 0
+    assert serving.replicas.calls == []
+    # It is remembered, where it takes no place from an answer.
+    assert [timeline.outcome for timeline in opened._log.find("r")] == ["UnavailableError"]
+    assert not opened._log._timelines._by_client_id
+
+
+async def test_a_classifier_that_is_too_slow_counts_as_gone(gateway: OpenGateway) -> None:
+    judge = Judge()
+    judge.gate.clear()
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", timeout_s=0.01))
+    with pytest.raises(UnavailableError, match=r"0\.01 seconds"):
+        await events_of(opened, ask())
+    # It judged all the same what nobody waited for any more, and under load fell behind for good.
+    judge.gate.set()
+    (call,) = judge.calls
+    await asyncio.wait([call.task])
+    assert call.task.cancelled()
+
+
+@pytest.mark.parametrize("failure", [ActorDiedError(), NO_MEMORY, RayTaskError("judge", "", NO_MEMORY)])
+async def test_safety_that_fails_open_lets_pass(gateway: OpenGateway, failure: Exception) -> None:
+    """Where the classifier itself failed, in its own process or in the gateway's, every request failed with it."""
+    judge = Judge()
+    judge.failure = failure
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", fails_closed=False))
+    assert text_of(await events_of(opened, ask()))
+
+
+async def test_safety_that_fails_closed_lets_nothing_pass_that_was_not_judged(gateway: OpenGateway) -> None:
+    judge = Judge()
+    judge.failure = NO_MEMORY
+    with pytest.raises(EngineError, match="safety classifier has failed"):
+        await events_of(await gateway(judge), ask())
