@@ -28,6 +28,7 @@ from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import measure, stream_each
 from engine.gpu.tabled_adapter import TabledAdapter
+from engine.gpu.trial import settle
 from engine.hardware import DTYPE_BY_NAME
 from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource
@@ -91,6 +92,7 @@ def _build(
 
     runtime.compile_ahead(launch_all, hardware.num_cores, Progress("compiling kernels").reach)
     measure(backend.linears, runtime)
+    can_record = _can_record(decoder, rehearsal, runtime)
     peak_bytes = runtime.peak_bytes(rehearsal.run)
     left = hardware.free_bytes - peak_bytes - RESERVED_BYTES - checked.max_device_adapter_bytes
     _logger.info("a full step takes %.2f GiB with the weights; %.2f GiB are left", peak_bytes / 2**30, left / 2**30)
@@ -102,11 +104,7 @@ def _build(
     # Pages take more memory, so adapters use them only if blocks can be lent.
     can_lend = resolved.lent_run_blocks <= resolved.max_lent_blocks
     page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes if can_lend else 0
-    sizes = recorded_sizes(resolved.max_num_seqs)
-    # Modules of transformers may wait for the device, which a recording cannot.
-    if isinstance(decoder, FallbackDecoder) and not runtime.can_record(rehearsal.decode()):
-        _logger.info("decode steps of %s are launched, not recorded: they wait for the device", spec.architecture)
-        sizes = []
+    sizes = recorded_sizes(resolved.max_num_seqs) if can_record else []
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
     model = GpuModel(decoder, backend, inputs)
     taken_bytes = model.record(cache, sizes, runtime)
@@ -125,6 +123,14 @@ def _build(
         choose=choose,
         steps_ahead=1,
     )
+
+
+def _can_record(decoder: Decoder | FallbackDecoder, rehearsal: Rehearsal, runtime: CudaRuntime) -> bool:
+    # Modules of transformers may wait for the device, which a recording cannot.
+    if isinstance(decoder, FallbackDecoder) and not all(map(runtime.only_enqueues, rehearsal.decodes())):
+        _logger.info("decode steps of %s are launched, as they wait for the device", decoder.spec.architecture)
+        return False
+    return settle(rehearsal.decodes, runtime)
 
 
 def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: CudaRuntime) -> TritonLora:

@@ -9,6 +9,8 @@ Launches are specialized by powers of two of a step's sizes, and by nothing else
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -66,15 +68,46 @@ class Rehearsal:
         logits = torch.zeros(LOGIT_COPIES, config.max_num_seqs, self._decoder.spec.vocab_size, device=self._device)
         self._choose(logits[0, :1], [SamplingParams(max_tokens=1)], [0])
 
-    def decode(self) -> Callable[[], torch.Tensor]:
-        """Return a function that runs a decode step of one row, the same each time, and returns its logits."""
-        cache = self._cache()
-        batch = self._batch([(0, 1)], 1, cache.null_block)
-        return lambda: self._decoder.forward(batch, cache).logits
+    def decodes(self) -> Iterator[Callable[[], torch.Tensor]]:
+        """Yield decode steps that return their logits, of one row and of all, with adapters and without.
 
-    def _cache(self) -> KvCache:
-        spec, block_tokens = self._decoder.spec, self._config.block_tokens
-        return KvCache.of(spec, num_blocks=1, block_tokens=block_tokens, dtype=self._cache_dtype, device=self._device)
+        Each can be repeated until the next is asked for, and computes the same: rows with tokens and blocks of their
+        own, at their first position.
+        """
+        for count in (1, self._config.max_num_seqs):
+            cache = self._cache(count)
+            batch = self._decode_batch(count, cache.null_block)
+            for has_adapters in (False, True):
+                self._adapters.expect(count if has_adapters else 0)
+                yield partial(self._logits, batch, cache)
+        self._adapters.expect(0)
+
+    def _logits(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
+        return self._decoder.forward(batch, cache).logits
+
+    def _cache(self, num_blocks: int = 1) -> KvCache:
+        return KvCache.of(
+            self._decoder.spec,
+            num_blocks=num_blocks,
+            block_tokens=self._config.block_tokens,
+            dtype=self._cache_dtype,
+            device=self._device,
+        )
+
+    def _decode_batch(self, count: int, null_block: int) -> DecoderBatch:
+        """Return a step of `count` rows with one token each, whose table names a block of its own."""
+        batch = self._batch([(at, 1) for at in range(count)], count, null_block)
+        (attention,), places = batch.attention, torch.arange(count, device=self._device)
+        rows = attention.rows.clone()
+        rows[:, 3] = places
+        tables = attention.tables.repeat(count, 1)
+        tables[:, 0] = places
+        return replace(
+            batch,
+            token_ids=places % self._decoder.spec.vocab_size,
+            positions=torch.zeros_like(places),
+            attention=(replace(attention, slots=places * attention.block_tokens, rows=rows, tables=tables),),
+        )
 
     def _batch(self, rows: list[tuple[int, int]], num_decodes: int, null_block: int) -> DecoderBatch:
         """Return a step with (first token, number of tokens) for each row; all block tables name the same block."""

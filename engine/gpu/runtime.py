@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
+from torch.cuda.memory import _cuda_endAllocateToPool  # type: ignore[attr-defined]
 
 _logger = logging.getLogger(__name__)
 
@@ -29,11 +30,9 @@ class CudaRuntime:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool = torch.cuda.graph_pool_handle()
         # Warm-up and capture share a stream: the workspaces that libraries keep per stream then lie outside the pool.
         self._stream, self._side = (torch.cuda.Stream(device) for _ in range(2))
-        # A pool is freed with its last graph, and its handle cannot be reused: keep one graph for good.
-        self._anchor = self.record(lambda: torch.zeros(1, device=device))
+        self._begin_pool()
 
     def staging(self, count: int) -> torch.Tensor:
         """Return page-locked memory for `count` int64, from which copies to the device are asynchronous."""
@@ -57,10 +56,9 @@ class CudaRuntime:
 
         return fetched
 
-    def can_record(self, run: Callable[[], torch.Tensor]) -> bool:
-        """Return whether `run` only enqueues, so that `record` is possible: the host never waits for the device."""
-        # First torch reports what waits. Only a capture tells the rest, but it fails less gracefully. Waiting at the
-        # first call, to initialize, does not count.
+    def only_enqueues(self, run: Callable[[], torch.Tensor]) -> bool:
+        """Return whether the host never waits for the device in `run`, as far as torch can tell."""
+        # Waiting at the first call, to initialize, does not count.
         run()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -70,23 +68,36 @@ class CudaRuntime:
             return False
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        try:
-            self.record(run)
-        except RuntimeError as error:
-            _logger.warning("cannot be recorded: %s", error)
-            return False
         return True
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Record what `run` enqueues; return the replay function, and the tensor that each replay fills.
 
         All recordings (CUDA graphs) share one memory pool, as no two run at once.
+
+        Raises:
+            RuntimeError: something cannot be recorded; later recordings can be made all the same.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             for _ in range(NUM_WARM_UPS):
                 run()
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        try:
+            return self._capture(run)
+        except RuntimeError:
+            # Torch 2.11 goes on allocating from the pool of a capture that failed, later releases do not.
+            with suppress(RuntimeError):
+                _cuda_endAllocateToPool(self.device.index or 0, self._pool)
+            self._begin_pool()
+            raise
+
+    def _begin_pool(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        # A pool is freed with its last graph, and its handle cannot be reused: keep one graph for good.
+        self._anchor = self._capture(lambda: torch.zeros(1, device=self.device))
+
+    def _capture(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         graph = torch.cuda.CUDAGraph()
         # Torch does not leave the stream of a capture that fails; the outer context does. Other threads may use the
         # device meanwhile, e.g. to page-lock memory, without breaking the capture.

@@ -11,6 +11,7 @@ kernel for a row or two, which reads them as they are and saves the launch.
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from triton.errors import TritonError
 
 from engine.gpu.rounding import InputRounding
 from engine.gpu.runtime import CudaRuntime
@@ -53,6 +55,9 @@ LARGEST_INPUT = 7.0
 """Largest random input: a 64th of the largest 8-bit float, so that a row's scale is a power of two."""
 TOLERANCE = 0.02
 """Allowed difference of two results, relative to the largest value: a kernel that is wrong on a device is not used."""
+
+
+FUSED = "norm and product at once"
 
 
 class Way(Enum):
@@ -262,10 +267,26 @@ def _fastest(alike: Sequence[StreamedLinear], rows: int, runtime: CudaRuntime) -
     def run(way: Way) -> Callable[[], torch.Tensor]:
         return lambda: _last(_usual(linear, x, way) for linear in alike)
 
-    for way in sorted(first.open_ways(rows), key=lambda way: runtime.seconds(run(way))):
+    def seconds(way: Way) -> float:
+        return runtime.seconds(run(way)) if way is Way.LIBRARY else _seconds(run(way), runtime, first, rows, way.value)
+
+    for way in sorted(first.open_ways(rows), key=seconds):
         if way is Way.LIBRARY or _is_right(first, x, way):
             return way
     raise AssertionError("the library is one of them")
+
+
+def _seconds(
+    run: Callable[[], torch.Tensor], runtime: CudaRuntime, linear: StreamedLinear, rows: int, what: str
+) -> float:
+    """Return the time of our own kernels; if the device refuses one, forever, so that it is not used."""
+    try:
+        return runtime.seconds(run)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TritonError) as error:
+        _logger.error("products of %s with %d rows are not computed by %s: %s", tuple(linear.shape), rows, what, error)
+        return math.inf
 
 
 def _gains_by_norm(alike: Sequence[StreamedLinear], rows: int, runtime: CudaRuntime) -> bool:
@@ -286,10 +307,10 @@ def _gains_by_norm(alike: Sequence[StreamedLinear], rows: int, runtime: CudaRunt
     def at_once() -> torch.Tensor:
         return _last(linear.normed(x, gain, EPS) for linear, gain in zip(alike, gains, strict=True))
 
-    if runtime.seconds(at_once) > runtime.seconds(apart):
+    if _seconds(at_once, runtime, first, rows, FUSED) > runtime.seconds(apart):
         return False
     expected = _usual(first, add_rms_norm(x, None, gains[0], EPS), Way.LIBRARY)
-    return _is_near(first.normed(x, gains[0], EPS), expected, first, "norm and product")
+    return _is_near(first.normed(x, gains[0], EPS), expected, first, FUSED)
 
 
 def _inputs(linear: StreamedLinear, rows: int, device: torch.device) -> torch.Tensor:

@@ -17,16 +17,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
-from engine.gpu import backend, runtime
-from kernels import overlap
+from engine.gpu.trial import APART, IN_TURN, ONE_STREAM, SWITCHES, Switch
 from kernels.expert_launches import GPT_OSS_MIXTURES, MIXTURES, Mixture
 from kernels.launches import GEOMETRIES
 from kernels.state_launches import GRANITE_4, QWEN_3_5
@@ -62,20 +60,6 @@ LIMIT_S_BY_USUAL_ENGINE = {"llama-3.1-8b": 190, "llama-3.1-8b-fp8_quantization-f
 """The engine groups that run by default, in order -> their limits in seconds."""
 OTHER_LIMIT_S = 150
 BASE_MODELS = ("llama-3.1-8b", "qwen3-0.6b")
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """A module flag that is turned off to measure the gain of an optimization."""
-
-    name: str
-    module: ModuleType
-    attribute: str
-
-
-IN_TURN = Switch("in-turn", overlap, "IS_WANTED")
-APART = Switch("apart", backend, "JOINS_ARE_WANTED")
-ONE_STREAM = Switch("one-stream", runtime, "BRANCHES_ARE_WANTED")
 
 
 def parts() -> list[Part]:
@@ -216,7 +200,7 @@ def measure_engine(notes: Notes, works: Sequence[engine.Work]) -> None:
 
 def measure_without(notes: Notes, works: Sequence[engine.Work], switch: Switch) -> None:
     """Run rows with a switch turned off."""
-    setattr(switch.module, switch.attribute, False)
+    switch.turn_off()
     tell_results(notes, engine.measure(works, measure_ceilings(), attempt=notes.attempt), f", {switch.name}")
 
 
@@ -227,6 +211,8 @@ def tell_results(notes: Notes, results: Iterable[engine.Result], suffix: str = "
         found = asdict(result) | {"title": result.title + suffix, "verdict": result.verdict}
         notes.add("results", found)
         print(summary.engine_line(found), flush=True)
+    # More than was asked for if the start of an engine gave something up.
+    notes.tell("without", [switch.name for switch in SWITCHES if switch.is_off])
 
 
 def trace(notes: Notes, runs: Sequence[tuple[engine.Result, Callable[[], object]]]) -> None:

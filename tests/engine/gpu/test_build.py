@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import ConfigError
 from engine.gpu import build
 from engine.gpu.build import gpu_parts
+from engine.gpu.model import GpuModel
 from engine.gpu.runtime import CudaRuntime
+from engine.gpu.trial import ONE_STREAM, SWITCHES, settle
 from engine.resolve import Hardware
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
@@ -61,6 +64,28 @@ def test_a_start_says_how_far_it_has_come(config: EngineConfig, caplog: pytest.L
     bars = [message for message in caplog.messages if "[#" in message]
     assert [bar.partition(" [")[0] for bar in bars] == ["loading weights", "recording decode steps"]
     assert "] 2 of 2, " in bars[-1]
+
+
+@pytest.mark.parametrize("happens", [{"one-stream"}, None])
+def test_a_driver_that_does_not_record_everything_still_serves(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, happens: set[str] | None
+) -> None:
+    """What it does not record is a second stream, or anything."""
+    for switch in SWITCHES:
+        monkeypatch.setattr(switch.module, switch.attribute, True)
+
+    @contextmanager
+    def beside(_: CudaRuntime) -> Iterator[Callable[[], None]]:
+        if torch.cuda.is_current_stream_capturing() and not (happens and ONE_STREAM.is_off):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        yield lambda: None
+
+    monkeypatch.setattr(CudaRuntime, "beside", beside)
+    monkeypatch.setattr(build, "settle", settle)
+    parts = gpu_parts(config, read_spec(config.model_path), HARDWARE, random_weights, CudaRuntime(DEVICE))
+    assert {switch.name for switch in SWITCHES if switch.is_off} == (happens or {switch.name for switch in SWITCHES})
+    assert isinstance(parts.model, GpuModel)
+    assert bool(parts.model._recorded) == bool(happens)
 
 
 def test_recordings_that_take_more_than_was_left_for_them_are_told(

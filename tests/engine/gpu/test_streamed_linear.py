@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import ROWS, StreamedLinear, Way, measure
@@ -128,6 +129,35 @@ def test_a_kernel_that_is_wrong_is_not_taken(weight: torch.Tensor, monkeypatch: 
     linear = StreamedLinear(weight, None)
     measure([linear], runtime)
     assert linear.ways == (Way.TILES, *[Way.LIBRARY] * 6)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Triton Error [CUDA]: invalid argument"), OutOfResources(9, 8, "shared")]
+)
+def test_a_kernel_that_the_device_refuses_is_not_taken(
+    weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    runtime = Timed(monkeypatch, {(Way.TILES, rows): 1.0 for rows in (1, 2)} | {(Way.ROWS, 1): 1.5})
+    multiply = StreamedLinear.multiply
+
+    def refused(linear: StreamedLinear, x: torch.Tensor, way: Way, *out: torch.Tensor | None) -> torch.Tensor:
+        if way is Way.TILES:
+            raise error
+        return multiply(linear, x, way, *out)
+
+    def never(*_: Any, **__: Any) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(StreamedLinear, "multiply", refused)
+    monkeypatch.setattr(StreamedLinear, "normed", never)
+    linear = StreamedLinear(weight, None, is_after_norm=True)
+    measure([linear], runtime)
+    assert linear.ways == (Way.ROWS, *[Way.LIBRARY] * 6)
+    assert linear.normed_rows == ()
+    assert f"products of (48, 128) with 2 rows are not computed by our kernel: {error}" in caplog.text
+    monkeypatch.setattr(StreamedLinear, "multiply", never)
+    with pytest.raises(type(error)):
+        measure([linear], runtime)
 
 
 @pytest.mark.parametrize("is_gate_up", [False, True])

@@ -1,0 +1,96 @@
+"""What a device cannot record, or computes wrongly once it is recorded, is given up; the rest stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from engine.gpu.runtime import CudaRuntime
+from engine.gpu.trial import APART, IN_TURN, ONE_STREAM, SWITCHES, Switch, settle
+from tests.kernels.gpu.conftest import DEVICE
+
+Step = Callable[[], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def all_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for switch in SWITCHES:
+        monkeypatch.setattr(switch.module, switch.attribute, True)
+
+
+def off() -> tuple[Switch, ...]:
+    return tuple(switch for switch in SWITCHES if switch.is_off)
+
+
+def refuses(with_this: Switch | None) -> Step:
+    """Return a step that cannot be recorded as long as a switch is on, or at all."""
+
+    def step() -> torch.Tensor:
+        is_bad = with_this is None or not with_this.is_off
+        if is_bad and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.ones(3, device=DEVICE)
+
+    return step
+
+
+def is_wrong(with_this: Switch, factor: float) -> Step:
+    """Return a step that computes something else when it is recorded, as long as a switch is on."""
+
+    def step() -> torch.Tensor:
+        x = torch.full((3,), 8.0, device=DEVICE)
+        return x * (factor if not with_this.is_off and torch.cuda.is_current_stream_capturing() else 1)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("bad", "given_up"),
+    [
+        (refuses(ONE_STREAM), (ONE_STREAM,)),
+        (refuses(IN_TURN), (ONE_STREAM, IN_TURN)),
+        (is_wrong(ONE_STREAM, 1.1), (ONE_STREAM,)),
+        (is_wrong(APART, torch.nan), (ONE_STREAM, IN_TURN, APART)),
+        (is_wrong(ONE_STREAM, 1.01), ()),
+    ],
+)
+def test_as_much_is_given_up_as_is_needed_and_said(
+    caplog: pytest.LogCaptureFixture, bad: Step, given_up: tuple[Switch, ...]
+) -> None:
+    asked = []
+
+    def steps() -> Iterator[Step]:
+        asked.append(off())
+        yield lambda: torch.ones(2, device=DEVICE)
+        yield bad
+
+    assert settle(steps, CudaRuntime(DEVICE))
+    assert off() == given_up
+    assert asked == [given_up[:count] for count in range(len(given_up) + 1)]
+    assert all(f"({switch.name})" in caplog.text for switch in given_up)
+
+
+def test_steps_that_cannot_be_recorded_in_any_way_are_launched(caplog: pytest.LogCaptureFixture) -> None:
+    runtime = CudaRuntime(DEVICE)
+    assert not settle(lambda: [refuses(None)], runtime)
+    assert off() == SWITCHES
+    assert "not permitted" in caplog.text
+    assert settle(lambda: [lambda: torch.ones(2, device=DEVICE)], runtime)
+
+
+def test_a_model_that_computes_no_numbers_gives_up_nothing() -> None:
+    assert settle(lambda: [lambda: torch.full((2,), torch.nan, device=DEVICE)], CudaRuntime(DEVICE))
+    assert off() == ()
+
+
+def test_memory_that_does_not_do_is_nothing_that_a_switch_could_mend() -> None:
+    def step() -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            raise torch.OutOfMemoryError("full")
+        return torch.ones(2, device=DEVICE)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        settle(lambda: [step], CudaRuntime(DEVICE))
+    assert off() == ()
