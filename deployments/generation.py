@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from engine.request import SamplingParams
 
 READY = "ready"
-PREDICTION_FIELD = "prediction.content"
-"""The client's name for `GenerationRequest.prediction`."""
+# Names of fields in requests, the second of which is a template option.
+PREDICTION_FIELD, DOCUMENTS = "prediction.content", "documents"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

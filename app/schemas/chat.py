@@ -180,7 +180,6 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
         "add_special_tokens": (None, False),
         "audio": ASKS_NOTHING,
         "chat_template": ASKS_NOTHING,
-        "documents": ASKS_NOTHING,
         "echo": (None, False),
         "function_call": (None, "none"),
         "functions": (None, []),
@@ -214,6 +213,9 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, max_length=32, description="Extension: options of the model's chat template, by name."
+    )
+    documents: list[dict[str, Any]] | None = Field(
+        default=None, description="Extension: texts to answer from, in the form that the chat template takes."
     )
     continue_final_message: bool | None = Field(
         default=None, description="Extension: continue the last message, an assistant's, instead of starting one."

@@ -27,6 +27,7 @@ class TokenizeRequest(WireRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, max_length=32, description="With `messages` only: options of the chat template, by name."
     )
+    documents: list[dict[str, Any]] | None = Field(default=None, description="With `messages` only: as in chats.")
     reasoning_effort: ReasoningEffort | None = Field(default=None, description="With `messages` only: as in chats.")
     continue_final_message: bool | None = Field(
         default=None, description="With `messages` only: leave the last message, an assistant's, open."
@@ -41,7 +42,8 @@ class TokenizeRequest(WireRequest):
         if self.messages is not None and self.add_special_tokens is not None:
             raise PydanticCustomError("invalid", "is allowed only with 'prompt'", {"field": "add_special_tokens"})
         for field in (
-            "tools", "chat_template_kwargs", "reasoning_effort", "continue_final_message", "add_generation_prompt",
+            "tools", "chat_template_kwargs", "documents", "reasoning_effort", "continue_final_message",
+            "add_generation_prompt",
         ):  # fmt: skip
             if self.messages is None and getattr(self, field) is not None:
                 raise PydanticCustomError("invalid", "is allowed only with 'messages'", {"field": field})

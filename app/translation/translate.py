@@ -24,6 +24,7 @@ from app.translation.moderation import moderation_asked
 from app.translation.structure import chat_grammar, text_grammar
 from app.translation.tool_use import tool_specs, tool_use
 from deployments.generation import (
+    DOCUMENTS,
     PREDICTION_FIELD,
     ChatMessage,
     ChatPrompt,
@@ -167,17 +168,27 @@ def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
         raise RequestError(
             "'add_generation_prompt' must be the opposite of 'continue_final_message'.", field="add_generation_prompt"
         )
-    options = body.chat_template_kwargs or {}
-    check_depth(options, limits.max_schema_depth, field="chat_template_kwargs")
-    check_count(len(json.dumps(options)), limits.max_schema_chars, "characters", field="chat_template_kwargs")
     return replace(
         prompt,
         tools=tool_specs(body.tools or [], limits),
-        template_options=options,
+        template_options=_template_options(body, limits),
         continues_final_message=bool(body.continue_final_message),
         reasoning_effort=body.reasoning_effort,
         effort_is_hint=body.EFFORT_IS_HINT,
     )
+
+
+def _template_options(body: ChatCompletionRequest | TokenizeRequest, limits: LimitSettings) -> dict[str, Any]:
+    options = body.chat_template_kwargs or {}
+    check_depth(options, limits.max_schema_depth, field="chat_template_kwargs")
+    check_count(len(json.dumps(options)), limits.max_schema_chars, "characters", field="chat_template_kwargs")
+    if not body.documents:
+        return options
+    if DOCUMENTS in options:
+        raise RequestError("'documents' excludes 'chat_template_kwargs.documents'.", field=DOCUMENTS)
+    check_depth(body.documents, limits.max_schema_depth, field=DOCUMENTS)
+    _check_chars(len(json.dumps(body.documents, ensure_ascii=False)), limits, field=DOCUMENTS)
+    return options | {DOCUMENTS: body.documents}
 
 
 def _chat_prompt(messages: Sequence[Message], limits: LimitSettings) -> ChatPrompt:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from deployments.generation import ChatMessage, ChatPrompt, ToolSpec
+from deployments.generation import DOCUMENTS, ChatMessage, ChatPrompt, ToolSpec
 from deployments.stream.reasoning import reasoning_of_template
 from deployments.tokenizer.bounded_template import BoundedTemplate
 from deployments.tokenizer.template_habits import habits_of
@@ -24,7 +24,7 @@ Change = Callable[[str], str]
 MAX_ARGUMENTS_DEPTH = 64
 _END_MARK = "\ue000end\ue001"
 _OURS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
+    {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
 )
 """Template variables that clients cannot set."""
 
@@ -90,8 +90,8 @@ class ChatTemplate:
     def _rendered(
         self, template: BoundedTemplate, turns: Sequence[Any], tools: Sequence[Any], options: dict[str, Any]
     ) -> str:
-        variables = {"messages": self._habits[template].turns(turns), "tools": list(tools) or None, "documents": None}
-        return template.render(self._special_tokens | options | variables)
+        variables = {"messages": self._habits[template].turns(turns), "tools": list(tools) or None}
+        return template.render({DOCUMENTS: None} | self._special_tokens | options | variables)
 
     def _cut(
         self,
@@ -126,6 +126,8 @@ class ChatTemplate:
     def _options(self, template: BoundedTemplate, prompt: ChatPrompt) -> dict[str, Any]:
         known = template.variables - _OURS - self._special_tokens.keys()
         for name in prompt.template_options:
+            if name == DOCUMENTS and name not in known:
+                raise RequestError("the model's chat template does not show documents", field=DOCUMENTS)
             if name not in known:
                 names = ", ".join(sorted(known)) or "none"
                 raise RequestError(

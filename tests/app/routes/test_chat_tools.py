@@ -103,6 +103,7 @@ async def test_tools_calls_and_results_reach_the_gateway(client: httpx.AsyncClie
         "tools": TOOLS,
         "tool_choice": {"type": "function", "function": {"name": "f"}},
         "chat_template_kwargs": {"enable_thinking": False},
+        "documents": [{"title": "T", "text": "D"}],
         "reasoning_effort": "low",
         "continue_final_message": True,
         "add_generation_prompt": False,
@@ -123,7 +124,7 @@ async def test_tools_calls_and_results_reach_the_gateway(client: httpx.AsyncClie
             ChatMessage(role="assistant", content="So"),
         ),
         tools=(tool,),
-        template_options={"enable_thinking": False},
+        template_options={"enable_thinking": False, "documents": [{"title": "T", "text": "D"}]},
         continues_final_message=True,
         reasoning_effort="low",
     )

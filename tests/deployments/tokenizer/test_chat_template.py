@@ -170,6 +170,14 @@ def test_options_reach_the_template(options: dict[str, Any], effort: str | None,
     assert render("{{ enable_thinking }}{{ colour }}", prompt) == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"), [({"documents": [{"title": "T", "text": "D"}]}, "False T: D."), ({}, "True")]
+)
+def test_documents_reach_a_template_that_shows_them(options: dict[str, Any], expected: str) -> None:
+    source = "{{ documents is none }}{% for d in documents or [] %} {{ d.title }}: {{ d.text }}.{% endfor %}"
+    assert render(source, ChatPrompt(messages=TURNS[:1], template_options=options)) == expected
+
+
 def test_an_effort_reaches_a_template_that_knows_it() -> None:
     prompt = ChatPrompt(messages=TURNS[:1], reasoning_effort="low")
     assert render("{{ reasoning_effort }}", prompt) == "low"
@@ -181,6 +189,7 @@ def test_an_effort_reaches_a_template_that_knows_it() -> None:
         ({"template_options": {"color": 1}}, "chat_template_kwargs"),
         ({"template_options": {"messages": []}}, "chat_template_kwargs"),
         ({"template_options": {"bos_token": ""}}, "chat_template_kwargs"),
+        ({"template_options": {"documents": [{"text": "D"}]}}, "documents"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"continues_final_message": True}, "continue_final_message"),
     ],
