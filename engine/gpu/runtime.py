@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch
 from torch.cuda.memory import _cuda_endAllocateToPool  # type: ignore[attr-defined]
@@ -94,8 +95,10 @@ class CudaRuntime:
 
     def _begin_pool(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        one = partial(torch.zeros, 1, device=self.device)
+        one()  # so that its kernel is loaded
         # A pool is freed with its last graph, and its handle cannot be reused: keep one graph for good.
-        self._anchor = self._capture(lambda: torch.zeros(1, device=self.device))
+        self._anchor = self._capture(one)
 
     def _capture(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         graph = torch.cuda.CUDAGraph()
