@@ -16,6 +16,8 @@ MAX_RETRY_AFTER_S = 120
 """The OpenAI SDK gives up if it is told to wait longer."""
 MAX_SPREAD_S = 5
 """Maximum jitter in seconds, so that clients refused together do not all retry together."""
+DO_NOT_RETRY = {"x-should-retry": "false"}
+"""OpenAI's and Anthropic's SDKs retry a 5xx unless they are told so."""
 
 _MAX_MESSAGE_CHARS = 1000
 _STATUS_BY_CODE = {
@@ -72,10 +74,7 @@ def to_api_error(error: BaseException) -> ApiError:
             status = _STATUS_BY_CODE.get(error.code or "", 400)
             return ApiError(status, without_internals(error.message), param=error.field, code=error.code)
         case OverloadError():
-            headers = {"retry-after": str(retry_after(error.retry_after_s))}
-            if error.is_final:
-                # OpenAI's SDKs retry unless they are told so.
-                headers = {"x-should-retry": "false"}
+            headers = DO_NOT_RETRY if error.is_final else {"retry-after": str(retry_after(error.retry_after_s))}
             return ApiError(
                 503,
                 without_internals(error.message),
@@ -88,7 +87,8 @@ def to_api_error(error: BaseException) -> ApiError:
                 504, "The answer was not ready before its deadline.", error_type="server_error", code="timeout"
             )
         case FailedAloneError():
-            return ApiError(500, without_internals(str(error)), error_type="server_error")
+            message = without_internals(str(error))
+            return ApiError(500, message, error_type="server_error", headers=DO_NOT_RETRY)
     return ApiError(500, "The server had an error while processing the request.", error_type="server_error")
 
 

@@ -44,10 +44,11 @@ def test_the_wait_is_whole_seconds_that_the_sdk_accepts_and_never_too_short(wait
     assert told <= 2 + 1.25 * (wait_s + 1)
 
 
-def test_who_would_be_refused_again_is_told_so_and_no_time() -> None:
-    """OpenAI's SDKs waited for two minutes to ask for the same once more."""
-    headers = to_api_error(OverloadError("a", retry_after_s=3.0, is_final=True)).headers
-    assert headers == {"x-should-retry": "false"}
+@pytest.mark.parametrize("error", [OverloadError("a", retry_after_s=3.0, is_final=True), FailedAloneError("a")])
+def test_who_would_be_refused_again_is_told_so_and_no_time(error: Exception) -> None:
+    """OpenAI's SDKs waited for two minutes to ask for the same once more; for a broken adapter, they asked thrice."""
+    assert to_api_error(error).headers == {"x-should-retry": "false"}
+    assert to_api_error(EngineError("a")).headers == {}
 
 
 def test_who_is_refused_together_is_not_told_to_come_back_together() -> None:
