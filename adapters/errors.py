@@ -3,7 +3,8 @@
 import errno
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-"""errno values of transient failures that are not the adapter's fault."""
+SERVER_TROUBLES = (*FULL_DISK, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+"""errno values of failures that are this machine's, not the adapter's, and that may pass."""
 
 
 class AdapterError(ValueError):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from adapters.errors import FULL_DISK, AdapterError
+from adapters.errors import SERVER_TROUBLES, AdapterError
 from adapters.finite import find_not_finite
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE, open_under, refuse_pickle
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest, read_adapter
@@ -46,7 +46,7 @@ class FileStore:
 
         Raises:
             AdapterError: its files cannot be copied; or whatever `fill` raises.
-            OSError: the folder's disk is full.
+            OSError: the folder's disk is full, or another of `SERVER_TROUBLES`.
         """
         os.makedirs(self._folder, exist_ok=True)
         incoming = tempfile.mkdtemp(prefix=INCOMING, dir=self._folder)
@@ -56,7 +56,7 @@ class FileStore:
             _sync(incoming)
         except BaseException as error:
             shutil.rmtree(incoming, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno not in FULL_DISK:
+            if isinstance(error, OSError) and error.errno not in SERVER_TROUBLES:
                 raise AdapterError(name, f"its files cannot be copied ({error.strerror})") from error
             raise
         return incoming

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from adapters.errors import AdapterError
+from adapters.errors import SERVER_TROUBLES, AdapterError, AdapterUnavailableError
 
 CONFIG_FILE = "adapter_config.json"
 TENSOR_FILE = "adapter_model.safetensors"
@@ -30,6 +30,7 @@ def open_under(name: str, folder: str, file: str) -> Iterator[BinaryIO]:
     Raises:
         AdapterError: it is missing, not a regular file, or a link that leads out of the folder, other than into
             the blobs of a snapshot of the hub.
+        AdapterUnavailableError: this machine cannot open files now.
     """
     try:
         root = os.path.realpath(folder, strict=True)
@@ -44,7 +45,8 @@ def open_under(name: str, folder: str, file: str) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise AdapterError(name, f"{file} is missing") from None
     except OSError as error:
-        raise AdapterError(name, f"{file} cannot be opened ({error.strerror})") from None
+        kind = AdapterUnavailableError if error.errno in SERVER_TROUBLES else AdapterError
+        raise kind(name, f"{file} cannot be opened ({error.strerror})") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise AdapterError(name, f"{file} is not a regular file")

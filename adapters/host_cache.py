@@ -164,9 +164,10 @@ class HostCache:
             weights = self._load(digest)
         except AdapterError as error:
             self.fail(digest, str(error), passes=isinstance(error, AdapterUnavailableError))
-        except Exception:
+        except Exception as error:
             _logger.exception("loading adapter %s failed", digest)
-            self.fail(digest, "The adapter could not be loaded.")
+            # A disk that fails now may work again, unlike a bug.
+            self.fail(digest, "The adapter could not be loaded.", passes=isinstance(error, OSError))
         else:
             self._insert(digest, weights)
         self._on_change()

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from adapters.errors import FULL_DISK, AdapterError
+from adapters.errors import SERVER_TROUBLES, AdapterError
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE
 
 _logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class AdapterSources:
         Raises:
             AdapterError: there is none, it may not be read, or it is too large.
             SourceError: its source fails or is too slow.
-            OSError: the local disk is full.
+            OSError: the local disk is full, or another of `SERVER_TROUBLES`.
         """
         until_s = self._clock() + self._timeout_s
         left = self._max_bytes
@@ -99,7 +99,7 @@ class AdapterSources:
         except (AdapterError, SourceError):
             raise
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in FULL_DISK:
+            if isinstance(error, OSError) and error.errno in SERVER_TROUBLES:
                 raise
             # Every library behind fsspec has its own errors. They contain addresses, so they are logged, not returned.
             _logger.warning("fetching adapter %r from %s: %r", name, url, error)

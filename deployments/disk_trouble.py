@@ -1,4 +1,4 @@
-"""Report that a full or failing disk cannot store something now."""
+"""Report that a full or failing disk, or a process without free file descriptors, cannot store something now."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def unavailable_on(*troubles: type[Exception]) -> Iterator[None]:
     try:
         yield
     except troubles as error:
-        _logger.warning("cannot write to the disk: %s", error)
-        message = "The server cannot write to its disk now; it may be full."
+        _logger.warning("cannot use the disk: %s", error)
+        message = "The server cannot use its disk now; it may be full."
         raise UnavailableError(message, retry_after_s=RETRY_S) from error

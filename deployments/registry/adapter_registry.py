@@ -22,7 +22,7 @@ from functools import partial
 from typing import NamedTuple
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_store import FileStore, copy_from
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef, adapter_digest
@@ -171,7 +171,8 @@ class RegistryServer:
 
         Raises:
             RequestError: the place is not permitted or holds no suitable adapter, or the name is taken.
-            UnavailableError: the source does not answer, or the disk is full (also raised by the methods below).
+            UnavailableError: the source does not answer, or the disk is full or files cannot be opened (also raised by
+                the methods below).
             OverloadError: too many other registrations are under way.
         """
         base = self._base(wanted.base)
@@ -392,5 +393,7 @@ def _refusing(field: str, *, code: str | None = None) -> Iterator[None]:
     try:
         with unavailable_on(OSError, sqlite3.OperationalError):
             yield
+    except AdapterUnavailableError as error:
+        raise UnavailableError(str(error), retry_after_s=RETRY_AFTER_S) from error
     except AdapterError as error:
         raise RequestError(str(error), field=field, code=code) from error

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.folder import open_under, refuse_pickle
 
 
@@ -70,3 +72,19 @@ def test_a_pickle_beside_safetensors_is_simply_not_read(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.bin").write_bytes(b"x")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
     refuse_pickle("demo", str(tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES])
+def test_what_this_machine_cannot_open_now_is_no_fault_of_the_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (tmp_path / "x").write_text("yes")
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        with pytest.raises(AdapterError, match="x cannot be opened") as raised, open_under("demo", str(tmp_path), "x"):
+            pass
+    assert isinstance(raised.value, AdapterUnavailableError) == (number != errno.EACCES)

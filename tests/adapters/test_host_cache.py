@@ -228,9 +228,13 @@ def test_a_failure_can_be_forgotten_at_once(disk: Disk) -> None:
 
 def test_a_bug_while_loading_is_a_failure_without_its_text(disk: Disk) -> None:
     cache = disk.cache()
-    disk.faults["a"] = OSError("/secret/path")
+    disk.faults |= {"a": OSError("/secret/path"), "bug": KeyError("secret")}
+    fetch(disk, cache, "bug")
+    assert cache.error(AdapterDigest("bug")) == "The adapter could not be loaded."
+    assert not cache.passes(AdapterDigest("bug"))
     fetch(disk, cache, "a")
     assert cache.error(AdapterDigest("a")) == "The adapter could not be loaded."
+    assert cache.passes(AdapterDigest("a"))
     assert fetch(disk, cache, "b") is not None
     cache.close()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from adapters.catalogue import Catalogue
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_store import FileStore
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.registry import permitted_folder, reference
@@ -229,6 +229,12 @@ async def test_a_full_disk_refuses_for_now_and_what_was_dropped_in_is_served_onc
         full.setattr(FileStore, "bring", raising(OSError(errno.ENOSPC, "No space left on device")))
         assert not await registry.look()
         with pytest.raises(UnavailableError):
+            await registry.register(wanted("c", str(place.dropin / "b")))
+    with monkeypatch.context() as busy:
+        too_many = AdapterUnavailableError("c", "adapter_config.json cannot be opened (Too many open files)")
+        busy.setattr(FileStore, "bring", raising(too_many))
+        assert not await registry.look()
+        with pytest.raises(UnavailableError, match="Too many open files"):
             await registry.register(wanted("c", str(place.dropin / "b")))
     with monkeypatch.context() as full:
         for change in ("route", "remove"):
