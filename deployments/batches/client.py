@@ -11,19 +11,21 @@ from deployments.batches.values import Batch, NewBatch, NewFile, Page, PageQuest
 from deployments.handle_calls import ask_actor
 
 RETRY_AFTER_S = 5.0
+TIMEOUT_S = 30.0
+"""Bound on one call. Serve replaces an actor that hangs, but not one whose disk does."""
 
 
 class BatchClient:
     """Files and batches of tenants.
 
     Every method raises `RequestError` (no such object, or not permitted) and `UnavailableError` (the actor cannot be
-    reached, or its disk is not available now).
+    reached or does not answer, or its disk is not available now).
     """
 
     def __init__(self, actor: DeploymentHandle) -> None:
         self._actor = actor
         absence = "Files and batches cannot be reached."
-        self._ask = partial(ask_actor, actor, absence=absence, retry_after_s=RETRY_AFTER_S)
+        self._ask = partial(ask_actor, actor, absence=absence, retry_after_s=RETRY_AFTER_S, timeout_s=TIMEOUT_S)
 
     async def add_file(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
         """Upload a content in parts and store it as a tenant's file."""
