@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
+from adapters.registry import nested_adapters
 from app.checkpoint_source import is_hub_id
 from app.cli.config_file import BUILDER, our_applications, read_config
 from app.cli.preflight import is_loopback, listen_address
@@ -64,6 +65,20 @@ def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
         lines += _open_to_strangers(tree)
         lines += _shared_folders(tree)
     return list(dict.fromkeys(lines))
+
+
+def overlooked_adapters(path: str | Path) -> list[str]:
+    """Return one line for each sub-folder of the drop-in folders in a valid config file whose adapters lie too deep."""
+    return [
+        f"applications[{place}].args.models[{index}].adapter_folder: the adapter in '{Path(folder, nested)}' is not "
+        f"loaded; move its folder to '{folder}', or name it under `adapters`"
+        for place, application in enumerate(read_config(path)["applications"])
+        if application["import_path"] == BUILDER
+        for index, model in enumerate(Settings.model_validate(application["args"]).models)
+        if (folder := model.adapter_folder) is not None
+        for nested in nested_adapters(folder)
+        if Path(folder, nested).resolve() not in {Path(adapter.path).resolve() for adapter in model.adapters}
+    ]
 
 
 def deployment_names(settings: Settings) -> list[str]:

@@ -85,8 +85,11 @@ def serve_command(
 def check(config: Config = DEFAULT_CONFIG) -> None:
     """Check a configuration without starting anything."""
     _check(config, reads_all=True)
+    from app.cli.config_lint import overlooked_adapters
     from app.cli.downloads import hub_ids
 
+    for line in overlooked_adapters(config):
+        print(f"note: {line}")
     for hub_id, place in hub_ids(config).items():
         print(f"note: {place}: '{hub_id}' was not checked, as it comes from the Hugging Face hub")
     print(f"{config} is valid.")

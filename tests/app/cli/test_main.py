@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from app.cli import main as cli
+from app.cli.config_lint import overlooked_adapters
 from app.cli.server_process import kill_session
 from loadtest.geometries import CONFIG_BY_NAME
 from tests.app.cli.test_config_lint import good_config
@@ -66,6 +67,28 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
 def test_a_good_file_validates(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["validate", str(config)]) == 0
     assert "is valid" in capsys.readouterr().out
+
+
+def test_an_adapter_that_lies_too_deep_to_be_found_is_noted(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was ignored without a word, until the log of a running server."""
+    for nested in ("team/mine", "team2/named"):
+        (tmp_path / "drop-in" / nested).mkdir(parents=True)
+        (tmp_path / "drop-in" / nested / "adapter_config.json").write_text("{}")
+    text, model = config.read_text(), f"{{name: base, path: {tmp_path}"
+    assert model in text
+    more = f"{model}, adapter_folder: {tmp_path}/drop-in"
+    config.write_text(text.replace(model, more))
+    assert cli.main(["check", str(config)]) == 0
+    place = "note: applications[0].args.models[0].adapter_folder: the adapter in"
+    notes = capsys.readouterr().out.splitlines()[:-1]
+    assert [note.split("'")[:2] for note in notes] == [
+        [f"{place} ", f"{tmp_path}/drop-in/{nested}"] for nested in ("team/mine", "team2/named")
+    ]
+    config.write_text(text.replace(model, f"{more}, adapters: [{{name: a, path: {tmp_path}/drop-in/team2/named}}]"))
+    (line,) = overlooked_adapters(config)
+    assert "team/mine" in line
 
 
 @pytest.mark.parametrize("command", ["validate", "serve"])
