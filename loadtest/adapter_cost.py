@@ -19,7 +19,8 @@ from statistics import median
 import gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
 
-from loadtest.compare import SETTLE_S, at_least_1, named_url, refuse_twice
+from loadtest.arguments import add_token_ids, at_least_1, token_ids
+from loadtest.compare import SETTLE_S, named_url, refuse_twice
 from loadtest.measure import Exchange, Summary, summarise
 from loadtest.stream_client import ServedModel, StreamClient, StreamError
 from loadtest.tables import markdown_table, number
@@ -94,10 +95,9 @@ def main() -> None:
     parser.add_argument("--requests", type=at_least_1, help="in a round; default: one per stream")
     parser.add_argument("--adapters", help="how many to use in each case; default: one, and one per stream")
     parser.add_argument("--repeats", type=at_least_1, default=3)
-    parser.add_argument("--first-id", type=int, default=300, help="prompts are drawn from token ids [first, last)")
-    parser.add_argument("--last-id", type=int, default=1000)
+    add_token_ids(parser)
     options = parser.parse_args()
-    ids = TokenRange(start=options.first_id, end=options.last_id)
+    ids = token_ids(parser, options)
     servers = [*map(named_url, options.url)]
     refuse_twice([name for name, _ in servers])
     clients = {name: StreamClient(url, concurrency=options.streams) for name, url in servers}

@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from loadtest.compare import ask_together
+from loadtest.arguments import at_least, at_least_1, checkpoint_folder
+from loadtest.compare import ask_together, find_server
 from loadtest.flood import IDS, flooding
 from loadtest.measure import Exchange, percentile, summarise
 from loadtest.random_adapter import rank_of_size, write_adapter
@@ -141,16 +142,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_life", description=__doc__)
     parser.add_argument("--url", required=True, help="http://host:port")
     parser.add_argument("--admin-key", required=True)
-    parser.add_argument("--model-path", required=True, help="checkpoint of the base model")
+    parser.add_argument("--model-path", type=checkpoint_folder, required=True, help="checkpoint of the base model")
     parser.add_argument("--folder", required=True, type=Path, help="a folder that the server may load from")
     parser.add_argument("--megabytes", type=float, default=8.0)
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--registered", type=int, default=1000)
-    parser.add_argument("--flood-streams", type=int, default=80)
+    parser.add_argument("--repeats", type=at_least(2), default=10)
+    parser.add_argument("--registered", type=at_least(0), default=1000)
+    parser.add_argument("--flood-streams", type=at_least_1, default=80)
     options = parser.parse_args()
+    base = find_server(f"server={options.url}", None).model
     client = StreamClient(options.url, concurrency=8)
     admin = Admin(options.url, options.admin_key)
-    base = next(model.name for model in client.models() if model.parent is None)
     rows = new_adapters(client, admin, options)
     rows += flood(client, options)
     rows += thousand(client, admin, base, options)

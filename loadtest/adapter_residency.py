@@ -28,6 +28,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import FinishReason, Request, RequestId, SamplingParams
+from loadtest.arguments import at_least_1, checkpoint_folder
 from loadtest.random_adapter import write_adapter
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt, zipf_weights
@@ -167,17 +168,19 @@ def rows_of(found: dict[str, list[Round]]) -> list[list[str]]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_residency", description=__doc__)
-    parser.add_argument("model", help="checkpoint folder")
-    parser.add_argument("--registered", type=int, default=1000)
-    parser.add_argument("--slots", type=int, default=32, help="adapters that fit on the device at once")
-    parser.add_argument("--host-bytes", type=int, help="of adapters that are kept in host memory; else the default")
-    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("model", type=checkpoint_folder, help="checkpoint folder")
+    parser.add_argument("--registered", type=at_least_1, default=1000)
+    parser.add_argument("--slots", type=at_least_1, default=32, help="adapters that fit on the device at once")
+    parser.add_argument(
+        "--host-bytes", type=at_least_1, help="of adapters that are kept in host memory; else the default"
+    )
+    parser.add_argument("--rank", type=at_least_1, default=8)
     parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the popularity")
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--answer-tokens", type=int, default=64, help="of a mean answer")
-    parser.add_argument("--requests", type=int, default=256, help="of each case in each round")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--streams", type=at_least_1, default=16)
+    parser.add_argument("--answer-tokens", type=at_least_1, default=64, help="of a mean answer")
+    parser.add_argument("--requests", type=at_least_1, default=256, help="of each case in each round")
+    parser.add_argument("--repeats", type=at_least_1, default=5)
+    parser.add_argument("--threads", type=at_least_1)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     options = parser.parse_args()
     if options.registered < 2 * options.slots:

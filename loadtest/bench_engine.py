@@ -20,6 +20,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from engine.config import EngineConfig
+from loadtest.arguments import at_least, at_least_1, counts
 from loadtest.engine_alone import EngineAlone, Generated
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.tables import markdown_table, number
@@ -116,16 +117,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench_engine", description=__doc__)
     parser.add_argument("model", help=f"checkpoint folder, or one of {', '.join(CONFIG_BY_NAME)}")
-    parser.add_argument("--batches", default="1,8,32", help="numbers of requests that run together, by commas")
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--answer-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--batches", type=counts, default=(1, 8, 32), help="numbers of requests that run together, by commas"
+    )
+    parser.add_argument("--prompt-tokens", type=at_least_1, default=128)
+    parser.add_argument("--answer-tokens", type=at_least(2), default=64)
+    parser.add_argument("--repeats", type=at_least_1, default=3)
     add_engine_options(parser)
-    options = parser.parse_args(arguments)
-    options.batches = tuple(int(part) for part in options.batches.split(","))
-    if min(*options.batches, options.prompt_tokens, options.repeats) < 1 or options.answer_tokens < 2:
-        parser.error("batches, prompt tokens and repeats must be at least 1, answer tokens at least 2")
-    return options
+    return parser.parse_args(arguments)
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -133,8 +132,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--quantization", choices=("int8", "int4"))
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--max-batched-tokens", type=int, default=1024)
+    parser.add_argument("--threads", type=at_least_1)
+    parser.add_argument("--max-batched-tokens", type=at_least_1, default=1024)
 
 
 def engine_config(options: argparse.Namespace, folder: Path) -> EngineConfig:

@@ -19,6 +19,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.loading.spec import read_model_spec
 from engine.resolve import BYTES_BY_DTYPE
+from loadtest.arguments import at_least_1, checkpoint_folder
 from loadtest.engine_alone import EngineAlone
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt
@@ -89,9 +90,9 @@ def measure(config: EngineConfig, num_conversations: int, num_tokens: int) -> li
 def main() -> None:
     """Read the command line and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", help="folder of a model")
-    parser.add_argument("--conversations", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=700, help="of each history")
+    parser.add_argument("checkpoint", type=checkpoint_folder, help="folder of a model")
+    parser.add_argument("--conversations", type=at_least_1, default=16)
+    parser.add_argument("--tokens", type=at_least_1, default=700, help="of each history")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=tuple(BYTES_BY_DTYPE), default="bfloat16")
     options = parser.parse_args()

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent.event import Event  # type: ignore[import-untyped, unused-ignore]
 
+from loadtest.arguments import add_token_ids, at_least_1, folder_with, token_ids
 from loadtest.measure import Exchange, Summary, summarise
 from loadtest.stream_client import StreamClient, StreamError
 from loadtest.tables import markdown_table, number
@@ -231,14 +232,6 @@ def compare(
     return Comparison(cell_by_server_by_row=cells, errors=tuple(sorted(errors)))
 
 
-def at_least_1(text: str) -> int:
-    """Parse a number of repetitions, streams or requests."""
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
 def named_url(text: str) -> tuple[str, str]:
     """Parse `name=url`, or a URL alone, which is its own name.
 
@@ -295,15 +288,18 @@ def main() -> None:
     parser.add_argument("--url", action="append", required=True, help="[name=]http://host:port; once for each server")
     parser.add_argument("--model", help="model to ask everywhere; default: the first base model that a server lists")
     parser.add_argument("--repeats", type=at_least_1, default=2)
-    parser.add_argument("--first-id", type=int, default=300, help="prompts are drawn from token ids [first, last)")
-    parser.add_argument("--last-id", type=int, default=1000)
+    add_token_ids(parser)
     parser.add_argument("--respect-eos", action="store_true", help="for servers that do not know `ignore_eos`")
-    parser.add_argument("--words-of", help="send text: words that the tokenizer in this folder has one token for")
+    help_text = "send text: words that the tokenizer in this folder has one token for"
+    parser.add_argument("--words-of", type=folder_with("tokenizer.json"), help=help_text)
     options = parser.parse_args()
+    ids = token_ids(parser, options)
+    try:
+        words = single_token_words(options.words_of) if options.words_of else ()
+    except ValueError as failure:
+        parser.error(f"--words-of: {failure}")
     servers = [find_server(text, options.model) for text in options.url]
     refuse_twice([server.name for server in servers])
-    ids = TokenRange(start=options.first_id, end=options.last_id)
-    words = single_token_words(options.words_of) if options.words_of else ()
     found = compare(servers, repeats=options.repeats, ids=ids, ignore_eos=not options.respect_eos, words=words)
     print(found.table())
     print("".join(f"\n{error}" for error in found.errors))

@@ -39,6 +39,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.request import Request, RequestId, SamplingParams
 from engine.sampling.sampler import Drawing, Sampler
+from loadtest.arguments import at_least, at_least_1, counts
 from loadtest.bench_engine import checkpoint, vocabulary
 from loadtest.tables import markdown_table, number
 
@@ -234,22 +235,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.drafts", description=__doc__)
     parser.add_argument("model", help="checkpoint folder, or the name of a geometry")
-    parser.add_argument("--batches", default="1,8,32", help="numbers of requests that run together, by commas")
-    parser.add_argument("--tokens", type=int, default=16, help="num_speculative_tokens")
-    parser.add_argument("--prompt-tokens", type=int, default=1500)
-    parser.add_argument("--answer-tokens", type=int, default=200)
+    parser.add_argument(
+        "--batches", type=counts, default=(1, 8, 32), help="numbers of requests that run together, by commas"
+    )
+    parser.add_argument("--tokens", type=at_least_1, default=16, help="num_speculative_tokens")
+    parser.add_argument("--prompt-tokens", type=at_least_1, default=1500)
+    parser.add_argument("--answer-tokens", type=at_least(WARM_UP_TOKENS + 1), default=200)
     parser.add_argument("--texts", default="", help="some of the texts, by commas")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--quantization", help="of both models; by default there is none")
+    parser.add_argument("--repeats", type=at_least_1, default=5)
+    parser.add_argument("--threads", type=at_least_1)
+    parser.add_argument("--quantization", choices=("int8", "int4"), help="of both models; by default there is none")
     parser.add_argument("--draft-model", help="checkpoint folder, or the name of a geometry; by default there is none")
     parser.add_argument("--agreement", type=float, default=0.7, help="share of its tokens that are right")
-    options = parser.parse_args(arguments)
-    options.batches = tuple(int(part) for part in options.batches.split(","))
-    if min(*options.batches, options.repeats, options.tokens) < 1 or options.answer_tokens <= WARM_UP_TOKENS:
-        parser.error(f"all numbers must be at least 1, answers longer than {WARM_UP_TOKENS} tokens")
-    return options
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
@@ -270,6 +269,8 @@ def main() -> None:
         drafting = DictatedEngine(speculative, options.agreement)
         texts = dictations(options.prompt_tokens, options.answer_tokens, vocabulary(folder).end)
         wanted = options.texts.split(",") if options.texts else list(texts)
+        if unknown := set(wanted) - texts.keys():
+            raise SystemExit(f"loadtest.drafts: --texts: no {', '.join(sorted(unknown))} among {', '.join(texts)}")
         texts = {name: texts[name] for name in wanted}
         results = measure(
             (plain, drafting), texts, options.batches, repeats=options.repeats, temperature=options.temperature

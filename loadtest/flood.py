@@ -20,6 +20,7 @@ import gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent.fileobject import FileObjectPosix  # type: ignore[import-untyped, unused-ignore]
 from geventhttpclient import HTTPClient  # type: ignore[import-untyped, unused-ignore]
 
+from loadtest.arguments import at_least_1
 from loadtest.workloads import TokenRange, token_ask, token_prompt
 
 IDS = TokenRange()
@@ -73,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.flood", description=__doc__)
     parser.add_argument("--url", required=True, help="http://host:port")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--streams", type=int, default=80)
+    parser.add_argument("--streams", type=at_least_1, default=80)
     options = parser.parse_args()
     client = HTTPClient.from_url(options.url, concurrency=options.streams, network_timeout=300)
     begun = [gevent.event.Event() for _ in range(options.streams)]

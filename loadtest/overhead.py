@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from loadtest.arguments import at_least, at_least_1, checkpoint_folder, counts
 from loadtest.bench_engine import Plan, add_engine_options, engine_config, vocabulary
 from loadtest.compare import ask_together, find_server
 from loadtest.engine_alone import EngineAlone
@@ -99,17 +100,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.overhead", description=__doc__)
     parser.add_argument("--host", default="http://127.0.0.1:8000")
     parser.add_argument("--model", help="name to ask; default: the first base model that the server lists")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="folder of the same model")
-    parser.add_argument("--streams", default="1,8", help="requests at once, by commas")
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--answer-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--checkpoint", type=checkpoint_folder, required=True, help="folder of the same model")
+    parser.add_argument("--streams", dest="batches", type=counts, default=(1, 8), help="requests at once, by commas")
+    parser.add_argument("--prompt-tokens", type=at_least_1, default=128)
+    parser.add_argument("--answer-tokens", type=at_least(2), default=64)
+    parser.add_argument("--repeats", type=at_least_1, default=5)
     add_engine_options(parser)
-    options = parser.parse_args(arguments)
-    options.batches = tuple(int(part) for part in options.streams.split(","))
-    if min(*options.batches, options.prompt_tokens, options.repeats) < 1 or options.answer_tokens < 2:
-        parser.error("streams, prompt tokens and repeats must be at least 1, answer tokens at least 2")
-    return options
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
@@ -121,9 +118,9 @@ def main() -> None:
         prompt_tokens=options.prompt_tokens,
         answer_tokens=options.answer_tokens,
         repeats=options.repeats,
-        ids=vocabulary(options.checkpoint),
+        ids=vocabulary(Path(options.checkpoint)),
     )
-    engine = EngineAlone(engine_config(options, options.checkpoint))
+    engine = EngineAlone(engine_config(options, Path(options.checkpoint)))
     client = StreamClient(options.host, concurrency=max(options.batches))
     try:
         results = measure(client, server.model, engine, plan)

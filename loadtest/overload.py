@@ -28,6 +28,7 @@ import gevent  # type: ignore[import-untyped, unused-ignore]
 import psutil
 from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
 
+from loadtest.arguments import at_least_1
 from loadtest.measure import Exchange, Slo, percentile
 from loadtest.plots import draw_overload
 from loadtest.stream_client import StreamClient
@@ -197,9 +198,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.overload", description=__doc__)
     parser.add_argument("--host", default="http://127.0.0.1:8000", help="base URL of the running server")
     parser.add_argument("--model", default="stdlib-chat")
-    parser.add_argument("--users", type=int, default=32, help="users who measure the capacity")
+    parser.add_argument("--users", type=at_least_1, default=32, help="users who measure the capacity")
     parser.add_argument("--seconds", type=float, default=10, help="length of each turn of a rate")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each rate")
+    parser.add_argument("--rounds", type=at_least_1, default=2, help="turns of each rate")
     parser.add_argument("--multiples", type=lambda text: tuple(map(float, text.split(","))), default=MULTIPLES)
     parser.add_argument("--slo-ttft-ms", type=float, default=1000)
     parser.add_argument("--slo-tpot-ms", type=float, default=100)

@@ -29,6 +29,7 @@ from engine.request import Request, RequestId, SamplingParams
 from engine.resolve import resolve
 from engine.runner import StepModel
 from engine.step import StepPlan, StepRow
+from loadtest.arguments import at_least_1, checkpoint_folder
 from loadtest.tables import markdown_table
 from loadtest.workloads import QUESTIONS, read_entries
 
@@ -146,10 +147,10 @@ def answers(tokenizer: PreTrainedTokenizerBase, length: int) -> Iterator[Piece]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.perplexity", description=__doc__)
-    parser.add_argument("model", help="checkpoint folder with its tokenizer")
+    parser.add_argument("model", type=checkpoint_folder, help="checkpoint folder with its tokenizer")
     parser.add_argument("--text", type=Path, help="a text file; without one, conversations about the standard library")
-    parser.add_argument("--max-tokens", type=int, default=20_000, help="of the text file")
-    parser.add_argument("--window", type=int, default=256, help="tokens read together")
+    parser.add_argument("--max-tokens", type=at_least_1, default=20_000, help="of the text file")
+    parser.add_argument("--window", type=at_least_1, default=256, help="tokens read together")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     if options.text:

@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from loadtest.arguments import at_least, at_least_1
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.random_adapter import write_adapter
 
@@ -51,8 +52,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.random_checkpoint", description=__doc__)
     parser.add_argument("geometry", choices=sorted(CONFIG_BY_NAME))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--adapters", type=int, default=0, help="how many adapters")
-    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--adapters", type=at_least(0), default=0, help="how many adapters")
+    parser.add_argument("--rank", type=at_least_1, default=8)
     options = parser.parse_args()
     config = CONFIG_BY_NAME[options.geometry]
     write_checkpoint(config, options.folder)

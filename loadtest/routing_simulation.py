@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from deployments.routing.estimate import REPORT_PERIOD_S
+from loadtest.arguments import at_least_1
 from loadtest.routing_fleet import Replica, Sessions, Tally, Turn
 from loadtest.routing_policies import POLICIES, Policy
 from loadtest.tables import markdown_table
@@ -137,8 +138,8 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the comparison, print it, and write its figures and its plot."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--replicas", type=int, nargs="+", default=[8, 32, 200])
-    parser.add_argument("--adapters", type=int, default=4000)
+    parser.add_argument("--replicas", type=at_least_1, nargs="+", default=[8, 32, 200])
+    parser.add_argument("--adapters", type=at_least_1, default=4000)
     parser.add_argument("--duration-s", type=float, default=20.0)
     parser.add_argument("--rates", type=float, nargs="+", default=[8.0, 14.0])
     parser.add_argument("--results", type=Path, default=Path("loadtest/results/routing.json"))

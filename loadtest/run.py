@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.arguments import at_least_1, counts
 from loadtest.measure import Slo
 from loadtest.report import write_folder
 from loadtest.stream_client import StreamClient, StreamError
@@ -48,13 +49,11 @@ def parse(arguments: list[str] | None = None) -> Plan:
     parser = argparse.ArgumentParser(prog="python -m loadtest.run", description=__doc__, epilog=epilog)
     parser.add_argument("--host", default="http://127.0.0.1:8000", help="base URL of the running server")
     parser.add_argument("--users", type=_numbers, default=(1, 8, 32), help="numbers of users, by commas")
-    parser.add_argument("--seconds", type=int, default=20, help="length of each run")
+    parser.add_argument("--seconds", type=at_least_1, default=20, help="length of each run")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     parser.add_argument("--slo-ttft-ms", type=float)
     parser.add_argument("--slo-tpot-ms", type=float)
     options, passed_on = parser.parse_known_args(arguments)
-    if options.seconds < 1:
-        parser.error(f"--seconds must be at least 1, not {options.seconds}")
     return Plan(
         host=options.host.rstrip("/"),
         users=options.users,
@@ -66,9 +65,9 @@ def parse(arguments: list[str] | None = None) -> Plan:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    numbers = tuple(int(part) for part in text.split(","))
-    if min(numbers) < 1 or len(set(numbers)) < len(numbers):
-        raise argparse.ArgumentTypeError("numbers of users must be at least 1 and distinct")
+    numbers = counts(text)
+    if len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError("numbers of users must be distinct")
     return numbers
 
 

@@ -25,6 +25,8 @@ from typing import Any
 import httpx
 import psutil
 
+from loadtest.arguments import at_least_1
+
 NUM_QUESTIONS = 16
 SLOW_S = 120.0
 PERIOD_S, MENDING_S = 60.0, 30.0
@@ -175,8 +177,8 @@ def main() -> int:
     parser.add_argument("--url", required=True)
     parser.add_argument("--model", default="stdlib-chat")
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--streams", type=at_least_1, default=8)
+    parser.add_argument("--max-tokens", type=at_least_1, default=200)
     parser.add_argument("--kill", action="append", default=[], help="a name in a process' command line; repeatable")
     options = parser.parse_args()
     found = soak(

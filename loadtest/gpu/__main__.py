@@ -278,13 +278,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=BUDGET_S, help="for all of it")
     parser.add_argument("--part", nargs=2, metavar=("NAME", "NOTES"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    names = options.only.split(",") if options.only else usual
+    if unknown := set(names) - by_name.keys():
+        parser.error(f"--only: there is no part {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():
         raise SystemExit("loadtest.gpu: there is no GPU here")
     if options.part:
         notes = Notes(Path(options.part[1]))
         by_name[options.part[0]].run(notes)
         return int(notes.has_failures)
-    names = options.only.split(",") if options.only else usual
     chosen = [by_name[name] for name in names]
     found = run_parts(chosen, options.out, options.seconds, this_command("loadtest.gpu"))
     found["verdicts"] = [asdict(row) for row in verdicts(found["parts"])]

@@ -13,7 +13,6 @@ from loadtest.compare import (
     Comparison,
     Prompts,
     Server,
-    at_least_1,
     compare,
     find_server,
     long_arrival,
@@ -144,13 +143,6 @@ def test_two_servers_of_one_name_are_refused() -> None:
     refuse_twice(["a", "b"])
     with pytest.raises(SystemExit, match="named 'a'"):
         refuse_twice(["a", "b", "a"])
-
-
-def test_a_number_of_repetitions_is_at_least_1() -> None:
-    assert at_least_1("1") == 1
-    for wrong in ("0", "-1", "x"):
-        with pytest.raises(ValueError, match=wrong):
-            at_least_1(wrong)
 
 
 def test_the_module_starts_nobody() -> None:

@@ -8,6 +8,8 @@ from loadtest.bench_engine import engine_config
 from loadtest.measure import Exchange
 from loadtest.overhead import overhead_of, parse
 
+STDLIB_CHAT = Path(__file__).parents[2] / "models" / "stdlib-chat"
+
 
 def exchange(first_ms: float, token_ms: float, error: str | None = None) -> Exchange:
     times = [first_ms + token_ms * place for place in range(5)]
@@ -43,12 +45,12 @@ def test_an_answer_in_one_piece_is_no_measurement() -> None:
 
 def test_nonsense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(["--checkpoint", "x", "--streams", "0"])
+        parse(["--checkpoint", str(STDLIB_CHAT), "--streams", "0"])
     assert "at least 1" in capsys.readouterr().err
 
 
 def test_its_options_are_enough_for_an_engine() -> None:
     """They were copied from the engine's own benchmark, and one that came later was not."""
-    options = parse(["--checkpoint", "model", "--streams", "1,8", "--quantization", "int8"])
-    config = engine_config(options, Path("model"))
+    options = parse(["--checkpoint", str(STDLIB_CHAT), "--streams", "1,8", "--quantization", "int8"])
+    config = engine_config(options, STDLIB_CHAT)
     assert (config.max_num_seqs, config.quantization) == (8, "int8")

@@ -1,0 +1,65 @@
+"""Types of command-line arguments: what is wrong with one is a line, not a traceback."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from loadtest.workloads import TokenRange
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a type of whole numbers from `least` on, which raises ArgumentTypeError for others."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise ArgumentTypeError(f"must be at least {least}, not {value}")
+        return value
+
+    return parse
+
+
+at_least_1 = at_least(1)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Parse numbers of at least 1, by commas.
+
+    Raises:
+        ArgumentTypeError: one is not.
+    """
+    return tuple(map(at_least_1, text.split(",")))
+
+
+def folder_with(file: str) -> Callable[[str], str]:
+    """Return a type of folders that have a file of this name, which raises ArgumentTypeError for others."""
+
+    def parse(text: str) -> str:
+        if not (Path(text) / file).is_file():
+            raise ArgumentTypeError(f"there is no {file} in {text!r}")
+        return text
+
+    return parse
+
+
+checkpoint_folder = folder_with("config.json")
+
+
+def add_token_ids(parser: ArgumentParser) -> None:
+    """Add the options that `token_ids` reads."""
+    parser.add_argument(
+        "--first-id", type=at_least(0), default=300, help="prompts are drawn from token ids [first, last)"
+    )
+    parser.add_argument("--last-id", type=at_least_1, default=1000)
+
+
+def token_ids(parser: ArgumentParser, options: Namespace) -> TokenRange:
+    """Return the range to draw prompts from; end the program if it is empty."""
+    if options.first_id >= options.last_id:
+        parser.error(f"--first-id {options.first_id} must be less than --last-id {options.last_id}")
+    return TokenRange(start=options.first_id, end=options.last_id)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError
+from pathlib import Path
+
+import pytest
+
+from loadtest import adapter_cost, bench_engine, cache_tiers, compare, drafts, overhead, overload, perplexity, run, soak
+from loadtest.arguments import add_token_ids, at_least, at_least_1, counts, folder_with, token_ids
+from loadtest.workloads import TokenRange
+
+NOWHERE = "http://127.0.0.1:1"
+TOOLS = (adapter_cost, bench_engine, cache_tiers, compare, drafts, overhead, overload, perplexity, run, soak)
+
+
+def test_a_number_has_a_least() -> None:
+    assert at_least_1("1") == 1
+    assert at_least(0)("0") == 0
+    for wrong in ("0", "-1", "x", "1.5"):
+        with pytest.raises(ArgumentTypeError, match=wrong):
+            at_least_1(wrong)
+
+
+def test_numbers_are_parted_by_commas() -> None:
+    assert counts("1,8") == (1, 8)
+    for wrong in ("1,", "a", "0,1"):
+        with pytest.raises(ArgumentTypeError):
+            counts(wrong)
+
+
+def test_a_folder_has_its_file(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"no config\.json"):
+        folder_with("config.json")(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert folder_with("config.json")(str(tmp_path)) == str(tmp_path)
+
+
+def test_a_range_of_token_ids_is_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = ArgumentParser()
+    add_token_ids(parser)
+    assert token_ids(parser, parser.parse_args(["--first-id", "4", "--last-id", "5"])) == TokenRange(start=4, end=5)
+    with pytest.raises(SystemExit):
+        token_ids(parser, parser.parse_args(["--first-id", "5", "--last-id", "5"]))
+    assert "--first-id 5 must be less than --last-id 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"compare --url {NOWHERE} --words-of /nowhere",
+        f"compare --url {NOWHERE} --first-id 5 --last-id 3",
+        f"adapter_cost --url {NOWHERE} --first-id 5 --last-id 3",
+        "bench_engine smollm2-135m --batches a",
+        "bench_engine smollm2-135m --threads 0",
+        "cache_tiers /nowhere",
+        "drafts smollm2-135m --batches a",
+        "drafts smollm2-135m --quantization x",
+        "overhead --checkpoint /nowhere",
+        f"overload --host {NOWHERE} --users 0",
+        "perplexity /nowhere",
+        "run --users a",
+        f"soak --url {NOWHERE} --streams 0",
+    ],
+)
+def test_what_is_wrong_is_a_line_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    name, *arguments = line.split()
+    (tool,) = [tool for tool in TOOLS if tool.__name__ == f"loadtest.{name}"]
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        tool.main()  # type: ignore[attr-defined]
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
