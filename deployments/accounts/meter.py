@@ -66,7 +66,7 @@ class Meter:
         self._running: Counter[str] = Counter()
         self._turn = 0
         self._num_to_orphans = 0
-        self._has_freed = asyncio.Event()
+        self._has_ended = asyncio.Event()
         self._telling, self._storing = asyncio.Lock(), asyncio.Lock()
         self._charges: dict[str, Charge] = {}
         """One per tenant, which bounds the memory while the accounts are unreachable."""
@@ -107,9 +107,10 @@ class Meter:
         """Count an admitted request as ended, and charge the usage that admission did not count."""
         self._running[charge.tenant] -= 1
         self._charge(charge)
-        if charge.limits.concurrent_requests is not None:
-            # The tenant may be waiting for the slot, and its next request may go to another gateway.
-            self._has_freed.set()
+        if charge.limits.concurrent_requests is not None or charge.limits.output_tokens_per_minute is not None:
+            # The tenant's next request may come at once: it may have waited for the slot, and must find the tokens
+            # counted.
+            self._has_ended.set()
 
     def record(self, timeline: Timeline) -> None:
         """Spool the record of an answer that has ended; requests without a prompt or refused as invalid have none."""
@@ -265,7 +266,7 @@ class Meter:
 
     async def _settle_once(self) -> None:
         await self._tell_used()
-        await self._tell_of_places()
+        await self._tell_of_ends()
 
     async def _store_once(self) -> None:
         if not self._num_to_orphans and await self.adopt_orphans():
@@ -274,19 +275,17 @@ class Meter:
         await self._store()
         await asyncio.sleep(SETTLE_S)
 
-    async def _tell_of_places(self) -> None:
-        """Until the next settling is due, report each freed slot at once."""
+    async def _tell_of_ends(self) -> None:
+        """Until the next settling is due, report at once each end of an answer that a limit may wait for."""
         due_s = time.monotonic() + SETTLE_S
         while (left_s := due_s - time.monotonic()) > 0:
             try:
                 async with asyncio.timeout(left_s):
-                    await self._has_freed.wait()
+                    await self._has_ended.wait()
             except TimeoutError:
                 return
-            self._has_freed.clear()
-            # A lost report is covered by the next settling.
-            with suppress(*UNREACHED):
-                await self._tell([])
+            self._has_ended.clear()
+            await self._tell_used()
 
 
 async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:

@@ -215,6 +215,20 @@ async def test_one_after_the_other_they_are_not_at_once(
             await asyncio.sleep(0.01)
 
 
+async def test_what_an_answer_used_is_counted_at_once(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asked again within a second got some answers more than the limit."""
+    monkeypatch.setattr(meter_module, "SETTLE_S", 3600.0)
+    meter, limits = a_meter(handle, tmp_path), TenantLimits(output_tokens_per_minute=10)
+    await meter.start()
+    assert (await meter.admit("blue", limits, 1)).refused_by is None
+    meter.release(Charge("blue", limits, 0, 10))
+    async with asyncio.timeout(30):
+        while (await meter.admit("blue", limits, 1)).refused_by != "output_tokens_per_minute":
+            await asyncio.sleep(0.01)
+
+
 async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_path: Path) -> None:
     dead = a_meter(handle, tmp_path, "dead")
     dead.record(a_timeline("r1"))
