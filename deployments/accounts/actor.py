@@ -60,10 +60,10 @@ class Accounts:
         return await _on(self._limiting, self._limiter.admit, *asked, num_here=num_here, turn=turn)
 
     async def settle(
-        self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int
+        self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int, number: int
     ) -> list[KeyInfo]:
         """Record a gateway's running requests, count what its answers have used, and return all keys."""
-        await _on(self._limiting, self._limiter.hear, gateway, running, charges, turn=turn)
+        await _on(self._limiting, self._limiter.hear, gateway, running, charges, turn=turn, number=number)
         return self._keys
 
     async def record(self, records: Sequence[UsageRecord]) -> None:

@@ -28,10 +28,15 @@ WINDOWED = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per
 
 @dataclass(slots=True)
 class _Running:
-    """The running requests of one gateway by tenant, as of its latest message, and when it was last heard."""
+    """The running requests of one gateway by tenant, as of its latest message, and when it was last heard.
+
+    Attributes:
+        number: of its last charges that were counted.
+    """
 
     heard_s: float
     turn: int = -1
+    number: int = 0
     count_by_tenant: dict[str, int] = field(default_factory=dict)
 
 
@@ -94,15 +99,28 @@ class Limiter:
                 self._strategy.hit(item, charge.tenant, name, cost=used[name])
 
     def hear(
-        self, gateway: str, count_by_tenant: Mapping[str, int], charges: Sequence[Charge] = (), *, turn: int
+        self,
+        gateway: str,
+        count_by_tenant: Mapping[str, int],
+        charges: Sequence[Charge] = (),
+        *,
+        turn: int,
+        number: int = 0,
     ) -> None:
-        """Record a gateway's running requests and count what was used; `turn` as for `admit`."""
+        """Record a gateway's running requests and count what was used.
+
+        Args:
+            turn: as for `admit`.
+            number: of the charges, from 1 on; charges that the gateway sends again count once.
+        """
         self._follow_clock()
         running = self._heard(gateway)
         if turn > running.turn:
             running.turn, running.count_by_tenant = turn, dict(count_by_tenant)
-        for charge in charges:
-            self.charge(charge)
+        if number > running.number:
+            running.number = number
+            for charge in charges:
+                self.charge(charge)
 
     def num_running(self, tenant: str) -> int:
         """Return a tenant's number of running requests at live gateways."""

@@ -70,6 +70,9 @@ class Meter:
         self._telling, self._storing = asyncio.Lock(), asyncio.Lock()
         self._charges: dict[str, Charge] = {}
         """One per tenant, which bounds the memory while the accounts are unreachable."""
+        self._sent: list[Charge] = []
+        self._sent_number = 0
+        """The charges of the last report, with a number, as it may have arrived though no answer came."""
         self._attempts_by_record: dict[str, tuple[str, list[RequestId]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.num_unchecked = 0
@@ -143,13 +146,16 @@ class Meter:
 
     async def _tell_used(self) -> None:
         async with self._telling:
-            charges, self._charges = list(self._charges.values()), {}
             try:
-                self._take_keys(await self._tell(charges))
+                if self._sent:
+                    await self._tell()
+                self._sent, self._charges = list(self._charges.values()), {}
+                self._sent_number += 1
+                self._take_keys(await self._tell())
             except UNREACHED as error:
-                for charge in charges:
-                    self._charge(charge)
                 _logger.warning("the accounts cannot be reached: %s", error)
+            else:
+                self._sent = []
 
     async def _store(self) -> None:
         async with self._storing:
@@ -212,7 +218,7 @@ class Meter:
 
     async def flush(self) -> None:
         """Report what is pending before the gateway ends; records not sent in time stay in the spool for another."""
-        if self._charges or self.spool.num_pending:
+        if self._sent or self._charges or self.spool.num_pending:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_S):
                     await self.settle()
@@ -230,10 +236,11 @@ class Meter:
         self._turn += 1
         return self._turn
 
-    async def _tell(self, charges: list[Charge]) -> list[KeyInfo]:
-        """Report running requests and charges; return the keys."""
+    async def _tell(self) -> list[KeyInfo]:
+        """Report running requests and the charges that are being sent; return the keys."""
         async with asyncio.timeout(ADMIT_TIMEOUT_S):
-            told = self._accounts.settle.remote(self._gateway, +self._running, charges, self._next_turn())
+            running, turn = +self._running, self._next_turn()
+            told = self._accounts.settle.remote(self._gateway, running, self._sent, turn, self._sent_number)
             keys: list[KeyInfo] = await told
         return keys
 

@@ -98,6 +98,13 @@ def test_answers_at_once_are_counted_over_gateways_that_live() -> None:
     assert limiter.num_running("t") == 0
 
 
+def test_charges_that_are_sent_again_count_once() -> None:
+    limiter, limits = Limiter(), TenantLimits(output_tokens_per_minute=100)
+    for turn, number in enumerate((1, 1, 2)):
+        limiter.hear("g", {}, [Charge("t", limits, 0, 30)], turn=turn, number=number)
+    assert admit(limiter, "t", limits, "g", 1).quotas["output_tokens_per_minute"].remaining == 40
+
+
 def test_a_gateway_knows_best_what_has_ended_there() -> None:
     limiter, limits = Limiter(), TenantLimits(concurrent_requests=1)
     for turn in range(20):
