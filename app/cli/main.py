@@ -233,7 +233,11 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
             server.stop()
     if failure is None:
         tell("Stopped.\n")
-    return 0 if failure is None else _refuse(failure, status=EXIT_FAILED)
+        return 0
+    # Two that start together both find the port free, and Serve tells of it some lines before its last one.
+    if (error := preflight.listen_error(host, port)) is not None and error.errno == errno.EADDRINUSE:
+        failure = f"port {port} on {host} is in use by another process that started meanwhile; {failure}"
+    return _refuse(failure, status=EXIT_FAILED)
 
 
 def _child_environment(own: Mapping[str, str], host: str, folder: Path, *, is_local: bool) -> dict[str, str]:

@@ -223,6 +223,22 @@ def test_a_failed_deployment_is_an_error_with_its_reason(
     assert server.started[0].is_stopped
 
 
+def test_who_loses_the_port_to_one_that_started_meanwhile_is_told_so(
+    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last line was HAProxy's that some protocols failed to start their listeners."""
+
+    def lose(self: FakeServer) -> str:
+        taken = OSError(errno.EADDRINUSE, "Address already in use")
+        monkeypatch.setattr(cli.preflight, "listen_error", lambda host, port: taken)
+        return "some protocols failed"
+
+    monkeypatch.setattr(server, "failure", lose)
+    assert cli.main(["serve", str(config)]) == 1
+    told = "error: port 8000 on 127.0.0.1 is in use by another process that started meanwhile; some protocols failed\n"
+    assert capsys.readouterr().err == told
+
+
 def test_a_server_that_never_answers_is_given_up(
     config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
