@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 TIMEOUT_S = 600.0
+NOT_OURS = "is this an Antiphon server?"
 
 Url = Annotated[str, typer.Option(help="URL of the server.", envvar="ANTIPHON_URL")]
 Key = Annotated[str, typer.Option(help="API key.", envvar="ANTIPHON_API_KEY")]
@@ -29,10 +30,10 @@ class AskError(Exception):
 
 @contextmanager
 def connected(url: str, key: str) -> Iterator[httpx.Client]:
-    """Open an HTTP client whose transport errors become one line.
+    """Open an HTTP client; its transport errors, and answers of another form than ours, become one line.
 
     Raises:
-        AskError: the server did not respond, or the key cannot be sent.
+        AskError: the server did not respond or is of another kind, or the key cannot be sent.
     """
     if not (key.isascii() and key.isprintable()):
         raise AskError("the key has characters that no header can carry: only printable ASCII is taken (--key)")
@@ -44,6 +45,8 @@ def connected(url: str, key: str) -> Iterator[httpx.Client]:
             yield client
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise AskError(f"{url} did not respond ({type(error).__name__})") from error
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise AskError(f"{url} answered in an unknown form: {NOT_OURS}") from error
 
 
 def answered(response: httpx.Response) -> dict[str, Any]:
@@ -55,20 +58,23 @@ def answered(response: httpx.Response) -> dict[str, Any]:
     try:
         body: dict[str, Any] = response.json()
     except ValueError:
-        raise AskError(f"status {response.status_code} without JSON: is this an Antiphon server?") from None
+        raise AskError(f"status {response.status_code} without JSON: {NOT_OURS}") from None
     if response.status_code >= 400:
         hint = " Set it with --key." if response.status_code == httpx.codes.UNAUTHORIZED else ""
-        raise AskError(str(body.get("error", {}).get("message", f"status {response.status_code}")) + hint)
+        try:
+            message = str(body["error"]["message"])
+        except (LookupError, TypeError):
+            raise AskError(f"status {response.status_code} without a message: {NOT_OURS}") from None
+        raise AskError(message + hint)
     return body
 
 
 def models(url: Url = DEFAULT_URL, key: Key = "") -> None:
     """List base models and their adapters."""
     with connected(url, key) as client:
-        found = answered(client.get("/v1/models"))["data"]
-    table = Table("model", "adapter of", "context")
-    for card in found:
-        table.add_row(card["id"], card.get("parent") or "", str(card.get("max_model_len", "")))
+        table = Table("model", "adapter of", "context")
+        for card in answered(client.get("/v1/models"))["data"]:
+            table.add_row(card["id"], card.get("parent") or "", str(card.get("max_model_len", "")))
     console.print(table)
 
 
@@ -76,14 +82,13 @@ def models(url: Url = DEFAULT_URL, key: Key = "") -> None:
 def list_adapters(url: Url = DEFAULT_URL, key: AdminKey = "") -> None:
     """List adapters with their versions, traffic shares and location on each replica."""
     with connected(url, key) as client:
-        found = answered(client.get("/v1/adapters"))["data"]
-    table = Table("adapter", "of", "version", "share", "digest", "replicas")
-    for entry in found:
-        for version in entry["versions"]:
-            places = ", ".join(f"{replica[-6:]}: {place}" for replica, place in version["replicas"].items())
-            share = "on trial" if version["state"] == "trial" else f"{version['percent']} %"
-            row = (entry["id"], entry["parent"], str(version["version"]), share)
-            table.add_row(*row, version["digest"][:12], places)
+        table = Table("adapter", "of", "version", "share", "digest", "replicas")
+        for entry in answered(client.get("/v1/adapters"))["data"]:
+            for version in entry["versions"]:
+                places = ", ".join(f"{replica[-6:]}: {place}" for replica, place in version["replicas"].items())
+                share = "on trial" if version["state"] == "trial" else f"{version['percent']} %"
+                row = (entry["id"], entry["parent"], str(version["version"]), share)
+                table.add_row(*row, version["digest"][:12], places)
     console.print(table)
 
 
@@ -111,8 +116,9 @@ def load_adapter(
         body["canary"] = {"prompt": canary, "expect": expect}
     with connected(url, key) as client, console.status(f"loading {name}"):
         entry = answered(client.post("/v1/load_lora_adapter", json=body))
-    newest = entry["versions"][-1]
-    console.print(f"{entry['id']} is loaded, version {newest['version']}, with {newest['percent']} % of its traffic.")
+        newest = entry["versions"][-1]
+        told = f"{entry['id']} is loaded, version {newest['version']}, with {newest['percent']} % of its traffic."
+    console.print(told)
 
 
 @adapters.command("unload")
@@ -125,7 +131,8 @@ def unload_adapter(
     """Unload an adapter: remove it, wait for requests that use it, and free its memory."""
     with connected(url, key) as client, console.status(f"waiting for the requests of {name}"):
         freed = answered(client.post("/v1/unload_lora_adapter", json={"lora_name": name, "version": version}))
-    console.print(f"{name} was unloaded; {sum(freed['freed_bytes']):,} bytes were freed.")
+        told = f"{name} was unloaded; {sum(freed['freed_bytes']):,} bytes were freed."
+    console.print(told)
 
 
 @adapters.command("route")
@@ -143,8 +150,8 @@ def route_adapter(
             raise AskError(f"'{part}' is not VERSION=PERCENT")
         shares[number] = int(percent)
     with connected(url, key) as client:
-        answered(client.post(f"/v1/adapters/{name}/route", json={"split": shares}))
-    console.print(f"{name}: " + ", ".join(f"version {number} {percent} %" for number, percent in shares.items()))
+        routed = answered(client.post(f"/v1/adapters/{name}/route", json={"split": shares}))["id"]
+    console.print(f"{routed}: " + ", ".join(f"version {number} {percent} %" for number, percent in shares.items()))
 
 
 def chat(
@@ -159,7 +166,10 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal; an empty line or Ctrl-D quits, Ctrl-C cancels an answer."""
     with connected(url, key) as client:
-        name = model or answered(client.get("/v1/models"))["data"][0]["id"]
+        names = [model] if model else [card["id"] for card in answered(client.get("/v1/models"))["data"]]
+        if not names:
+            raise AskError("the server lists no model that this key may use")
+        name = names[0]
         turns: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         console.print(f"[dim]{name}[/dim]")
         while question := _question():
@@ -185,9 +195,10 @@ def _question() -> str:
 
 def _pieces(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.status_code >= 400:
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
             response.read()
             answered(response)
+            raise AskError(f"the answer is not a stream: {NOT_OURS}")
         for line in response.iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue

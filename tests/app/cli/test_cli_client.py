@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import uvicorn
+from fastapi import FastAPI, Request, Response
 
 from app.access.tenants import key_digest
 from app.cli import cli_client
@@ -15,9 +17,9 @@ from app.http.api import create_app
 from tests.app.scripted_gateway import ScriptedGateway
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    app = create_app(ScriptedGateway(), admin_key_sha256=key_digest("boss"))
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Serve an application, and give its URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -26,6 +28,12 @@ def url() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(create_app(ScriptedGateway(), admin_key_sha256=key_digest("boss"))) as url:
+        yield url
 
 
 def run(url: str, *arguments: str) -> int:
@@ -102,3 +110,80 @@ def test_a_question_that_is_refused_ends_it(
     monkeypatch.setattr(cli_client.console, "input", lambda _: "Hi")
     assert run(url, "chat", "nobody") == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def stranger() -> Iterator[tuple[str, list[Response]]]:
+    """Another server's URL, and what it answers: the first to requests for models, the last to all others."""
+    app, answers = FastAPI(), [Response(), Response()]
+
+    @app.api_route("/{path:path}", methods=["GET", "POST"])
+    async def answer(request: Request) -> Response:
+        return answers[0 if request.url.path == "/v1/models" else -1]
+
+    with serving(app) as url:
+        yield url, answers
+
+
+MODELS = '{"data": [{"id": "m"}]}'
+COMMANDS = ("models", "chat", "adapters list", "adapters load a b", "adapters unload a", "adapters route a 1=100")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, "<html>"),
+        (200, "<html>"),
+        (404, '{"detail": "Not Found"}'),
+        (400, '{"error": "bad"}'),
+        (400, "[]"),
+        (200, "{}"),
+        (200, "[1]"),
+        (200, "null"),
+        (200, '{"data": [1]}'),
+    ],
+)
+def test_a_server_of_another_kind_is_told_in_one_line(
+    stranger: tuple[str, list[Response]], capsys: pytest.CaptureFixture[str], status: int, body: str, command: str
+) -> None:
+    """Some of these ended in a traceback, and some in the news that all was well."""
+    url, answers = stranger
+    answers[:] = [Response(body, status)]
+    assert run(url, *command.split()) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert told.endswith("is this an Antiphon server?\n")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("text/html", "<html>"),
+        ("application/json", '{"choices": []}'),
+        ("text/event-stream", "data: {broken\n\n"),
+        ("text/event-stream", 'data: {"error": "bad"}\n\n'),
+        ("text/event-stream", 'data: {"usage": 1}\n\n'),
+    ],
+)
+def test_an_answer_that_is_no_stream_of_chunks_is_told_in_one_line(
+    stranger: tuple[str, list[Response]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    content_type: str,
+    body: str,
+) -> None:
+    url, answers = stranger
+    answers[:] = [Response(MODELS), Response(body, media_type=content_type)]
+    monkeypatch.setattr(cli_client, "_question", lambda: "Who?")
+    assert run(url, "chat") == 1
+    assert capsys.readouterr().err.endswith("is this an Antiphon server?\n")
+
+
+def test_a_key_without_any_model_is_told_so(
+    stranger: tuple[str, list[Response]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, answers = stranger
+    answers[:] = [Response('{"data": []}')]
+    assert run(url, "chat") == 1
+    assert capsys.readouterr().err == "error: the server lists no model that this key may use\n"
