@@ -66,7 +66,7 @@ class FileCache:
 
     def _fetch(self, ref: AdapterRef, here: AdapterRef) -> None:
         try:
-            incoming = self._store.bring(ref.name, partial(self._fill, ref))
+            incoming = self._store.bring(partial(self._fill, ref))
         except OSError as error:
             # Transient: content over the bound is kept only while it is recent.
             raise AdapterUnavailableError(ref.name, f"its files cannot be kept here ({error.strerror})") from error

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from adapters.errors import SERVER_TROUBLES, AdapterError
+from adapters.errors import AdapterError
 from adapters.finite import find_not_finite
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE, open_under, refuse_pickle
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest, read_adapter
@@ -41,12 +41,11 @@ class FileStore:
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder)
 
-    def bring(self, name: str, fill: Fill) -> str:
+    def bring(self, fill: Fill) -> str:
         """Return a new folder filled with an adapter's files; the caller owns it and must keep or delete it.
 
         Raises:
-            AdapterError: its files cannot be copied; or whatever `fill` raises.
-            OSError: the folder's disk is full, or another of `SERVER_TROUBLES`.
+            OSError: the files cannot be written, which is no fault of the adapter; or whatever `fill` raises.
         """
         os.makedirs(self._folder, exist_ok=True)
         incoming = tempfile.mkdtemp(prefix=INCOMING, dir=self._folder)
@@ -54,10 +53,8 @@ class FileStore:
             fill(incoming)
             # Recorded digests survive a power failure, so their files must as well.
             _sync(incoming)
-        except BaseException as error:
+        except BaseException:
             shutil.rmtree(incoming, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno not in SERVER_TROUBLES:
-                raise AdapterError(name, f"its files cannot be copied ({error.strerror})") from error
             raise
         return incoming
 

@@ -334,12 +334,12 @@ class RegistryServer:
             if not self._sources.may_be_hub_id(place):
                 raise AdapterError(name, "there is no such folder among those that adapters may be loaded from")
         fill = partial(self._sources.fetch, name, self._sources.url_of(name, place))
-        return await loop.run_in_executor(self._fetchers, self._files.bring, name, fill)
+        return await loop.run_in_executor(self._fetchers, self._files.bring, fill)
 
     def _copied(self, name: str, place: str, roots: Sequence[str]) -> str | None:
         """Copy a permitted folder's files to a folder of the store and return it, or None if there is none."""
         path = permitted_folder(place, roots)
-        return None if path is None else self._files.bring(name, copy_from(name, path))
+        return None if path is None else self._files.bring(copy_from(name, path))
 
     def _check_name(self, wanted: Registration) -> None:
         check_name(wanted.name)

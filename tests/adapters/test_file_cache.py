@@ -62,6 +62,20 @@ def test_a_full_disk_is_not_the_adapter_s_fault(nodes: Nodes, monkeypatch: pytes
         nodes.cache().locate(nodes.ref("a"))
 
 
+def test_a_folder_that_goes_while_it_is_filled_is_not_the_adapter_s_fault(nodes: Nodes) -> None:
+    """A clock that is set forward makes it look abandoned to whoever evicts meanwhile."""
+
+    def delete(ref: AdapterRef, file: str, offset: int) -> bytes:
+        for left in nodes.near.iterdir():
+            shutil.rmtree(left)
+        return b""
+
+    cache = FileCache(str(nodes.near), max_bytes=1 << 20, read=delete)
+    with pytest.raises(AdapterUnavailableError, match=r"cannot be kept here \(No such file or directory\)"):
+        cache.locate(nodes.ref("a"))
+    assert nodes.kept() == set()
+
+
 def test_files_of_another_node_are_fetched_once(nodes: Nodes) -> None:
     ref = nodes.ref("a")
     for cache in (nodes.cache(), nodes.cache()):

@@ -190,7 +190,7 @@ async def test_another_server_s_registry_leaves_the_files_of_the_first_alone(
     first, files = open_store(actor.config)
     actor.put("a")
     copy = copy_from("a", str(actor.dropin / "a"))
-    ref = files.keep("a", files.bring("a", copy), SHAPES, 16)
+    ref = files.keep("a", files.bring(copy), SHAPES, 16)
     first.add(ref, "m")
     second = await actor.open(monkeypatch)
     assert await second.catalogue("", -1) is not None
