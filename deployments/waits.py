@@ -1,10 +1,11 @@
-"""Wait for a part of the server that has died and is being replaced, or for several calls at once."""
+"""Wait for a part of the server that has died and is being replaced, for several calls at once, or for a shared one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from contextvars import Context
+from typing import Any, Generic, TypeVar
 
 from deployments.errors import UnavailableError
 
@@ -46,3 +47,18 @@ async def side_by_side(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class SharedCall(Generic[T]):
+    """A call that everyone who asks while it runs shares. It runs to its end even if all of them leave."""
+
+    def __init__(self, call: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._call = call
+        self._running: asyncio.Task[T] | None = None
+
+    async def result(self) -> T:
+        """Return the result of the running call, or of a new one; raises its error."""
+        if self._running is None or self._running.done():
+            # An empty context: otherwise Serve would cancel the calls inside with the request that started them.
+            self._running = asyncio.create_task(self._call(), context=Context())
+        return await asyncio.shield(self._running)

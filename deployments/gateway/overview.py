@@ -16,6 +16,7 @@ from deployments.handle_calls import UNREACHED
 from deployments.handles import ask_all, hear_all
 from deployments.metrics import readiness
 from deployments.timeline import Timeline, ask_traces, with_engine_stages
+from deployments.waits import SharedCall
 from engine.request import RequestId
 from engine.trace import RequestTrace
 
@@ -27,6 +28,8 @@ SCRAPE_TIMEOUT_S = 8.0
 class Overview:
     """Queries all gateways and all model replicas.
 
+    Health and metrics need no key, and each query calls every replica: clients that ask at the same time share one.
+
     Args:
         models: handle of each base model's deployment, by name.
         parts: handles of other deployments that answers need; None for parts that run in the gateways' own processes.
@@ -35,17 +38,25 @@ class Overview:
     def __init__(self, models: Mapping[str, DeploymentHandle], parts: Mapping[str, DeploymentHandle | None]) -> None:
         self._models = models
         self._parts = {name: handle for name, handle in parts.items() if handle is not None}
+        self._health = SharedCall(self._ask_health)
+        self._metrics = SharedCall(self._ask_metrics)
 
     async def health(self) -> HealthReport:
         """Report whether every part that an answer needs has a replica that makes progress."""
+        return await self._health.result()
+
+    async def metrics(self) -> bytes:
+        """Return the metrics of all gateways and engines, and readiness, in Prometheus text format."""
+        return await self._metrics.result()
+
+    async def _ask_health(self) -> HealthReport:
         states = iter(await asyncio.gather(*map(_state, (*self._models.values(), *self._parts.values()))))
         return HealthReport(
             state_by_model={name: next(states) for name in self._models},
             state_by_part={name: next(states) for name in self._parts},
         )
 
-    async def metrics(self) -> bytes:
-        """Return the metrics of all gateways and engines, and readiness, in Prometheus text format."""
+    async def _ask_metrics(self) -> bytes:
         handles = (gateways(), *self._models.values())
         health, *answers = await asyncio.gather(
             self.health(), *(ask_all(handle, "metric_families", timeout_s=SCRAPE_TIMEOUT_S) for handle in handles)

@@ -6,7 +6,7 @@ import pytest
 
 from deployments import waits
 from deployments.errors import UnavailableError
-from deployments.waits import patiently, side_by_side
+from deployments.waits import SharedCall, patiently, side_by_side
 
 
 class Away:
@@ -89,3 +89,23 @@ async def test_whoever_leaves_takes_them_along() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert all(task.done() for task in before - {asyncio.current_task()})
+
+
+async def test_who_asks_while_a_call_runs_shares_it_and_who_leaves_takes_nothing_from_the_others() -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+    started = []
+
+    async def call() -> int:
+        started.append(1)
+        return await after(len(started), gates[len(started) - 1])
+
+    shared = SharedCall(call)
+    leaver, stayer = asyncio.create_task(shared.result()), asyncio.create_task(shared.result())
+    await asyncio.sleep(0)
+    leaver.cancel()
+    gates[0].set()
+    assert await stayer == 1
+    assert leaver.cancelled()
+    # What comes later may have changed.
+    gates[1].set()
+    assert await shared.result() == 2

@@ -72,6 +72,22 @@ async def test_one_replica_that_makes_progress_is_enough(replicas: list[str | No
     assert (await Overview({"base": HANDLE}, {}).health()).state_by_model == {"base": "it hangs"}
 
 
+async def test_clients_that_ask_for_health_at_once_cost_one_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,000 of them kept a gateway busy for a minute, and nine in ten were told that the server was not ready."""
+    asked = []
+
+    async def ask_all(handle: Any, method: str, *, timeout_s: float) -> list[None]:
+        asked.append(method)
+        await asyncio.sleep(0)
+        return [None]
+
+    monkeypatch.setattr("deployments.gateway.overview.ask_all", ask_all)
+    overview = Overview({"base": HANDLE}, {})
+    reports = await asyncio.gather(*(overview.health() for _ in range(100)))
+    assert all(report.is_ready for report in reports)
+    assert asked == ["trouble"]
+
+
 async def test_numbers_tell_who_is_ready_however_few_answer(
     replicas: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
