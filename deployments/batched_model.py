@@ -23,8 +23,9 @@ Result = TypeVar("Result")
 
 MAX_CALL_S = 60.0
 """A call that takes longer counts as hung."""
-MAX_CALL_CHARS = 8192
-"""Bound on the items of a call together. About 2,000 tokens keep a CPU's cores busy; more would only take longer."""
+MAX_CALL_CHARS = 2048
+"""Bound on the items of a call together. Some hundred tokens keep a CPU's cores busy: longer calls judge no more text
+per second, and running answers wait for the end of a call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +75,7 @@ class BatchedModel(Generic[Item, Result]):
         self._max_batch, self._num_chars = max_batch, num_chars
         self._urgent: list[_Asked[Item, Result]] = []
         self._others: list[_Asked[Item, Result]] = []
+        self._is_other_due = False
         self._working: asyncio.Task[None] | None = None
 
     async def results(self, items: Sequence[Item], *, is_urgent: bool = False) -> list[Result]:
@@ -122,13 +124,20 @@ class BatchedModel(Generic[Item, Result]):
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         """Take items for one call, without those that nobody waits for any more."""
         batch: list[_Waiting[Item, Result]] = []
+        is_other_due = self._is_other_due
+        if is_other_due and self._others:
+            self._take(self._others[0], batch, 1)
+        num_taken = 0
         for requests in (self._urgent, self._others):
+            num_taken = len(batch)
             if requests:
                 # So that it is not overtaken for ever.
                 self._take(requests[0], batch, len(batch) + 1)
             for request in sorted(requests, key=attrgetter("num_chars")):
                 self._take(request, batch, self._max_batch)
             requests[:] = [request for request in requests if request.items]
+        # Urgent items may keep coming, and leave no room: every second call begins with an item that is not urgent.
+        self._is_other_due = not is_other_due and bool(self._others) and len(batch) == num_taken
         return batch
 
     def _take(self, request: _Asked[Item, Result], batch: list[_Waiting[Item, Result]], max_size: int) -> None:

@@ -116,6 +116,19 @@ async def test_a_call_holds_a_bounded_amount_of_text_but_at_least_one_item() -> 
     assert doubler.batches == [[2, 2], [1], [5], [1, 3]]
 
 
+async def test_what_is_urgent_leaves_every_second_call_to_the_others() -> None:
+    """A long input that did not fit beside the text of running answers waited for as long as any came."""
+    doubler = Doubler()
+    model = a_model(doubler, num_chars=lambda number: MAX_CALL_CHARS if number < 5 else 1)
+    calls = [await held(doubler, model, [9])]
+    calls.append(asyncio.create_task(model.results([1, 2])))
+    calls += [asyncio.create_task(model.results([number] * 3, is_urgent=True)) for number in (6, 7, 8)]
+    await asyncio.sleep(0)
+    doubler.gate.set()
+    await asyncio.gather(*calls)
+    assert doubler.batches == [[9], [6, 6, 6], [1], [7, 7, 7], [2], [8, 8, 8]]
+
+
 async def test_a_call_that_fails_fails_its_own_items_only() -> None:
     model = a_model(Doubler())
     answers = await asyncio.gather(model.results([13]), model.results([1]), return_exceptions=True)

@@ -71,6 +71,22 @@ async def test_a_long_text_is_judged_in_pieces_and_counts_as_its_worst() -> None
     assert classifier.batches == [["fine", "bad", "fine", "fine", "", "bad"]]
 
 
+async def test_a_running_answer_waits_for_one_window_of_a_long_text() -> None:
+    """It waited for four windows of 256 tokens, an eighth of a second on an idle core: streams paused with each."""
+    classifier = EchoClassifier()
+    safety = local(classifier)
+    window = "x" * 8 * 256
+    classifier.gate.clear()
+    long_text = asyncio.create_task(safety.judge(["|".join([window] * 8)]))
+    while not classifier.batches:
+        await asyncio.sleep(0.001)
+    answer = asyncio.create_task(safety.judge(["an answer"], is_urgent=True))
+    await asyncio.sleep(0)
+    classifier.gate.set()
+    await asyncio.gather(long_text, answer)
+    assert classifier.batches[:2] == [[window], ["an answer"]]
+
+
 async def test_a_forward_pass_that_does_not_end_is_ill_health() -> None:
     classifier, now_s = EchoClassifier(), [0.0]
     safety = local(classifier, clock=lambda: now_s[0])
