@@ -6,6 +6,9 @@ notice that the client disconnects, and the answer is computed to the end.
 It uses TCP keepalive. A machine that loses power or its network closes no connection: without keepalive, streams from
 its gateways hang for as long as their clients wait.
 
+It sends a client's first request over a connection of its own. If a gateway dies, the client of a request on a
+connection that others have used would see its own connection closed, without an answer.
+
 It waits longer for a gateway's answer to a health check: an overloaded gateway may need a second to see one, and if it
 counted as down, none would be left. Where none is left or one is lost, the client gets an error in OpenAI's format that
 says so, and not Serve's plain 500.
@@ -40,6 +43,7 @@ _ADDED = (
     clitcpka-intvl 10s
     clitcpka-cnt 6""",
     ),
+    (re.compile(r"^( +http-reuse) always$", re.MULTILINE), r"\1 safe"),
     # Unacknowledged data has a timeout of its own, which servers do not inherit from `default-server`.
     (re.compile(r"^( +server \S+ \S+)", re.MULTILINE), r"\1 tcp-ut 15s"),
 )

@@ -6,6 +6,7 @@ import errno
 import http.client
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ defaults
     mode http
     option abortonclose
     option splice-request
+    errorfile 502 /a/file/that/is/not/there
     errorfile 503 /a/file/that/is/not/there
     timeout connect 5s
     timeout client 60s
@@ -30,6 +32,7 @@ frontend in
     bind 127.0.0.1:{front}
     default_backend out
 backend out
+    http-reuse always
     default-server fall 2 rise 2 inter 1s
     server one 127.0.0.1:{back}
 """
@@ -92,6 +95,25 @@ def test_without_a_gateway_the_answer_has_the_format_of_our_errors(tmp_path: Pat
         assert json.load(answer)["error"]["code"] == "server_overloaded"
 
 
+@pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
+def test_a_client_whose_gateway_dies_is_told_so_though_others_have_used_the_connection(tmp_path: Path) -> None:
+    """Its own connection was closed without a word."""
+    front, back = free_ports(2)
+    with started(tmp_path, front, back), socket.create_server(("127.0.0.1", back)) as behind:
+        behind.settimeout(WAIT_S)
+        with ask(wait_for(front)) as client:
+            first, _ = behind.accept()
+            first.recv(4096)
+            first.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+            assert status_of(client) == 204
+        with first, ask(front) as client:
+            ready, _, _ = select.select([first, behind], [], [], WAIT_S)
+            served = behind.accept()[0] if behind in ready else first
+            served.recv(4096)
+            served.close()
+            assert status_of(client) == 502
+
+
 @contextlib.contextmanager
 def started(folder: Path, front: int, back: int) -> Iterator[subprocess.Popen[bytes]]:
     """HAProxy between two ports, as Serve starts it."""
@@ -102,6 +124,19 @@ def started(folder: Path, front: int, back: int) -> Iterator[subprocess.Popen[by
             yield haproxy
         finally:
             haproxy.terminate()
+
+
+def ask(port: int) -> socket.socket:
+    """Return a new connection on which a request has been sent."""
+    client = socket.create_connection(("127.0.0.1", port), WAIT_S)
+    client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    return client
+
+
+def status_of(client: socket.socket) -> int:
+    answer = http.client.HTTPResponse(client)
+    answer.begin()
+    return answer.status
 
 
 def connection_to(port: int, pid: int) -> socket.socket:
