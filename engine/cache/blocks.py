@@ -1,8 +1,8 @@
 """The blocks of the KV cache as numbers: who holds which, which are free, and which free one is reused next.
 
-    held by n > 0 requests                       free, least recently used first
-    ref_count[b] = n                             plain <-> b <-> b <-> ... <-> plain
-                                                 kept  <-> b <-> b <-> ... <-> kept
+    held by n > 0 requests        free, least recently used first
+    ref_count[b] = n              plain: b b b ...
+                                  kept:  b b ...
 
 A free block keeps its content until it is taken, so that the prefix index can revive it. Blocks with a retention time
 are taken after all others, but at most half of all blocks are kept this way, so that retention cannot occupy the cache.
@@ -11,6 +11,7 @@ Knows neither tokens nor tensors.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import NewType
 
@@ -18,7 +19,7 @@ BlockId = NewType("BlockId", int)
 
 
 class BlockPool:
-    """A fixed number of blocks with reference counts and two intrusive doubly linked free lists; O(1) for each block.
+    """A fixed number of blocks with reference counts and two lists of free ones; O(1) for each block.
 
     Args:
         num_blocks: number of blocks; ids are 0 to num_blocks - 1.
@@ -29,22 +30,20 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._on_reuse = on_reuse
         self._ref_count = [0] * num_blocks
-        # A sentinel node is a list's head and tail in one, so that the ends need no special cases.
-        self._plain, self._kept = num_blocks, num_blocks + 1
-        self._next = [*range(1, num_blocks + 1), 0, self._kept]
-        self._previous = [num_blocks, *range(num_blocks), self._kept]
-        self._num_free, self._num_kept = num_blocks, 0
         self._kept_until_s = [0.0] * num_blocks
+        # Dictionaries for their order: a block that is shared leaves from anywhere in it.
+        self._plain: OrderedDict[BlockId, None] = OrderedDict.fromkeys(map(BlockId, range(num_blocks)))
+        self._kept: OrderedDict[BlockId, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds."""
-        return self._num_free
+        return len(self._plain) + len(self._kept)
 
     @property
     def num_held(self) -> int:
         """Blocks that at least one request holds."""
-        return self.num_blocks - self._num_free
+        return self.num_blocks - self.num_free
 
     def ref_count(self, block: BlockId) -> int:
         """Return how many requests hold the block."""
@@ -56,14 +55,13 @@ class BlockPool:
         Args:
             now_s: time on the clock of `release`; kept blocks at the head of their list that have expired become plain.
         """
-        if count > self._num_free:
+        if count > self.num_free:
             return None
-        while self._num_kept and self._kept_until_s[self._next[self._kept]] <= now_s:
+        while self._kept and self._kept_until_s[next(iter(self._kept))] <= now_s:
             self._give_up_oldest_kept()
         taken = []
         for _ in range(count):
-            block = BlockId(self._next[self._plain if self._num_free > self._num_kept else self._kept])
-            self._unlink(block)
+            block, _ = (self._plain or self._kept).popitem(last=False)
             self._ref_count[block] = 1
             self._kept_until_s[block] = 0.0
             self._on_reuse(block)
@@ -76,7 +74,7 @@ class BlockPool:
             stop = start + count
             if not any(self._ref_count[start:stop]) and not any(self._kept_until_s[start:stop]):
                 for block in map(BlockId, range(start, stop)):
-                    self._unlink(block)
+                    del self._plain[block]
                     self._ref_count[block] = 1
                     self._on_reuse(block)
                 return range(start, stop)
@@ -85,7 +83,7 @@ class BlockPool:
     def share(self, block: BlockId) -> None:
         """Take a reference to a block for its content; revives the block if it was free."""
         if self._ref_count[block] == 0:
-            self._unlink(block)
+            del self._free(block)[block]
         self._ref_count[block] += 1
 
     def release(self, blocks: Iterable[BlockId], keep_until_s: float = 0.0) -> None:
@@ -103,44 +101,25 @@ class BlockPool:
             self._ref_count[block] -= 1
             self._kept_until_s[block] = max(self._kept_until_s[block], keep_until_s)
             if self._ref_count[block] == 0:
-                self._link(block, before=self._kept if self._kept_until_s[block] else self._plain)
-                if self._num_kept > self.num_blocks // 2:
+                self._free(block)[block] = None
+                if len(self._kept) > self.num_blocks // 2:
                     self._give_up_oldest_kept()
 
     def check(self) -> None:
         """Raise AssertionError unless the free lists and the reference counts agree."""
-        seen: set[int] = set()
-        for head, num_seen in ((self._kept, self._num_kept), (self._plain, self._num_free)):
-            block = self._next[head]
-            while block != head:
-                assert block not in seen, "the free list has a cycle"
-                assert self._ref_count[block] == 0, f"block {block} is free and held"
-                assert self._next[self._previous[block]] == block, "the free list is torn"
-                assert bool(self._kept_until_s[block]) == (head == self._kept), f"block {block} is in the wrong list"
-                seen.add(block)
-                block = self._next[block]
-            assert len(seen) == num_seen, "the free count is wrong"
-        assert self._num_kept <= self.num_blocks // 2, "more are kept than may be"
-        assert len(seen) + sum(count > 0 for count in self._ref_count) == self.num_blocks, "a block is lost"
+        for block in (*self._plain, *self._kept):
+            assert self._ref_count[block] == 0, f"block {block} is free and held"
+            assert block in self._free(block), f"block {block} is in the wrong list"
+        assert len(self._kept) <= self.num_blocks // 2, "more are kept than may be"
+        assert self.num_free + sum(count > 0 for count in self._ref_count) == self.num_blocks, "a block is lost"
+
+    def _free(self, block: BlockId) -> OrderedDict[BlockId, None]:
+        """Return the list that a block is in while it is free."""
+        return self._kept if self._kept_until_s[block] else self._plain
 
     def _give_up_oldest_kept(self) -> None:
         """Move the kept block that was released first to the tail of the plain list."""
-        block = self._next[self._kept]
-        self._unlink(block)
+        block, _ = self._kept.popitem(last=False)
         self._kept_until_s[block] = 0.0
         # At the tail: retention must not make a block be reused sooner than without it.
-        self._link(block, before=self._plain)
-
-    def _unlink(self, block: int) -> None:
-        before, after = self._previous[block], self._next[block]
-        self._next[before] = after
-        self._previous[after] = before
-        self._num_free -= 1
-        self._num_kept -= bool(self._kept_until_s[block])
-
-    def _link(self, block: int, *, before: int) -> None:
-        previous = self._previous[before]
-        self._next[previous] = self._previous[before] = block
-        self._previous[block], self._next[block] = previous, before
-        self._num_free += 1
-        self._num_kept += bool(self._kept_until_s[block])
+        self._plain[block] = None
