@@ -1,4 +1,4 @@
-"""A gateway's record of each answer, from its start to its end, however it ends."""
+"""A gateway's record of each answer, from its start to its end, however it ends, and the end of all of them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from adapters.identity import AdapterDigest, AdapterRef
-from deployments.gateway.draining import Draining
-from deployments.generation import ChatPrompt, GenerationRequest
+from deployments.generation import ChatPrompt, GenerationRequest, HealthReport
 from deployments.pooled import EmbeddingRequest, RerankRequest
 from deployments.timeline import Recorder, Timeline, TimelineStore
 from engine.errors import EngineError, OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
 
+STOPPING = "The server is stopping."
+RETRY_AFTER_S = 5.0
+LAST_WORDS_S = 3.0
+"""Time allowed for the error that ends an answer to reach its client."""
+_POLL_S = 0.05
+
 
 class AnswerLog:
-    """The answers of one gateway.
+    """The answers of one gateway. Bound to one event loop.
 
     Args:
         on_end: called once with each timeline, when its answer ends.
-
-    Attributes:
-        draining: counts the answers, and refuses new ones once the gateway drains.
     """
 
     def __init__(self, on_end: Callable[[Timeline], None]) -> None:
@@ -33,7 +36,7 @@ class AnswerLog:
         self._timelines = TimelineStore()
         self._running: set[tuple[str, asyncio.Event]] = set()
         """For each running answer, the digest of its adapter and what is set when it ends."""
-        self.draining = Draining()
+        self._is_draining = False
 
     def find(self, client_id: str) -> list[Timeline]:
         """Return the most recent answers to one client request, in start order."""
@@ -51,7 +54,11 @@ class AnswerLog:
         base: str,
         adapter: AdapterRef | None = None,
     ) -> Iterator[Recorder]:
-        """Record the answer that a `with` block produces; the block records a successful end, this any other."""
+        """Record the answer that a `with` block produces; the block records a successful end, this any other.
+
+        Raises:
+            OverloadError: the gateway is draining.
+        """
         timeline = Timeline(
             request_id=request.request_id,
             model=request.model,
@@ -67,8 +74,9 @@ class AnswerLog:
         self._running.add(running)
         self._timelines.add(timeline)
         try:
-            with self.draining.answer():
-                yield recorder
+            if self._is_draining:
+                raise OverloadError(STOPPING, retry_after_s=RETRY_AFTER_S)
+            yield recorder
         except Exception as error:
             recorder.end(type(error).__name__)
             if isinstance(error, RequestError | OverloadError) and timeline.first_token_s is None:
@@ -81,6 +89,26 @@ class AnswerLog:
             recorder.end("cancelled")
             self._running.discard(running)
             running[1].set()
+
+    def told(self, health: HealthReport) -> HealthReport:
+        """Return the application's health with this gateway marked as stopping once it drains."""
+        if not self._is_draining:
+            return health
+        return replace(health, state_by_part=health.state_by_part | {"gateway": STOPPING})
+
+    async def drain(self, limit_s: float, fail_all: Callable[[Exception], None] | None) -> None:
+        """Refuse new answers; return when the running ones have ended, at the latest `LAST_WORDS_S` after `limit_s`.
+
+        Args:
+            fail_all: ends the answers left after `limit_s` with an error; None if that is impossible.
+        """
+        self._is_draining = True
+        loop = asyncio.get_running_loop()
+        limit_at_s = loop.time() + limit_s
+        while self._running and loop.time() < limit_at_s + LAST_WORDS_S:
+            if fail_all is not None and loop.time() >= limit_at_s:
+                fail_all(OverloadError(STOPPING, retry_after_s=RETRY_AFTER_S))
+            await asyncio.sleep(_POLL_S)
 
 
 def _operation(request: GenerationRequest | EmbeddingRequest | RerankRequest) -> str:

@@ -287,11 +287,11 @@ class Gateway:
 
     async def health(self) -> HealthReport:
         """Report whether every part that an answer needs has a replica that makes progress."""
-        return self._log.draining.told(await self._overview.health())
+        return self._log.told(await self._overview.health())
 
     async def drain(self, limit_s: float) -> None:
-        """Refuse new answers and wait for running ones (`Draining.run`). Called by whoever stops the server."""
-        await self._log.draining.run(limit_s, None if self._listener is None else self._listener.fail_all)
+        """Refuse new answers and wait for running ones (`AnswerLog.drain`). Called by whoever stops the server."""
+        await self._log.drain(limit_s, None if self._listener is None else self._listener.fail_all)
         if self.meter is not None:
             await self.meter.flush()
 

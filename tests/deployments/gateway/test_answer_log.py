@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from adapters.identity import AdapterDigest, AdapterRef
-from deployments.gateway.answer_log import AnswerLog
-from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
+from deployments.gateway import answer_log
+from deployments.gateway.answer_log import STOPPING, AnswerLog
+from deployments.generation import ChatPrompt, GenerationRequest, HealthReport, TextPrompt
 from deployments.pooled import EmbeddingRequest, RerankRequest
 from deployments.timeline import Timeline
 from engine.errors import OverloadError
@@ -66,3 +67,50 @@ async def test_an_adapter_is_unused_when_what_used_it_has_ended_whoever_uses_it_
             first.__exit__(None, None, None)
             await wait
         await log.until_unused(ref.digest)
+
+
+async def test_what_is_under_way_is_waited_for_and_nothing_more_is_taken() -> None:
+    log = AnswerLog(lambda _: None)
+    healthy = HealthReport(state_by_model={"m": "ready"})
+    assert log.told(healthy).is_ready
+    with log.answer(REQUEST, "chat"):
+        run = asyncio.create_task(log.drain(60.0, None))
+        await asyncio.sleep(0.1)
+        assert not run.done()
+        assert log.told(healthy).state_by_part == {"gateway": STOPPING}
+        with pytest.raises(OverloadError, match="stopping") as refused, log.answer(REQUEST, "chat"):
+            pass
+        assert refused.value.retry_after_s >= 1
+    await run
+
+
+async def test_what_is_left_at_the_limit_ends_with_an_error_and_what_comes_late_too() -> None:
+    log = AnswerLog(lambda _: None)
+    streams: list[asyncio.Future[None]] = []
+
+    def fail_all(error: Exception) -> None:
+        for stream in streams:
+            if not stream.done():
+                stream.set_exception(error)
+
+    async def answer() -> None:
+        with log.answer(REQUEST, "chat"):
+            # It has not come as far as its stream when the first errors are told.
+            await asyncio.sleep(len(streams) * 0.2)
+            streams.append(asyncio.get_running_loop().create_future())
+            await streams[-1]
+
+    answers = [asyncio.create_task(answer())]
+    await asyncio.sleep(0.01)
+    answers.append(asyncio.create_task(answer()))
+    await asyncio.sleep(0.01)
+    await log.drain(0.0, fail_all)
+    for error in await asyncio.gather(*answers, return_exceptions=True):
+        assert isinstance(error, OverloadError)
+
+
+async def test_who_does_not_end_at_all_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_log, "LAST_WORDS_S", 0.0)
+    log = AnswerLog(lambda _: None)
+    with log.answer(REQUEST, "chat"):
+        await log.drain(0.0, lambda error: None)
