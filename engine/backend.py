@@ -1,4 +1,4 @@
-"""The interface of the decoder operations that differ between devices, and an implementation in torch operators."""
+"""The decoder operations that differ between devices: here in torch operators, which devices override by kernels."""
 
 from __future__ import annotations
 
@@ -94,18 +94,18 @@ def expert_change(lora: LoraProducts | None, layer: int) -> Change | None:
     return partial(lora.change_expert, layer) if isinstance(lora, LoraBatch) and lora.has_experts else None
 
 
-class Backend(Protocol):
+class Backend:
     """The operations that every decoder needs, on one device that holds all tensors.
 
-    A method with a default body may be overridden by a single kernel.
+    Attention gathers each row's blocks and calls torch's fused kernel.
     """
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
-        """Lay out a layer's weight [out, in] and bias in the device's format.
+        """Lay out a layer's weight [out, in] and bias in the device's format: for oneDNN, if that is faster.
 
         Takes ownership of the weight. Names are unique within a layer.
         """
-        ...
+        return Linear(dense(weight), bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Lay out the embedding [vocab, hidden] and the output matrix (None if tied). Takes ownership of both.
@@ -114,25 +114,27 @@ class Backend(Protocol):
             One from token ids [tokens] to rows [tokens, hidden] of the embedding, a new tensor that may be modified;
             one from hidden states to logits in float32.
         """
-        ...
+        multiply = Linear(embedding if head is None else head)
+        return lambda token_ids: take_rows(embedding, token_ids), lambda h: multiply(h).float()
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Return what applies a step's adapters, given the segments of its tokens and samples; None for none."""
-        ...
+        return LoraBatch(segments, samples) if segments else None
 
     def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Return the rows [len(indices), ...] of `x`."""
-        ...
+        return take_rows(x, indices)
 
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
         """Add `delta` to `x` in place and normalize the sum, as `kernels.add_rms_norm.reference` defines."""
-        ...
+        return add_rms_norm(x, delta, weight, eps)
 
     def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:
         """Normalize columns `start` to `start + len(weight)` of `x` [tokens, any] in place."""
-        ...
+        part = x[:, start : start + len(weight)]
+        part.copy_(add_rms_norm(part, None, weight, eps))
 
     def attend(
         self,
@@ -156,11 +158,27 @@ class Backend(Protocol):
         Returns:
             [tokens, heads, head_dim].
         """
-        ...
+        q = rope_kv_write(
+            qkv=qkv,
+            cos_sin=cos_sin,
+            norms=None if norms is None else (norms.q, norms.k),
+            eps=eps,
+            k_cache=cache.k,
+            v_cache=cache.v,
+            slots=batch.slots,
+            rotary_dim=form.rope.rotary_dim(cache.k.shape[-1]),
+        )
+        out = torch.empty_like(q)
+        for group in batch.gathered.decodes:
+            self._attend_decodes(q, cache, group, form, sinks, out)
+        for chunk in batch.gathered.chunks:
+            own = q[chunk.start : chunk.end]
+            out[chunk.start : chunk.end] = self._attend_chunk(own, cache, chunk, form, sinks)
+        return out
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Return a(first half) * second half along the last dimension."""
-        ...
+        return activate_and_multiply(gate_up, activation)
 
     def state_kernels(self) -> StateKernels | None:
         """Return the kernels for layers that keep states; None for none."""
@@ -206,7 +224,7 @@ class Backend(Protocol):
 
     def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
         """Scale and soft-cap `x` in place, as `kernels.rescale.reference` defines."""
-        ...
+        rescale(x, factor, softcap)
 
     def normed(
         self,
@@ -224,76 +242,6 @@ class Backend(Protocol):
     def added(self, product: Product, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Return the residual update `product(h)`, or None if it was added to `x` in place."""
         return product(h)
-
-
-class TorchBackend(Backend):
-    """Implement `Backend` with torch operators. Attention gathers each row's blocks and calls torch's fused kernel."""
-
-    def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
-        """Pack for oneDNN if that is faster."""
-        return Linear(dense(weight), bias)
-
-    def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
-        """Keep the embedding unchanged; lay out the output matrix as `linear` does."""
-        multiply = Linear(embedding if head is None else head)
-        return lambda token_ids: take_rows(embedding, token_ids), lambda h: multiply(h).float()
-
-    def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
-        """Apply adapters segment by segment."""
-        return LoraBatch(segments, samples) if segments else None
-
-    def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Index rows with torch."""
-        return take_rows(x, indices)
-
-    def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
-    ) -> torch.Tensor:
-        """Call the reference."""
-        return add_rms_norm(x, delta, weight, eps)
-
-    def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:
-        """Call the reference on the columns."""
-        part = x[:, start : start + len(weight)]
-        part.copy_(add_rms_norm(part, None, weight, eps))
-
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        cos_sin: torch.Tensor,
-        norms: HeadNorms | None,
-        eps: float,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        form: LayerForm,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write with the reference; attend to single-token rows in groups and to every chunk separately."""
-        q = rope_kv_write(
-            qkv=qkv,
-            cos_sin=cos_sin,
-            norms=None if norms is None else (norms.q, norms.k),
-            eps=eps,
-            k_cache=cache.k,
-            v_cache=cache.v,
-            slots=batch.slots,
-            rotary_dim=form.rope.rotary_dim(cache.k.shape[-1]),
-        )
-        out = torch.empty_like(q)
-        for group in batch.gathered.decodes:
-            self._attend_decodes(q, cache, group, form, sinks, out)
-        for chunk in batch.gathered.chunks:
-            own = q[chunk.start : chunk.end]
-            out[chunk.start : chunk.end] = self._attend_chunk(own, cache, chunk, form, sinks)
-        return out
-
-    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Call the reference."""
-        return activate_and_multiply(gate_up, activation)
-
-    def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
-        """Call the reference."""
-        rescale(x, factor, softcap)
 
     def _attend_decodes(
         self,

@@ -16,7 +16,7 @@ from adapters.weights import AdapterWeights, RawAdapter
 from engine import machine
 from engine.adapter_pool import AdapterPool, Locate
 from engine.adapter_tables import entries_of, num_experts_of
-from engine.backend import TorchBackend
+from engine.backend import Backend
 from engine.buffers import InputBuffers
 from engine.config import EngineConfig, ResolvedConfig
 from engine.cpu.called_backend import CalledBackend, leaves_experts_to_torch
@@ -226,7 +226,7 @@ def build_model(
         # Transformers is imported only where it computes.
         from engine.fallback.loading import load_fallback
 
-        called = TorchBackend()
+        called = Backend()
         if threads is not None:
             called = CalledBackend(threads, dtype, config.quantization, entries_of(spec))
         fallback = load_fallback(config.model_path, spec, called, dtype, device, config.num_rows)
@@ -235,7 +235,7 @@ def build_model(
     assert isinstance(spec, DecoderSpec)
     parameters = weights(config.model_path, spec, dtype, device)
     if threads is None:
-        return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache
+        return buffers, Decoder(spec, parameters, Backend(), config.max_model_len), cache
     backend = NativeBackend(threads, dtype, config.max_adapter_rank, quantization=config.quantization)
     decoder = Decoder(spec, parameters, backend, config.max_model_len)
     return buffers, RecordedModel(decoder, backend, buffers.whole(), cache), cache

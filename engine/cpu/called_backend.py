@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Product, RoutedExperts, TorchBackend
+from engine.backend import Backend, Product, RoutedExperts
 from engine.cpu.called_lora import CalledLora
 from engine.cpu.called_states import CalledStates
 from engine.cpu.native_lora import PanelAdapter
@@ -29,7 +29,7 @@ from kernels.packed_linear_int4.reference import GROUPS
 from kernels.program import Pool
 
 
-class CalledBackend(TorchBackend):
+class CalledBackend(Backend):
     """A `Backend` for models that satisfy `engine.cpu.panels.can_attend`.
 
     Args:

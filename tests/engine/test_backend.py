@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.backend import Backend, TorchBackend
+from engine.backend import Backend
 from engine.buffers import InputBuffers
 from engine.cache.layout import CacheLayout
 from engine.config import ResolvedConfig
@@ -119,7 +119,7 @@ class Attending:
         batch = self._buffers.fill(plan)
         self._cache.clear(self._buffers.fresh_blocks(plan))
         if self._native is None:
-            return self._run(TorchBackend(), qkv, batch)
+            return self._run(Backend(), qkv, batch)
         self._qkv[: len(qkv)] = qkv
         self._native.counts[:2] = torch.tensor([len(qkv), len(plan.rows)])
         self._native.program.run()

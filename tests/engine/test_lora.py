@@ -5,7 +5,7 @@ import torch
 
 from adapters.identity import AdapterDigest
 from adapters.weights import AdapterWeights, RawProjection
-from engine.backend import TorchBackend
+from engine.backend import Backend
 from engine.lora import LinearProducts, LoraBatch, collect_segments
 from tests.adapters.handmade import packed
 
@@ -90,7 +90,7 @@ def test_a_batch_without_adapters_has_no_lora_at_all() -> None:
     pool = Resident()
     assert collect_segments([(None, 0, 5), (A, 5, 5)], pool) == ()
     assert pool.asked == []
-    assert TorchBackend().lora(()) is None
+    assert Backend().lora(()) is None
 
 
 def test_neighbouring_rows_of_one_adapter_are_one_segment() -> None:

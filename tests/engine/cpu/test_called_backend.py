@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import TorchBackend
+from engine.backend import Backend
 from engine.cache.layout import CacheLayout
 from engine.cpu.called_backend import CalledBackend
 from engine.decoder.layer_forms import LayerForm
@@ -70,7 +70,7 @@ def test_experts_that_a_model_chooses_are_those_of_torch(
     experts = torch.rand(600, 4).argsort(dim=1)[:, :3]
     weights = torch.rand(3, 600).to(dtype).T
     found = CalledBackend(pool, dtype, quantization).routed_experts(gate_up.clone(), down.clone(), activation)
-    meant = TorchBackend().routed_experts(gate_up.double(), down.double(), activation)
+    meant = Backend().routed_experts(gate_up.double(), down.double(), activation)
     for rows in (600, 7, 1):
         expected = meant(x[:rows].double(), experts[:rows], weights[:rows].float(), None)
         off = found(x[:rows], experts[:rows], weights[:rows], None).double() - expected
@@ -115,6 +115,6 @@ def test_attention_is_that_of_torch(pool: Pool, window: int, softcap: float) -> 
         still = rope_table(NO_ROPE, HEAD_DIM, 1, torch.float32).repeat(len(slots), 1, 1)
         found, expected = (
             backend.attend(qkv.clone(), still, None, 0.0, cache.layer(0), batch, form)
-            for backend, cache in zip((CalledBackend(pool, torch.float32), TorchBackend()), caches, strict=True)
+            for backend, cache in zip((CalledBackend(pool, torch.float32), Backend()), caches, strict=True)
         )
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from engine.backend import Backend, TorchBackend
+from engine.backend import Backend
 from engine.fallback.decoder import FallbackDecoder
 from engine.fallback.loading import load_fallback
 from engine.fallback.spec import FallbackSpec
@@ -37,7 +37,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, backend: Backend | No
     """Load a saved one for two requests, by torch's operators unless a backend is given."""
     spec = read_model_spec(str(folder))
     assert isinstance(spec, FallbackSpec)
-    return load_fallback(str(folder), spec, backend or TorchBackend(), dtype, torch.device("cpu"), 2)
+    return load_fallback(str(folder), spec, backend or Backend(), dtype, torch.device("cpu"), 2)
 
 
 def save(folder: Path, architecture: str = "SeedOssForCausalLM", **fields: Any) -> Path:

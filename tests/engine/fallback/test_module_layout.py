@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from engine.backend import Product, TorchBackend
+from engine.backend import Backend, Product
 from engine.loading.weight import Weight
 from tests.engine.fallback.saved import load, save
 
 PER_LAYER = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "o_proj": 1, "down_proj": 1, "gate_up": 1}
 
 
-class Counting(TorchBackend):
+class Counting(Backend):
     def __init__(self) -> None:
         self.laid_out: Counter[str] = Counter()
         self.dtypes: list[torch.dtype] = []
