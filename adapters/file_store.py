@@ -15,16 +15,18 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from adapters.errors import AdapterError
-from adapters.finite import find_not_finite
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE, open_under, refuse_pickle
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest, read_adapter
-from adapters.tensor_file import MAX_FILE_BYTES
+from adapters.tensor_file import MAX_FILE_BYTES, TensorFile
 from adapters.validate import ModuleShapes, validate
 
 INCOMING = ".incoming-"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_EXPONENT_BF16 = 0x7F80
 
 Fill = Callable[[str], None]
 """Writes the two files of an adapter into an empty folder."""
@@ -65,7 +67,7 @@ class FileStore:
             AdapterError: it is malformed, does not fit the base model, or holds numbers that are not finite.
         """
         config, tensors = read_adapter(name, incoming, partial(validate, shapes=shapes, max_rank=max_rank))
-        bad = find_not_finite(tensors)
+        bad = _find_not_finite(tensors)
         if bad is not None:
             raise AdapterError(name, f"tensor {bad!r} holds NaN or infinity")
         ref = self.ref(name, content_digest(config, tensors))
@@ -138,6 +140,20 @@ def copy_from(name: str, path: str) -> Fill:
                 shutil.copyfileobj(source, copy, 1 << 20)
 
     return fill
+
+
+def _find_not_finite(tensors: TensorFile) -> str | None:
+    """Return the name of a tensor that holds NaN or infinity, or None; without torch, which the registry lacks."""
+    for name, entry in tensors.entry_by_name.items():
+        content = tensors.bytes_of(entry)
+        if entry.dtype == "BF16":
+            bits = np.frombuffer(content, dtype="<u2")
+            is_bad = bool(((bits & _EXPONENT_BF16) == _EXPONENT_BF16).any())
+        else:
+            is_bad = not np.isfinite(np.frombuffer(content, dtype="<f4" if entry.dtype == "F32" else "<f2")).all()
+        if is_bad:
+            return name
+    return None
 
 
 def _sync(folder: str) -> None:

@@ -12,12 +12,11 @@ from functools import lru_cache, partial
 import torch
 
 from adapters.errors import AdapterError, NoBaseTensorError
-from adapters.experts import expert_module
+from adapters.experts import Stack, expert_module
 from adapters.folder import read_config_bytes
 from adapters.identity import AdapterRef, DigestStream
 from adapters.module_forms import fitted, stored_parts
 from adapters.peft_format import EMBEDDING, parse_config
-from adapters.stacks import unstack
 from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
 from adapters.validate import ModuleLayout, ModuleShapes, validate
 from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, split_modules
@@ -223,6 +222,24 @@ class _Reading:
 
     def _tensor(self, entry: TensorEntry) -> torch.Tensor:
         return _tensor(self._tensors, entry)
+
+
+def unstack(a: torch.Tensor, b: torch.Tensor, stack: Stack) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return contiguous A [experts, rank, in] and B [experts, out, rank] from a file's stacked matrices.
+
+    Where gate and up are one matrix, the result has the gate's rows before those of up, however the base orders them.
+
+    Args:
+        a, b: [experts * rank, in] and [out, rank * experts], or, swapped, [experts * rank, out] and [in, rank *
+            experts].
+    """
+    by_expert = a.unflatten(0, (stack.num_experts, -1))
+    by_rank = b.unflatten(1, (-1, stack.num_experts))
+    if stack.is_swapped:
+        return by_rank.permute(2, 1, 0).contiguous(), by_expert.transpose(1, 2).contiguous()
+    if stack.is_paired:
+        by_rank = by_rank.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
+    return by_expert, by_rank.permute(2, 0, 1).contiguous()
 
 
 def _tensor(tensors: TensorFile, entry: TensorEntry) -> torch.Tensor:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tracemalloc
 from pathlib import Path
 
 import pytest
+import torch
 
 from adapters.errors import AdapterError
 from adapters.file_store import INCOMING, FileStore, copy_from
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 from adapters.tensor_file import MAX_FILE_BYTES
-from tests.adapters.handmade import HOLE_BYTES, SHAPES, write, write_a_hole
+from tests.adapters.handmade import HOLE_BYTES, SHAPES, make_tensors, write, write_a_hole
 
 
 @pytest.fixture
@@ -124,3 +126,20 @@ def test_what_is_too_large_to_be_read_is_not_copied(store: FileStore, tmp_path: 
         with pytest.raises(AdapterError, match=f"{file} has more than"):
             store.bring(copy_from("a", str(tmp_path / "a")))
         assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), None])
+def test_a_tensor_that_is_not_finite_is_named(
+    store: FileStore, tmp_path: Path, dtype: torch.dtype, value: float | None
+) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(seed=0).items()}
+    bad = sorted(tensors)[1]
+    if value is not None:
+        tensors[bad].view(-1)[-1] = value
+    incoming = store.bring("a", copy_from("a", write(tmp_path / "a", tensors=tensors)))
+    if value is None:
+        store.keep("a", incoming, SHAPES, 16)
+    else:
+        with pytest.raises(AdapterError, match=f"{re.escape(bad)}' holds NaN or infinity"):
+            store.keep("a", incoming, SHAPES, 16)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from adapters.errors import AdapterError, NoBaseTensorError
-from adapters.loading import AdapterLoader
+from adapters.experts import Stack
+from adapters.loading import AdapterLoader, unstack
 from adapters.registry import reference
 from tests.adapters.handmade import SHAPES, VOCAB, make_config, make_tensors, write
 
@@ -140,3 +141,29 @@ def test_adapters_of_one_recipe_are_checked_each_for_itself(tmp_path: Path) -> N
     (tmp_path / "0" / "adapter_model.safetensors").write_bytes(b"short")
     with pytest.raises(AdapterError, match=r"'a0'.* truncated"):
         loader.load(refs[0])
+
+
+NUM_EXPERTS, RANK, IN, OUT = 3, 2, 5, 8
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_change_of_each_expert_is_what_peft_defines(swapped: bool) -> None:
+    """By the two formulas of `ParamWrapper.get_delta_weight`, 0.21's and that of 0.18 for [experts, out, in]."""
+    torch.manual_seed(0)
+    width, height = (OUT, IN) if swapped else (IN, OUT)
+    a, b = torch.randn(NUM_EXPERTS * RANK, width), torch.randn(height, RANK * NUM_EXPERTS)
+    by_expert, by_rank = a.reshape(NUM_EXPERTS, -1, width), b.reshape(height, -1, NUM_EXPERTS)
+    formula = "o r e, e r i -> e i o" if swapped else "o r e, e r i -> e o i"
+    own_a, own_b = unstack(a, b, Stack(NUM_EXPERTS, is_paired=False, is_swapped=swapped))
+    assert own_a.shape == (NUM_EXPERTS, RANK, IN)
+    assert own_b.shape == (NUM_EXPERTS, OUT, RANK)
+    assert own_a.is_contiguous()
+    assert own_b.is_contiguous()
+    torch.testing.assert_close(own_b @ own_a, torch.einsum(formula, by_rank, by_expert))
+
+
+def test_outputs_that_stand_in_turn_come_one_below_the_other() -> None:
+    a, b = torch.randn(NUM_EXPERTS * RANK, IN), torch.randn(OUT, RANK * NUM_EXPERTS)
+    _, plain = unstack(a, b, Stack(NUM_EXPERTS, is_paired=False, is_swapped=False))
+    _, paired = unstack(a, b, Stack(NUM_EXPERTS, is_paired=True, is_swapped=False))
+    assert torch.equal(paired, torch.cat((plain[:, ::2], plain[:, 1::2]), dim=1))
