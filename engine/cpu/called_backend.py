@@ -5,8 +5,9 @@ Torch operators do what these kernels do not support, and small operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -25,8 +26,23 @@ from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
 from kernels.experts.reference import max_groups
 from kernels.gated_activation.reference import Activation
-from kernels.packed_linear_int4.reference import GROUPS
 from kernels.program import Pool
+
+
+class Routing(NamedTuple):
+    """The (token, expert) pairs of a step, sorted by expert and grouped.
+
+    Attributes:
+        rows: token of each pair, int64 [pairs].
+        places, weights: positions of each token's pairs, int32, and their weights, float32; [tokens, chosen].
+        groups: (expert, first pair, number of pairs), int32 [groups, 3].
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    weights: torch.Tensor
+    groups: torch.Tensor
+    num_experts: int
 
 
 class CalledBackend(Backend):
@@ -34,7 +50,7 @@ class CalledBackend(Backend):
 
     Args:
         dtype: of weights, activations and cache.
-        quantization: as in `engine.cpu.native_backend.NativeBackend`; weights of unsuitable shape are not quantized.
+        quantization: "int8" or "int4" to quantize linear layers; None to keep each weight's format, 4-bit ones too.
         entries: of each layer in the table of an adapter laid out for our kernels, as in `engine.lora.entry_of`.
     """
 
@@ -46,12 +62,14 @@ class CalledBackend(Backend):
         self._quantization = quantization
         self._entries = entries
         self._arena = Arena()
+        self._segments: tuple[torch.Tensor, torch.Tensor] | tuple[None, None] = (None, None)
+        """Segments of adapters whose tables have entries for head norms, and their number."""
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Lay out the weight in panels. They hold inputs in pairs, so a weight with an odd number is left to torch."""
         if weight.shape[1] % 2:
             return super().linear(name, weight, bias)
-        return partial(self._product, self._lay_out([weight], 1, weight.shape[1]), bias)
+        return partial(self._product, self._lay_out([weight], 1), name, bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Lay out the output matrix in panels; a tied embedding reads its rows from the same panels."""
@@ -59,19 +77,9 @@ class CalledBackend(Backend):
         vocab, hidden = matrix.shape
         if hidden % 2:
             return super().vocabulary(embedding, head)
-        (panels,) = lay_out([matrix], 1, None, self._arena.empty, self._pool).tensors
-
-        def embed(token_ids: torch.Tensor) -> torch.Tensor:
-            out = torch.empty(len(token_ids), hidden, dtype=self._dtype)
-            self._call("embed", len(token_ids), (panels, token_ids, out), (hidden,))
-            return out
-
-        def to_logits(h: torch.Tensor) -> torch.Tensor:
-            logits = h.new_empty(h.shape[0], vocab, dtype=torch.float32)
-            self._call("packed_logits", h.shape[0], (h.contiguous(), panels, None, logits), (hidden, vocab))
-            return logits
-
-        return embed if head is None else partial(take_rows, embedding), to_logits
+        panels = self._panels(matrix)
+        embed = self._embedding(panels, hidden) if head is None else partial(take_rows, embedding)
+        return embed, self._head(panels, hidden, vocab)
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Apply adapters by our kernels if they are laid out for them."""
@@ -85,16 +93,15 @@ class CalledBackend(Backend):
         """Add and norm in one pass."""
         if weight is None:
             return super().add_rms_norm(x, delta, weight, eps)
-        h, (rows, width) = torch.empty_like(x), x.shape
-        sizes = (width, weight.dtype is torch.float32, width)
-        self._call("add_rms_norm", rows, (x, delta, weight, h), sizes, (eps,))
+        h, width = torch.empty_like(x), x.shape[1]
+        self._call("add_rms_norm", x, (x, delta, weight, h), (width, is_wide(weight), width), (eps,))
         return h
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Activate and multiply in one pass."""
-        rows, width = gate_up.shape
-        out = gate_up.new_empty(rows, width // 2)
-        self._call(f"{activation}_and_multiply", rows, (gate_up, out), (width // 2,))
+        width = gate_up.shape[1] // 2
+        out = self._like(gate_up, "gated", (width,))
+        self._call(f"{activation}_and_multiply", gate_up, (gate_up, out), (width,))
         return out
 
     def attend(
@@ -108,19 +115,21 @@ class CalledBackend(Backend):
         form: LayerForm,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write keys and values into the cache's panels, and attend to them in place."""
-        assert norms is None, "whoever computes a model by modules of its own norms heads itself"
+        """Norm, rotate and write to the cache in one pass, then attend; both use the cache's panels in place."""
         block_tokens, kv_heads, head_dim = cache.k.shape[1:]
-        tokens, heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads
-        q = qkv.new_empty(tokens, heads, head_dim)
+        heads = qkv.shape[1] // head_dim - 2 * kv_heads
+        q = self._like(qkv, "queries", (heads, head_dim))
+        entry = None if norms is None else norms.entry
+        both = (None, None) if norms is None else (norms.q, norms.k)
+        adapted = (None, None) if entry is None else self._segments
         sizes = (heads, kv_heads, head_dim, block_tokens)
-        written = (qkv, cos_sin, None, None, cache.k, cache.v, batch.slots, q)
-        turned = (cache.k.stride(0), False, form.rope.rotary_dim(head_dim))
-        self._call("rope_kv_write", tokens, written, (*sizes, *turned), (eps,))
-        out = torch.empty_like(q)
+        written = (qkv, cos_sin, *both, cache.k, cache.v, batch.slots, q, *adapted)
+        turned = (cache.k.stride(0), is_wide(both[0]), form.rope.rotary_dim(head_dim), entry or 0)
+        self._call("rope_kv_write", qkv, written, (*sizes, *turned), (eps,))
+        out = self._like(q, "attended", (heads, head_dim))
         read = (q, cache.k, cache.v, batch.rows, batch.tables, out, sinks)
         told = (batch.tables.shape[1], cache.k.stride(0), form.window)
-        self._call("paged_attention", batch.rows.shape[0], read, (*sizes, *told), (form.scale, form.softcap))
+        self._call("paged_attention", batch.rows, read, (*sizes, *told), (form.scale, form.softcap))
         return out
 
     def routed_experts(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> RoutedExperts:
@@ -128,7 +137,7 @@ class CalledBackend(Backend):
         (count, _, hidden), inner = gate_up.shape, down.shape[2]
         if _are_odd(hidden, inner):
             return super().routed_experts(gate_up, down, activation)
-        ups, downs = self._lay_out(gate_up, count, hidden), self._lay_out(down, count, inner)
+        ups, downs = self._lay_out(gate_up, count), self._lay_out(down, count)
 
         def multiply(
             h: torch.Tensor,
@@ -138,23 +147,15 @@ class CalledBackend(Backend):
             lora: LoraProducts | None = None,
             layer: int = 0,
         ) -> torch.Tensor:
-            (num_rows, chosen), num_pairs = experts.shape, experts.numel()
-            places, rows = experts.new_empty(num_rows, chosen, dtype=torch.int32), experts.new_empty(num_pairs)
-            groups = places.new_empty(max_groups(num_pairs, count), 3)
+            num_pairs, places = experts.numel(), experts.new_empty(experts.shape, dtype=torch.int32)
+            rows, groups = experts.new_empty(num_pairs), places.new_empty(max_groups(num_pairs, count), 3)
             pairs = experts.int().contiguous(), rows, places, groups, places.new_empty(count)
-            self._call("sort_by_expert", num_rows, pairs, (count, chosen))
-            paired = [part.index_select(0, rows) for part in self._inputs(ups, h)]
-            joint = self._grouped(ups, paired, groups, count)
+            self._call("sort_by_expert", experts, pairs, (count, experts.shape[1]))
             change = None
             if isinstance(lora, CalledLora) and lora.has_experts:
                 change = partial(lora.change_experts, rows=rows, groups=groups, layer=layer, num_experts=count)
-                change(h, joint, part="gate_up")
-            gated = self.activate_and_multiply(joint, activation)
-            parts, y = self._grouped(downs, self._inputs(downs, gated), groups, count), torch.empty_like(h)
-            if change is not None:
-                change(gated, parts, part="down")
-            self._call("add_experts", num_rows, (parts, places, weights.float().contiguous(), y), (hidden, chosen))
-            return y
+            routing = Routing(rows, places, weights.float().contiguous(), groups, count)
+            return self._mixed(h, routing, (ups, downs), (None, None), activation, change)
 
         return multiply
 
@@ -162,15 +163,31 @@ class CalledBackend(Backend):
         """Return our compiled kernels."""
         return CalledStates(self._pool)
 
-    def _lay_out(self, matrices: Iterable[Weight], count: int, depth: int) -> Panels:
-        quantization = self._quantization
-        if quantization == "int4" and depth % min(GROUPS):
-            quantization = None
-        return lay_out(matrices, count, quantization, self._arena.empty, self._pool)
+    def _lay_out(self, matrices: Iterable[Weight], count: int) -> Panels:
+        return lay_out(matrices, count, self._quantization, self._arena.empty, self._pool)
 
-    def _product(self, panels: Panels, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        y = x.new_empty(x.shape[0], panels.out)
-        self._call(panels.kernel, x.shape[0], (*self._inputs(panels, x), *panels.tensors, bias, y), panels.sizes)
+    def _panels(self, matrix: torch.Tensor) -> torch.Tensor:
+        return lay_out([matrix], 1, None, self._arena.empty, self._pool).tensors[0]
+
+    def _embedding(self, panels: torch.Tensor, hidden: int) -> Product:
+        def embed(token_ids: torch.Tensor) -> torch.Tensor:
+            out = self._like(token_ids, "embedded", (hidden,))
+            self._call("embed", token_ids, (panels, token_ids, out), (hidden,))
+            return out
+
+        return embed
+
+    def _head(self, panels: torch.Tensor, hidden: int, vocab: int) -> Product:
+        def to_logits(h: torch.Tensor) -> torch.Tensor:
+            logits = self._like(h, "logits", (vocab,), torch.float32)
+            self._call("packed_logits", h, (h.contiguous(), panels, None, logits), (hidden, vocab))
+            return logits
+
+        return to_logits
+
+    def _product(self, panels: Panels, name: str, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        y = self._like(x, name, (panels.out,))
+        self._call(panels.kernel, x, (*self._inputs(panels, x), *panels.tensors, bias, y), panels.sizes)
         return y
 
     def _inputs(self, panels: Panels, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -178,27 +195,78 @@ class CalledBackend(Backend):
         if panels.kernel != INT8_KERNEL:
             return (x,)
         padded = panels.sizes[0]
-        q, scales = x.new_empty(len(x), padded, dtype=torch.int8), x.new_empty(len(x), dtype=torch.float32)
-        self._call("quantize_rows", len(x), (x, q, scales), (panels.depth, padded))
+        q, scales = self._like(x, "quantized", (padded,), torch.int8), self._like(x, "scales", (), torch.float32)
+        self._call("quantize_rows", x, (x, q, scales), (panels.depth, padded))
         return q, scales
 
-    def _grouped(
-        self, panels: Panels, inputs: Sequence[torch.Tensor], groups: torch.Tensor, count: int
+    def _mixed(
+        self,
+        h: torch.Tensor,
+        routing: Routing,
+        panels: tuple[Panels, Panels],
+        biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        activation: Activation,
+        change: Callable[..., None] | None,
     ) -> torch.Tensor:
-        """Return the product of each of `count` experts with the rows of its pairs."""
-        y = inputs[0].new_empty(len(inputs[0]), panels.out, dtype=self._dtype)
-        self._call(f"grouped_{panels.kernel}", len(y), *grouped_arguments(panels, inputs, None, y, groups, count))
+        """Return the weighted sum of each token's experts.
+
+        Args:
+            panels, biases: of both products.
+            change: as `CalledLora.change_experts`, with the first two arguments and `part` left open.
+        """
+        (ups, downs), (up_bias, down_bias) = panels, biases
+        inputs = [self._paired(part, routing.rows) for part in self._inputs(ups, h)]
+        joint = self._grouped(ups, "experts", inputs, routing, up_bias)
+        if change is not None:
+            change(h, joint, part="gate_up")
+        gated = self.activate_and_multiply(joint, activation)
+        parts = self._grouped(downs, "paired", self._inputs(downs, gated), routing, down_bias)
+        if change is not None:
+            change(gated, parts, part="down")
+        y = self._like(h, "mixed", (downs.out,))
+        sizes = (downs.out, routing.places.shape[1])
+        self._call("add_experts", h, (parts, routing.places, routing.weights, y), sizes)
         return y
+
+    def _grouped(
+        self,
+        panels: Panels,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        routing: Routing,
+        biases: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the product of each expert with the rows of its pairs."""
+        y = self._like(routing.rows, name, (panels.out,))
+        arguments = grouped_arguments(panels, inputs, biases, y, routing.groups, routing.num_experts)
+        self._call(f"grouped_{panels.kernel}", routing.rows, *arguments)
+        return y
+
+    def _paired(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return a copy of rows of any dtype."""
+        return x.index_select(0, rows)
+
+    def _like(
+        self, x: torch.Tensor, key: object, shape: Sequence[int], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return room for a result with one row for each row of `x`; `key` tells it from others of a layer."""
+        return x.new_empty(x.shape[0], *shape, dtype=dtype or self._dtype)
 
     def _call(
         self,
         kernel: str,
-        count: int,
+        rows_of: torch.Tensor,
         tensors: Sequence[torch.Tensor | None],
         sizes: Sequence[int],
         numbers: Sequence[float] = (),
     ) -> None:
-        self._pool.call(kernel, self._dtype, count, tensors, sizes, numbers)
+        """Call a kernel for each row of a tensor."""
+        self._pool.call(kernel, self._dtype, rows_of.shape[0], tensors, sizes, numbers)
+
+
+def is_wide(norm: torch.Tensor | None) -> bool:
+    """Return whether the weights of a norm are float32, whatever the dtype of activations."""
+    return norm is not None and norm.dtype == torch.float32
 
 
 def leaves_experts_to_torch(spec: ModelSpec) -> bool:

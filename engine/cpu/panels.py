@@ -13,7 +13,7 @@ from engine.loading.int4 import Int4Weight
 from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, dense
 from kernels.packed_linear.reference import LANES, as_panels
-from kernels.packed_linear_int4.reference import STEP, beside_panels, group_of, to_int4_panels
+from kernels.packed_linear_int4.reference import GROUPS, STEP, beside_panels, group_of, to_int4_panels
 from kernels.packed_linear_int8.reference import quantize_rows, to_int8_panels
 from kernels.program import Pool
 
@@ -51,7 +51,8 @@ def lay_out(matrices: Iterable[Weight], count: int, quantization: str | None, em
     """Lay out `count` matrices of one shape, one per thread at a time, so that only those exist twice.
 
     Args:
-        quantization: "int8" or "int4" to quantize them; None to keep their format, 4-bit ones too.
+        quantization: "int8" or "int4" to quantize them, the latter if it has groups that fit; None to keep their
+            format, 4-bit ones too.
     """
     each = iter(matrices)
     first = next(each)
@@ -115,7 +116,7 @@ def _in_panels(
     if isinstance(weight, Mxfp4Weight):
         held = (to_int4_panels(weight.levels), beside_panels(weight.scales))
         return MXFP4_KERNEL, held, (depth, out, depth // weight.exponents.shape[1])
-    if quantization == "int4":
+    if quantization == "int4" and not depth % min(GROUPS):
         group = group_of(depth)
         return INT4_KERNEL, _in_int4_panels(dense(weight), group, pool), (depth, out, group)
     return "packed_linear", (as_panels(dense(weight)),), (depth, out)
