@@ -24,6 +24,7 @@ from engine.decoder.stored_numbers import (
 from engine.errors import CheckpointError
 
 Stored = StoredInt4 | StoredFp8 | StoredMxfp4 | StoredInt8 | StoredBnb4 | StoredNvfp4
+"""`title` is the name of the format, for messages; `stays`, whether a kernel multiplies by the weights as stored."""
 
 
 def stored_of(folder: Path, config: Mapping[str, object], where: str) -> Stored | None:

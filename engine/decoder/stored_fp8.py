@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine.decoder.stored_fields import COMPRESSED, check_fields, parse_groups, scale_shapes
 from engine.decoder.tensor_kinds import Shape, TensorKind
@@ -31,15 +32,12 @@ class StoredFp8:
         scale: last name component of the scale tensor.
     """
 
+    title: ClassVar[str] = "fp8"
+
     has_row_scales: bool = False
     block: tuple[int, int] | None = None
     rounds_inputs: bool = True
     scale: str = "weight_scale"
-
-    @property
-    def title(self) -> str:
-        """Name of the format, for messages."""
-        return "fp8"
 
     @property
     def stays(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
@@ -26,15 +27,8 @@ BYTES = ("U8",)
 class StoredMxfp4:
     """The layout of a checkpoint's experts; `engine.loading.mxfp4` reads it."""
 
-    @property
-    def title(self) -> str:
-        """Name of the format, for messages."""
-        return "4-bit (mxfp4)"
-
-    @property
-    def stays(self) -> bool:
-        """Whether a GPU multiplies by the weights as stored."""
-        return True
+    title: ClassVar[str] = "4-bit (mxfp4)"
+    stays: ClassVar[bool] = True
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
         """Return the required tensors of (experts, in, out); `dtype` is that of a dense tensor, None if quantized."""

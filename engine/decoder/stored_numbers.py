@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine.decoder.stored_fields import check_fields, parse_groups, scale_shapes
 from engine.decoder.tensor_kinds import Shape, TensorKind
@@ -29,10 +30,7 @@ NVFP4_GROUP = 16
 class _Passing:
     """Base of the layouts that `engine.loading.numbers` dequantizes on load."""
 
-    @property
-    def stays(self) -> bool:
-        """Whether a kernel multiplies by the weights as stored."""
-        return False
+    stays: ClassVar[bool] = False
 
     def num_bytes(self, out: int, depth: int, element_bytes: int) -> float:
         """Return a module's bytes once dequantized to `element_bytes` per element."""
@@ -52,14 +50,11 @@ class StoredInt8(_Passing):
         unit: divisor of the scales.
     """
 
+    title: ClassVar[str] = "8-bit"
+
     has_row_scales: bool = True
     scale: str = "weight_scale"
     unit: float = 1.0
-
-    @property
-    def title(self) -> str:
-        """Name of the format, for messages."""
-        return "8-bit"
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
         """Return the required tensors of an (out, in) module; `dtype` is that of its `weight`, None if it has none."""
@@ -122,14 +117,11 @@ class StoredNvfp4(_Passing):
         divides: whether values are divided by the per-tensor scale, not multiplied.
     """
 
+    title: ClassVar[str] = "4-bit (nvfp4)"
+
     held: str
     whole_scale: str
     divides: bool
-
-    @property
-    def title(self) -> str:
-        """Name of the format, for messages."""
-        return "4-bit (nvfp4)"
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
         """Return the required tensors of an (out, in) module; `dtype` is that of its `weight`, None if it has none."""
