@@ -62,60 +62,63 @@ class _StatePart(NamedTuple):
 
 
 class FallbackDecoder:
-    """An `engine.runner.StepModel`, ready after `take_over`.
+    """An `engine.runner.StepModel`. Takes over a model; the caller sets its attention to `attend`.
 
     Args:
-        backend: computes attention and adapters, and lays out linear weights and the vocabulary.
+        model: in host memory. Its modules move to the device one by one, so that of quantized weights no more than one
+            is there at a time as it was loaded.
+        states: recurrent states of its layers for each row.
+        backend: computes attention and adapters, and lays out linear weights and the vocabulary anew.
         dtype: of keys and values, before a quantized cache quantizes them.
         stays_on_device: in steps of one token per row, the host does not look at the batch, so they can be recorded.
     """
 
     def __init__(
-        self, spec: FallbackSpec, backend: Backend, dtype: torch.dtype, *, stays_on_device: bool = False
+        self,
+        spec: FallbackSpec,
+        model: PreTrainedModel,
+        states: RowStates,
+        backend: Backend,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        stays_on_device: bool = False,
     ) -> None:
         self.spec = spec
         self._stays_on_device = stays_on_device
         self._backend = backend
         self._dtype = dtype
-        self._model: PreTrainedModel | None = None
-        self._states: RowStates | None = None
+        self._model, self._states = model, states
         self._step: _Step | None = None
         self._modules = ModuleLayout(spec, backend, dtype)
         self._last_hidden: torch.Tensor | None = None
         self._rotations = LaterRotations()
-        self._still = {shape.dim: rope_table(NO_ROPE, shape.dim, 1, dtype) for shape in spec.kv_shapes()}
+        dims = {shape.dim for shape in spec.kv_shapes()}
+        self._still = {dim: rope_table(NO_ROPE, dim, 1, dtype).to(device) for dim in dims}
+        self._take_states()
+        decoder = model.get_decoder()
+        # For some models get_decoder() returns the output matrix.
+        decoder = model.base_model if decoder is model.get_output_embeddings() else decoder
+        decoder.register_forward_hook(self._keep_hidden)
+        for name in spec.rotating_modules:
+            self._rotations.put_off(model.get_submodule(name))
+        self._modules.take_over(model, device)
 
-    def take_over(self, model: PreTrainedModel, states: RowStates, device: torch.device) -> None:
-        """Take over a model and lay out its linear modules anew; the caller sets its attention to `attend`.
-
-        Args:
-            model: in host memory. Its modules move to the device one by one, so that of quantized weights no more
-                than one is there at a time as it was loaded.
-            states: recurrent states of its layers for each row.
-        """
-        self._model, self._states = model, states
+    def _take_states(self) -> None:
+        """Make the recurrent modules keep their states here."""
         kernels = self._backend.state_kernels()
         functions = {} if kernels is None else state_functions(kernels)
         for name in self.spec.state_modules:
-            module = model.get_submodule(name)
+            module = self._model.get_submodule(name)
             forward, replaced = rebound(module, functions)
             direct = {KIND_BY_FUNCTION[name] for name in replaced if name in KIND_BY_FUNCTION}
             cache = cache_name(module)
             assert cache is not None, "it has kept states in one"
             part = _StatePart(module.layer_idx, cache, forward, module.forward, direct)
-            module.forward = partial(self._by_states, states, part)
-        self._still = {dim: table.to(device) for dim, table in self._still.items()}
-        decoder = model.get_decoder()
-        # For some models get_decoder() returns the output matrix.
-        decoder = model.base_model if decoder is model.get_output_embeddings() else decoder
-        decoder.register_forward_hook(self._keep_hidden)
-        for name in self.spec.rotating_modules:
-            self._rotations.put_off(model.get_submodule(name))
-        self._modules.take_over(model, device)
+            module.forward = partial(self._by_states, part)
 
     def make_room(self, num_snapshots: int) -> None:
         """Allocate `num_snapshots` snapshots of states; steps take none before."""
-        assert self._states is not None, "there is no model yet"
         self._states.make_room(num_snapshots)
 
     @torch.inference_mode()
@@ -131,19 +134,15 @@ class FallbackDecoder:
 
     def begin(self, moves: StateMoves) -> None:
         """Restore states, before a step."""
-        assert self._states is not None, "there is no model yet"
         self._states.begin(moves)
 
     def end(self, moves: StateMoves) -> None:
         """Take snapshots, after a step of one token per row."""
-        assert self._states is not None, "there is no model yet"
         self._states.keep(moves.kept)
 
     @torch.inference_mode()
     def compute(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
         """Compute a step whose states are in place; snapshots are left out if it has one token per row."""
-        assert self._model is not None, "there is no model yet"
-        assert self._states is not None, "there is no model yet"
         has_states, rows = bool(self.spec.states), batch.attention[0].rows
         lora = self._backend.lora(batch.adapters, batch.sample_adapters)
         if lora is not None:
@@ -201,7 +200,7 @@ class FallbackDecoder:
         out = self._backend.attend(qkv, cos_sin, None, 0.0, cache, step.attention[cache.table], form)
         return out[..., : value.shape[-1]].unsqueeze(0).to(query.dtype), None
 
-    def _by_states(self, states: RowStates, part: _StatePart, *arguments: torch.Tensor, **told: Any) -> torch.Tensor:
+    def _by_states(self, part: _StatePart, *arguments: torch.Tensor, **told: Any) -> torch.Tensor:
         """Call a recurrent module on the tokens of each row; outside of a step, call its original `forward`."""
         if self._step is None:
             return part.theirs(*arguments, **told)
@@ -218,8 +217,8 @@ class FallbackDecoder:
                 self._modules.lora = whole
 
         if self._step.singles is not None:
-            return states.call_singles(module, part.layer, x, self._step.singles, part.direct)
-        return states.call(module_of_tokens, part.layer, x, self._step.rows, self._step.kept)
+            return self._states.call_singles(module, part.layer, x, self._step.singles, part.direct)
+        return self._states.call(module_of_tokens, part.layer, x, self._step.rows, self._step.kept)
 
     def _lora_of(self, start: int, end: int) -> LinearProducts | None:
         """Return the products of some of the step's tokens, made once a step."""

@@ -49,13 +49,12 @@ def load_fallback(
     Raises:
         CheckpointError: files or tensors are missing, broken or left over, or the engine's attention alters logits.
     """
-    decoder = FallbackDecoder(spec, backend, dtype, stays_on_device=stays_on_device)
+    model, states = _load(path, spec.architecture, dtype), RowStates(spec.states, num_rows, dtype, device)
+    decoder = FallbackDecoder(spec, model, states, backend, dtype, device, stays_on_device=stays_on_device)
     # A unique name, since it selects this decoder and its cache. It outlives the model, hence the weak reference.
     name = f"antiphon_{next(_numbers)}"
     attend = WeakMethod(decoder.attend)
     AttentionInterface.register(name, lambda *parts, **told: attend()(*parts, **told))  # type: ignore[misc]
-    model = _load(path, spec.architecture, dtype)
-    decoder.take_over(model, RowStates(spec.states, num_rows, dtype, device), device)
     expected = _logits(model, device)
     model.set_attn_implementation(name)
     error = _error(decoder, expected, device, dtype)
