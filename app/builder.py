@@ -7,7 +7,6 @@ all of them.
 # No postponed annotations here: Serve inspects the type of `build`'s argument at runtime.
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from app.http.api import create_app
 from app.http.hosts import HostRule
 from app.own_version import model_version, with_version
 from app.resolved import adapter_cache_config, batches_config, gateway_config, key_ring, registry_config
-from app.settings import BatchSettings, RegistrySettings, Settings
+from app.settings import BatchSettings, Settings
 from deployments.config import (
     GATEWAY,
     REGISTRY,
@@ -71,8 +70,9 @@ def build(settings: Settings) -> serve.Application:
     config = gateway_config(settings)
     told = {"has_accounts": config.accounts is not None, "adapter_cache": adapter_cache_config(settings)}
     models: dict[str, Any] = {model.name: _model(model, config.channel, told) for model in config.models}
-    has_guard = settings.safety is not None and settings.safety.placement == "deployment"
-    safety = _safety(config.safety) if has_guard and config.safety is not None else None
+    safety = None
+    if config.safety is not None and settings.safety is not None and settings.safety.placement == "deployment":
+        safety = _safety(config.safety)
     tokenizer = None
     if settings.tokenizer.placement == "deployment":
         tokenizer = _helper("Tokenizer", Tokenizer, config.models, max_requests=_TOKENIZER_REQUESTS, num_cpus=0.1)
@@ -95,7 +95,10 @@ def build(settings: Settings) -> serve.Application:
         max_surge_percent=_SURGE,
         **_LIFE_CYCLE,
     )
-    registry = None if settings.registry is None else _registry(settings, settings.registry, config.models, seen)
+    registry = None
+    if settings.registry is not None:
+        # It limits its own concurrent work, and answers other calls meanwhile.
+        registry = _the_only(REGISTRY, Registry, registry_config(settings, settings.registry, config.models, seen))
     accounts = None if config.accounts is None else _accounts(config.accounts)
     batches = None if settings.batches is None else _batches(settings, settings.batches)
     bound: serve.Application = gateway.bind(
@@ -172,16 +175,6 @@ def _seen_folders(settings: Settings) -> dict[str, dict[str, Signature]]:
         with suppress(AdapterError, OSError):
             seen[model.name] = {} if model.adapter_folder is None else signatures(model.adapter_folder)
     return seen
-
-
-def _registry(
-    settings: Settings,
-    registry: RegistrySettings,
-    models: tuple[ModelConfig, ...],
-    seen: Mapping[str, Mapping[str, Signature]],
-) -> serve.Application:
-    # It limits its own concurrent work, and answers other calls meanwhile.
-    return _the_only(REGISTRY, Registry, registry_config(settings, registry, models, seen))
 
 
 def _accounts(config: AccountsConfig) -> serve.Application:
