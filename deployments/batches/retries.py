@@ -14,8 +14,8 @@ _FAILURES = (500, 502, 504)
 class Retries:
     """The retry state of one line.
 
-    Answers that ask the client to come back are retried until the batch expires; failures, a few times. Unless the
-    answer says when to come back, the wait doubles with each attempt.
+    Answers that ask the client to come back are retried until the batch expires; failures, a few times, unless they say
+    that they would recur. Unless the answer says when to come back, the wait doubles with each attempt.
     """
 
     def __init__(self) -> None:
@@ -24,6 +24,8 @@ class Retries:
 
     def wait_s(self, answer: InsideAnswer) -> float | None:
         """Return the seconds to wait before retrying the line, or None if the answer is final."""
+        if answer.is_final:
+            return None
         if answer.status in _FAILURES:
             self._num_failures += 1
         elif answer.status not in _COME_BACK:

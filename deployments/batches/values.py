@@ -157,8 +157,14 @@ class InsideCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsideAnswer:
-    """The answer to such a request; `retry_after_s` is set if it says when to come back."""
+    """The answer to such a request.
+
+    Attributes:
+        retry_after_s: when to come back, if it says so.
+        is_final: it says that the request would fail again.
+    """
 
     status: int
     body: bytes = b""
     retry_after_s: float | None = None
+    is_final: bool = False

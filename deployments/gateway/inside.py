@@ -54,6 +54,7 @@ async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
         status=answer.status_code,
         body=answer.content,
         retry_after_s=_seconds(answer.headers.get("retry-after")),
+        is_final=answer.headers.get("x-should-retry") == "false",
     )
 
 

@@ -11,6 +11,11 @@ def test_an_answer_to_the_request_stays(status: int) -> None:
     assert Retries().wait_s(InsideAnswer(status=status)) is None
 
 
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_failure_that_would_recur_stays(status: int) -> None:
+    assert Retries().wait_s(InsideAnswer(status=status, is_final=True)) is None
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_who_is_told_to_come_back_does_for_ever(status: int) -> None:
     retries = Retries()

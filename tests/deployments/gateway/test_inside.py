@@ -34,6 +34,14 @@ async def test_the_application_sees_a_request_and_for_whom_it_is() -> None:
     )
 
 
+@pytest.mark.parametrize("told", ["false", "true", None])
+async def test_whether_a_failure_would_recur_is_told(told: str | None) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse(0, status_code=500, headers={"x-should-retry": told} if told else {})(scope, receive, send)
+
+    assert (await answer_inside(app, CALL)).is_final == (told == "false")
+
+
 async def test_an_answer_that_cannot_be_carried_is_told() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await JSONResponse("x" * MAX_ANSWER_BYTES)(scope, receive, send)
