@@ -137,7 +137,7 @@ def test_a_tensor_that_is_not_finite_is_named(
     bad = sorted(tensors)[1]
     if value is not None:
         tensors[bad].view(-1)[-1] = value
-    incoming = store.bring("a", copy_from("a", write(tmp_path / "a", tensors=tensors)))
+    incoming = store.bring(copy_from("a", write(tmp_path / "a", tensors=tensors)))
     if value is None:
         store.keep("a", incoming, SHAPES, 16)
     else:
