@@ -87,8 +87,8 @@ def _is_right(step: Step, gpu: CudaRuntime) -> bool:
         return False
     logits.zero_()
     replay()
-    largest = launched.nan_to_num().abs().max().item()
-    # Not-a-number in both is the model's own.
+    largest = launched.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+    # What is no number in both is the model's own.
     if torch.allclose(logits, launched, rtol=0, atol=TOLERANCE * largest, equal_nan=True):
         return True
     furthest = (logits - launched).abs().max().item()

@@ -71,6 +71,8 @@ with pretending("sm_90"):
         for _ in range(40)
     ]
     with recording() as found, torch.inference_mode():
+        for step in rehearsal.decodes():
+            step()
         for num_decodes, chunks in steps:
             rows, at = [], 0
             for count in [1] * num_decodes + chunks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -80,9 +81,18 @@ def test_steps_that_cannot_be_recorded_in_any_way_are_launched(caplog: pytest.Lo
     assert settle(lambda: [lambda: torch.ones(2, device=DEVICE)], runtime)
 
 
-def test_a_model_that_computes_no_numbers_gives_up_nothing() -> None:
-    assert settle(lambda: [lambda: torch.full((2,), torch.nan, device=DEVICE)], CudaRuntime(DEVICE))
+@pytest.mark.parametrize("number", [torch.nan, -torch.inf])
+def test_what_is_no_number_anyway_is_not_wrong_and_hides_nothing(number: float) -> None:
+    def step(factor: float) -> torch.Tensor:
+        is_wrong = torch.cuda.is_current_stream_capturing() and not ONE_STREAM.is_off
+        return torch.cat(
+            [torch.full((1,), number, device=DEVICE), torch.full((1,), factor if is_wrong else 1.0, device=DEVICE)]
+        )
+
+    assert settle(lambda: [partial(step, 1.0)], CudaRuntime(DEVICE))
     assert off() == ()
+    assert settle(lambda: [partial(step, 1.1)], CudaRuntime(DEVICE))
+    assert off() == (ONE_STREAM,)
 
 
 def test_memory_that_does_not_do_is_nothing_that_a_switch_could_mend() -> None:
