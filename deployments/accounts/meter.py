@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -273,7 +272,11 @@ class Meter:
 
     async def _settle_once(self) -> None:
         await self._tell_used()
-        await self._tell_of_ends()
+        # At once if an answer has ended that a limit may wait for.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._has_ended.wait()
+        self._has_ended.clear()
 
     async def _store_once(self) -> None:
         if not self._num_to_orphans and await self.adopt_orphans():
@@ -281,18 +284,6 @@ class Meter:
         self._num_to_orphans = max(0, self._num_to_orphans - 1)
         await self._store()
         await asyncio.sleep(SETTLE_S)
-
-    async def _tell_of_ends(self) -> None:
-        """Until the next settling is due, report at once each end of an answer that a limit may wait for."""
-        due_s = time.monotonic() + SETTLE_S
-        while (left_s := due_s - time.monotonic()) > 0:
-            try:
-                async with asyncio.timeout(left_s):
-                    await self._has_ended.wait()
-            except TimeoutError:
-                return
-            self._has_ended.clear()
-            await self._tell_used()
 
 
 async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
