@@ -127,18 +127,20 @@ class BatchedModel(Generic[Item, Result]):
         is_other_due = self._is_other_due
         if is_other_due and self._others:
             self._take(self._others[0], batch, 1)
-        num_taken = 0
-        for requests in (self._urgent, self._others):
-            num_taken = len(batch)
-            if requests:
-                # So that it is not overtaken for ever.
-                self._take(requests[0], batch, len(batch) + 1)
-            for request in sorted(requests, key=attrgetter("num_chars")):
-                self._take(request, batch, self._max_batch)
-            requests[:] = [request for request in requests if request.items]
+        self._take_from(self._urgent, batch)
+        num_before = len(batch)
+        self._take_from(self._others, batch)
         # Urgent items may keep coming, and leave no room: every second call begins with an item that is not urgent.
-        self._is_other_due = not is_other_due and bool(self._others) and len(batch) == num_taken
+        self._is_other_due = not is_other_due and bool(self._others) and len(batch) == num_before
         return batch
+
+    def _take_from(self, requests: list[_Asked[Item, Result]], batch: list[_Waiting[Item, Result]]) -> None:
+        """Fill a batch: with an item of the oldest request, which is not overtaken for ever, then of the smallest."""
+        if requests:
+            self._take(requests[0], batch, len(batch) + 1)
+        for request in sorted(requests, key=attrgetter("num_chars")):
+            self._take(request, batch, self._max_batch)
+        requests[:] = [request for request in requests if request.items]
 
     def _take(self, request: _Asked[Item, Result], batch: list[_Waiting[Item, Result]], max_size: int) -> None:
         """Move items to a batch until it has `max_size` or is full."""
