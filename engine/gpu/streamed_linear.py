@@ -55,9 +55,8 @@ LARGEST_INPUT = 7.0
 """Largest random input: a 64th of the largest 8-bit float, so that a row's scale is a power of two."""
 TOLERANCE = 0.02
 """Allowed difference of two results, relative to the largest value: a kernel that is wrong on a device is not used."""
-
-
 FUSED = "norm and product at once"
+"""What messages call the kernel of both."""
 
 
 class Way(Enum):
