@@ -39,6 +39,7 @@ DRAIN_MARGIN_S = 5.0
 POLL_S = 0.1
 STATUS_PERIOD_S = 1.0
 LACKS_MEMORY = "of our processes: the memory limit of this container or service is too low for the configuration."
+JOINING = "A cluster must be running there (`ray start --head`), with this machine's Ray token: see docs/operations.md"
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
@@ -126,13 +127,22 @@ def _reason(application: ApplicationStatusOverview) -> str:
 
 
 def _start_ray(address: str, *, has_dashboard: bool) -> Path:
-    """Start or join a cluster; return the folder of its logs on this machine."""
+    """Start or join a cluster; return the folder of its logs on this machine.
+
+    Exits with the reason if there is no cluster to join or it does not accept this machine's token; Ray does not tell
+    the two apart.
+    """
     connect = partial(ray.init, address, namespace="serve", include_dashboard=has_dashboard)
-    if not worker_forks.are_possible(address):
-        context = connect()
-    else:
-        with worker_forks.forked_workers(serve_environment.of_this_process):
-            context = connect(_system_config=worker_forks.SYSTEM_CONFIG)
+    try:
+        if not worker_forks.are_possible(address):
+            context = connect()
+        else:
+            with worker_forks.forked_workers(serve_environment.of_this_process):
+                context = connect(_system_config=worker_forks.SYSTEM_CONFIG)
+    except ConnectionError as error:
+        if address == "local":
+            raise
+        sys.exit(f"{REASON}{str(error).rstrip('.')}. {JOINING}")
     return Path(context.address_info["session_dir"]) / "logs"
 
 

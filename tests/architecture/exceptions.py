@@ -38,7 +38,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/responses_api/schemas.py": "tests/app/responses_api/test_asked.py sends every field and every wrong one",
     "app/translation/embeddings.py": "tests/app/routes/test_embeddings.py sends every field and reads whole answers",
     "app/translation/rerank.py": "tests/app/routes/test_rerank.py sends every field and reads whole answers",
-    "app/cli/serve_run.py": "tests/app/cli/test_server_process.py and tests/e2e/test_stop.py end servers by it",
     "app/routes/messages.py": "every test of tests/app/messages_api goes through it",
     "app/routes/responses.py": "every test of tests/app/responses_api goes through it",
     "app/http/openapi.py": "tests/app/http/test_api.py reads the document that it makes",
