@@ -136,7 +136,7 @@ def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weight
     # Our kernels have their own thread pool; two pools that spin while waiting for each other are slower than none.
     torch.set_num_threads(resolved.num_threads if kernels is None else 1)
     threads = None if kernels is None else Pool(kernels, resolved.num_threads, machine.NICENESS)
-    buffers, model, cache = build_model(spec, resolved, kernels, weights, threads)
+    buffers, model, cache = build_model(spec, resolved, weights, threads)
 
     def lay_out(raw: RawAdapter) -> AdapterWeights:
         if kernels is None or leaves_experts_to_torch(spec):
@@ -167,7 +167,7 @@ def _draft_model(
     resolved = resolve_draft(config, spec, draft_spec, partial(resolve, hardware=hardware))
     _logger.info("draft model: %s", resolved)
     # The same threads: two pools that spin while the other works would take each other's cores.
-    buffers, model, cache = build_model(draft_spec, resolved, kernels_for(draft_spec, resolved), threads=threads)
+    buffers, model, cache = build_model(draft_spec, resolved, threads=threads)
     sampler = Sampler(resolved.num_rows, draft_spec.vocab_size, torch.device("cpu"), draft_spec.eos_ids)
     runner = Runner(buffers, model, cache, sampler, NoAdapters())
     return DraftModel(resolved, runner, spec.vocab_size, pause_wish=pause_wish)
@@ -191,25 +191,27 @@ def kernels_for(spec: ModelSpec, config: ResolvedConfig) -> NativeKernels | None
 def build_model(
     spec: ModelSpec,
     config: ResolvedConfig,
-    kernels: NativeKernels | None,
     weights: WeightSource = load_parameters,
     threads: Pool | None = None,
 ) -> tuple[InputBuffers, StepModel, KvCache]:
     """Load the weights and return the input buffers, the model and its KV cache, on a CPU.
 
     Args:
-        threads: those of our kernels; None to start some.
+        threads: those of our kernels, if they can run this model; None to start some.
 
     Raises:
         CheckpointError: weights are missing, broken or unexpected.
         ConfigError: quantization is requested, and our kernels cannot run here.
     """
+    kernels = kernels_for(spec, config)
     if config.quantization is not None and kernels is None:
         raise ConfigError(
             f"quantization: {config.quantization!r} needs a C++ compiler, and a head width and block_tokens that are "
             "multiples of 16."
         )
-    if threads is None and kernels is not None:
+    if kernels is None:
+        threads = None
+    elif threads is None:
         threads = Pool(kernels, config.num_threads, machine.NICENESS)
     dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
     cache = KvCache.of(

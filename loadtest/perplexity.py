@@ -19,7 +19,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.buffers import InputBuffers
-from engine.build import build_model, kernels_for
+from engine.build import build_model
 from engine.config import EngineConfig
 from engine.decoder.decoder import StepOutput
 from engine.decoder.spec import read_spec
@@ -81,7 +81,7 @@ class Reader:
         )
         spec = read_spec(path)
         resolved = resolve(config, spec, probe(config))
-        buffers, model, cache = build_model(spec, resolved, kernels_for(spec, resolved))
+        buffers, model, cache = build_model(spec, resolved)
         return cls(buffers=buffers, model=model, cache=cache, length=length)
 
     def negative_log_likelihoods(self, token_ids: Sequence[int]) -> torch.Tensor:

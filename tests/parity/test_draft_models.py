@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.decoder.decoder import Decoder
 from engine.engine import Engine
 from engine.request import Request
 from engine.speculation.draft_model import DraftModel
@@ -88,3 +90,16 @@ def test_a_draft_model_has_the_threads_of_the_other() -> None:
     assert isinstance(model, DraftModel)
     pools = [runner._model._backend.program._pool for runner in (engine._runner, model._runner)]  # type: ignore[attr-defined]
     assert pools[0] is pools[1]
+
+
+def test_a_draft_model_that_our_kernels_cannot_run_is_run_by_torch(tmp_path: Path) -> None:
+    """Its heads fill no panels; those of the model that it drafts for do."""
+    vocab_size = AutoConfig.from_pretrained(BUNDLED).vocab_size
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 3}
+    LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **sizes)).save_pretrained(tmp_path)
+    drafting = drafting_by(tmp_path, block_tokens=16)
+    model = drafting._scheduler._speculation._model
+    assert isinstance(model, DraftModel)
+    assert isinstance(model._runner._model, Decoder)  # type: ignore[attr-defined]
+    request = a_request("a", ignore_eos=True)
+    assert answers(drafting, [request]) == answers(make_engine(0, block_tokens=16), [request])

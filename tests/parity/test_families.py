@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.build import build_engine, build_model, kernels_for
+from engine.build import build_engine, build_model
 from engine.config import EngineConfig
 from engine.decoder.spec import read_spec
 from engine.hardware import probe
@@ -23,7 +23,7 @@ def our_logits(path: str, prompt: tuple[int, ...], dtype: str) -> torch.Tensor:
     spec = read_spec(path)
     options = EngineConfig(model_path=path, dtype=dtype, num_threads=1, max_model_len=MAX_LEN, max_num_seqs=MAX_LEN)
     config = resolve(options, spec, probe(options))
-    buffers, model, cache = build_model(spec, config, kernels_for(spec, config))
+    buffers, model, cache = build_model(spec, config)
     row = StepRow(
         row=0,
         is_admission=True,
