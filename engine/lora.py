@@ -190,8 +190,8 @@ class PartedLora(LoraProducts, Protocol):
         """Prepare for a step's products, where `embed` is not called."""
         ...
 
-    def of_tokens(self, start: int, end: int) -> LinearProducts:
-        """Return what applies the adapters in products of the step's tokens [start, end) alone."""
+    def of_tokens(self, start: int, end: int) -> LinearProducts | None:
+        """Return what applies the adapters in products of the step's tokens [start, end) alone; None for nothing."""
         ...
 
 

@@ -44,7 +44,7 @@ class _Step:
     singles: StateRows | None  # rows whose states the device finds; None if the host does
     rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if the host finds no states
     kept: Mapping[int, Sequence[Snapshot]]  # snapshots to take on the way, by row
-    lora_by_tokens: dict[tuple[int, int], LinearProducts] = field(default_factory=dict)
+    lora_by_tokens: dict[tuple[int, int], LinearProducts | None] = field(default_factory=dict)
     still_by_dim: dict[int, torch.Tensor] = field(default_factory=dict)  # as `FallbackDecoder._still_of` returns them
 
 

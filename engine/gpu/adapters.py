@@ -10,9 +10,9 @@ batch without them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 
 import torch
 
@@ -64,13 +64,6 @@ class _Tiles:
     count: torch.Tensor
     at: int
     most: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The products of some tokens."""
-
-    multiply: Callable[..., torch.Tensor]
 
 
 class TritonLora:
@@ -199,36 +192,26 @@ class TritonLora:
         splits: Sequence[int],
     ) -> torch.Tensor:
         """Shrink concurrently with the base's product, which is independent of it; expand into the product's result."""
-        return self._multiply(self._tokens, product, x, layer, modules, splits)
-
-    def of_tokens(self, start: int, end: int) -> LinearProducts:
-        """Cut the segments on the host and send their tiles anew; only in steps that are not recorded."""
-        if not self._segments:
-            # Launches are being compiled or measured, with no tiles.
-            return self
-        numbers = _numbers(cut_segments(self._segments, start, end))
-        if not numbers:
-            return _Part(_unchanged)
-        sent = placed([len(numbers) // 3, 0, *numbers], self.device)
-        tiles = _Tiles(numbers=sent[2:].view(-1, 3), count=sent[:1], at=0, most=len(numbers) // 3)
-        return _Part(partial(self._multiply, tiles))
-
-    def _multiply(
-        self,
-        tiles: _Tiles,
-        product: Callable[[torch.Tensor], torch.Tensor],
-        x: torch.Tensor,
-        layer: int,
-        modules: Sequence[str],
-        splits: Sequence[int],
-    ) -> torch.Tensor:
-        entry = entry_of(layer, modules[0], self._entries)
+        tiles, entry = self._tokens, entry_of(layer, modules[0], self._entries)
         with self._runtime.beside() as join:
             shrunk = self._shrink(x, tiles, entry, len(modules))
         y = product(x)
         join()
         self._expand(y, shrunk, tiles, entry, splits)
         return y
+
+    def of_tokens(self, start: int, end: int) -> LinearProducts | None:
+        """Cut the segments on the host and send their tiles anew; only in steps that are not recorded."""
+        if not self._segments:
+            # Launches are being compiled or measured, with no tiles.
+            return self
+        numbers = _numbers(cut_segments(self._segments, start, end))
+        if not numbers:
+            return None
+        sent = placed([len(numbers) // 3, 0, *numbers], self.device)
+        part = copy(self)
+        part._tokens = _Tiles(numbers=sent[2:].view(-1, 3), count=sent[:1], at=0, most=len(numbers) // 3)
+        return part
 
     def change_experts(
         self,
@@ -278,11 +261,6 @@ class TritonLora:
             max_tiles=tiles.most,
             dtype=dtype,
         )
-
-
-def _unchanged(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, *_: object) -> torch.Tensor:
-    """Return the base's product, for tokens without adapters."""
-    return product(x)
 
 
 def _numbers(segments: Sequence[AdapterSegment]) -> list[int]:
