@@ -6,29 +6,43 @@ from collections.abc import Sequence
 
 import torch
 
+from adapters.peft_format import ROUTER
 from engine.attention import AttentionBatch
-from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
+from engine.backend import Backend, ExpertWeights, MixtureProduct, Product, RoutedExperts
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.gpu.adapters import Reach, TritonLora
-from engine.gpu.experts import Experts, RoutedExperts, laid_out
+from engine.gpu.experts import change_of, laid_out
 from engine.gpu.rounding import InputRounding
-from engine.gpu.states import TritonStates
 from engine.gpu.streamed_linear import StreamedLinear
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, HeadNorms, LoraProducts
 from engine.resolve import FP8_MULTIPLE, INT4_MULTIPLE_BY_DEVICE
 from kernels.add_rms_norm.launch import add_rms_norm
+from kernels.causal_conv.launch import causal_conv
 from kernels.embedding.launch import take_rows
+from kernels.experts.launch import multiply_by_chosen, multiply_by_experts
+from kernels.experts.routing import counters as expert_counters
 from kernels.gated_activation.reference import Activation
+from kernels.gated_delta.launch import gated_delta
 from kernels.paged_attention.launch import counters, paged_attention
 from kernels.rescale.reference import rescale
 from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write
+from kernels.selective_scan.launch import selective_scan
 
 JOINS_ARE_WANTED = True
 """Whether to use fused kernels; `loadtest.gpu` turns it off to measure their gain."""
+
+
+class TritonStates:
+    """The `engine.state_kernels.StateKernels` of a GPU."""
+
+    dtypes = frozenset({torch.float32, torch.bfloat16, torch.float16})
+    gated_delta = staticmethod(gated_delta)
+    causal_conv = staticmethod(causal_conv)
+    selective_scan = staticmethod(selective_scan)
 
 
 class TritonBackend(Backend):
@@ -71,18 +85,62 @@ class TritonBackend(Backend):
         return product
 
     def experts(self, weights: ExpertWeights, spec: ExpertSpec, activation: Activation) -> MixtureProduct:
-        """Keep the weights, quantized if configured; the router is never quantized."""
+        """Keep the weights, quantized if configured; the router is never quantized. Rows of padding are undefined."""
         router, gate_up, down, biases = weights
         to_logits = StreamedLinear(router, None if biases is None else biases[0])
         self.linears.append(to_logits)
         ups, downs = (laid_out(weight, spec.count, self._quantization_of(weight)) for weight in (gate_up, down))
-        return Experts(to_logits, ups, downs, spec, activation, lambda: self._decodes, biases)
+        counts, biases_of_experts = expert_counters(spec.count, to_logits.device), biases and biases[1:]
+
+        def multiply(h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
+            change = change_of(lora, layer, spec.count)
+            if lora is None or change is None:
+                logits = to_logits(h)
+            else:
+                logits = lora.multiply(to_logits, h, layer, (ROUTER,), (spec.count,))
+            return multiply_by_experts(
+                h,
+                logits,
+                ups,
+                downs,
+                counts,
+                chosen=spec.chosen,
+                is_normed=spec.is_normed,
+                activation=activation,
+                biases=biases_of_experts,
+                decodes=self._decodes,
+                change=change,
+            )
+
+        return multiply
 
     def routed_experts(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> RoutedExperts:
         """Keep the weights, quantized if configured."""
         count = len(gate_up)
         ups, downs = (laid_out(weight, count, self._quantization_of(weight)) for weight in (gate_up, down))
-        return RoutedExperts(ups, downs, count, activation)
+        counts = expert_counters(count, down.device)
+
+        def multiply(
+            h: torch.Tensor,
+            experts: torch.Tensor,
+            weights: torch.Tensor,
+            decodes: torch.Tensor | None,
+            lora: LoraProducts | None = None,
+            layer: int = 0,
+        ) -> torch.Tensor:
+            return multiply_by_chosen(
+                h,
+                experts.int().contiguous(),
+                weights.float().contiguous(),
+                ups,
+                downs,
+                counts,
+                activation=activation,
+                decodes=decodes,
+                change=change_of(lora, layer, count),
+            )
+
+        return multiply
 
     def _quantization_of(self, weight: Weight) -> str | None:
         if isinstance(weight, torch.Tensor) and (self._is_mixed or not _fits(weight, self._quantization)):
