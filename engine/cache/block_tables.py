@@ -259,7 +259,7 @@ class BlockTables:
         def reached(chain: Sequence[BlockName]) -> int:
             return self._reach.longest(chain, self._index.__contains__)
 
-        return reached(names) if self._states is None else self._states.longest(names, reached)
+        return reached(names) if self._states is None else self._states.snapshots.longest(names, reached)
 
     def _shareable_names(self, live: LiveRequest) -> list[BlockName]:
         """Return the names of the blocks that a request need not compute if they are cached."""

@@ -13,7 +13,7 @@ prompts is computed twice and found from then on. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine.cache.prefix_index import BlockName
 from engine.cache.snapshots import Snapshots
@@ -38,10 +38,6 @@ class StateMarks:
     def __init__(self, config: ResolvedConfig) -> None:
         self._block_tokens = config.block_tokens
         self.snapshots = Snapshots(config.num_snapshots)
-
-    def longest(self, names: Sequence[BlockName], reached: Callable[[Sequence[BlockName]], int]) -> int:
-        """Return how many leading blocks of a chain can be reused; `reached` returns it for the blocks alone."""
-        return self.snapshots.longest(names, reached)
 
     def open(self, live: LiveRequest, found: Sequence[BlockName], num_blocks: int) -> None:
         """Record the state from which a request resumes, after the `found` blocks, and the number of cached blocks."""
