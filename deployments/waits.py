@@ -1,4 +1,7 @@
-"""Wait for a part of the server that has died and is being replaced, for several calls at once, or for a shared one."""
+"""Wait for a part of the server that has died and is being replaced, for several calls at once, or for a shared one.
+
+Also starts work that outlives the request that starts it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from deployments.errors import UnavailableError
 T = TypeVar("T")
 
 POLL_S = 0.25
+_detached: set[asyncio.Task[Any]] = set()
 
 
 async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
@@ -49,6 +53,16 @@ async def side_by_side(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def detached(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start work that runs to its end even if the request that starts it is cancelled; await it by `asyncio.shield`."""
+    # In an empty context: otherwise Serve would cancel the calls inside together with the request.
+    task = asyncio.create_task(work, context=Context())
+    # The event loop holds only weak references to tasks.
+    _detached.add(task)
+    task.add_done_callback(_detached.discard)
+    return task
+
+
 class SharedCall(Generic[T]):
     """A call that everyone who asks while it runs shares. It runs to its end even if all of them leave."""
 
@@ -59,6 +73,5 @@ class SharedCall(Generic[T]):
     async def result(self) -> T:
         """Return the result of the running call, or of a new one; raises its error."""
         if self._running is None or self._running.done():
-            # An empty context: otherwise Serve would cancel the calls inside with the request that started them.
-            self._running = asyncio.create_task(self._call(), context=Context())
+            self._running = detached(self._call())
         return await asyncio.shield(self._running)

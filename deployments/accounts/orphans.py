@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import Context
 
 from ray import serve
 
 from deployments.accounts.values import GATEWAY_LOST, UsageRecord
 from deployments.generation_calls import GenerationCall, TokenAddress
 from deployments.handle_calls import UNAVAILABLE
+from deployments.waits import detached
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ class OrphanRecorder:
     def __init__(self, send: Send | None = None) -> None:
         self._send = send or _to_accounts
         self._finished: dict[TokenAddress, dict[str, UsageRecord]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def finished(self, call: GenerationCall, num_tokens: int) -> None:
         """Remember the output of a finished call."""
@@ -55,12 +54,8 @@ class OrphanRecorder:
             if record is not None:
                 records[record.record_id] = record
         if records:
-            # In an empty context: Serve cancels a request's child calls together with the request, and the request that
-            # opened the channel may be among those that the dead gateway leaves behind.
-            task = asyncio.create_task(self._deliver(list(records.values())), context=Context())
-            # The event loop holds only weak references to tasks.
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            # The request that opened the channel may be among those that the dead gateway leaves behind.
+            detached(self._deliver(list(records.values())))
 
     async def _deliver(self, records: Sequence[UsageRecord]) -> None:
         for _ in range(NUM_ATTEMPTS):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from contextvars import Context
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -16,6 +15,7 @@ from deployments.batches.store import BatchStore
 from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
 from deployments.config import BatchesConfig
 from deployments.errors import UnavailableError
+from deployments.waits import detached
 from engine.errors import RequestError
 
 P = ParamSpec("P")
@@ -38,14 +38,6 @@ def _of_store(
         return await self._disk.once(work, self._opened, *args, **kwargs)
 
     return method
-
-
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await work shielded from Serve's cancellation, so that it cannot stop between the disk and the runner.
-
-    Uses an empty context: otherwise the runner's calls would be cancelled with the request that started it.
-    """
-    return await asyncio.shield(asyncio.create_task(work, context=Context()))
 
 
 class BatchServer:
@@ -84,7 +76,8 @@ class BatchServer:
 
     async def create(self, new: NewBatch) -> Batch:
         """Store a batch and start running it. Errors as in `BatchStore.add_batch`."""
-        return await _to_its_end(self._create(new))
+        # Detached, here and in `cancel`: a cancelled request must not stop it between the disk and the runner.
+        return await asyncio.shield(detached(self._create(new)))
 
     async def batch(self, tenant: str, batch_id: str) -> Batch:
         """Return the current state of a tenant's batch. Errors as in `BatchStore.batch`."""
@@ -101,7 +94,7 @@ class BatchServer:
         Raises:
             RequestError: there is no such batch, or it has ended.
         """
-        return await _to_its_end(self._cancel(tenant, batch_id))
+        return await asyncio.shield(detached(self._cancel(tenant, batch_id)))
 
     async def _create(self, new: NewBatch) -> Batch:
         batch = await self._disk.once(self._opened.add_batch, new)

@@ -13,9 +13,8 @@ import logging
 import sqlite3
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from itertools import count
-from typing import Any, TypeVar
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -30,11 +29,10 @@ from deployments.config import GATEWAY, RegistryConfig, model_deployment
 from deployments.handles import release_adapter, tell_gateways
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import Displaced, RegistryServer
+from deployments.waits import detached
 from engine.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 LOCK_POLL_S = 0.2
 NUM_LOCK_TRIES = 25
@@ -64,7 +62,6 @@ class Registry:
             cross_encoders=config.cross_encoders,
             seen_by_base=config.seen_by_base,
         )
-        self._changes: set[asyncio.Task[Any]] = set()
         self._handles: dict[str, DeploymentHandle] = {}
         self._telling = asyncio.Lock()
         self._told: Catalogue | None = None
@@ -82,30 +79,25 @@ class Registry:
 
     async def register(self, wanted: Registration) -> Catalogue:
         """Make the content of a folder or a URL the newest version of a name."""
-        return await self._whole(self._register(wanted))
+        return await asyncio.shield(detached(self._and_tell(self._server.register(wanted))))
 
     async def route(self, name: str, split: dict[int, int]) -> Catalogue:
         """Split a name's traffic among its versions."""
-        return await self._whole(self._route(name, split))
+        return await asyncio.shield(detached(self._and_tell(self._server.route(name, split))))
 
     async def unload(self, name: str, number: int | None = None) -> tuple[Catalogue, list[int]]:
         """Remove a name or one of its versions, wait for the requests that use it, and free it everywhere.
 
         Returns the new catalogue and the bytes freed on each replica.
         """
-        return await self._whole(self._unload(name, number))
+        return await asyncio.shield(detached(self._unload(name, number)))
 
     async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
         """Return a part of a file of a registered content, for a node that does not have it."""
         return await self._server.read_file(ref, file, offset)
 
-    async def _register(self, wanted: Registration) -> Catalogue:
-        catalogue = await self._server.register(wanted)
-        await self._tell()
-        return catalogue
-
-    async def _route(self, name: str, split: dict[int, int]) -> Catalogue:
-        catalogue = await self._server.route(name, split)
+    async def _and_tell(self, change: Awaitable[Catalogue]) -> Catalogue:
+        catalogue = await change
         await self._tell()
         return catalogue
 
@@ -113,16 +105,6 @@ class Registry:
         displaced = await self._server.unregister(name, number)
         catalogue = self._server.catalogue
         return catalogue, await self._free(displaced)
-
-    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.shield(self._start(change))
-
-    def _start(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(change)
-        # The event loop holds only weak references to tasks, and this one may outlive the call.
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return task
 
     async def _free(self, displaced: Sequence[Displaced]) -> list[int]:
         """Wait for requests that use the contents, then delete them everywhere; return the bytes freed on replicas."""
@@ -158,7 +140,7 @@ class Registry:
             try:
                 displaced = self._server.take_displaced()
                 if displaced:
-                    self._start(self._free(displaced))
+                    detached(self._free(displaced))
                 if await self._server.look():
                     await self._tell()
             except Exception:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 
 import pytest
 
 from deployments import waits
 from deployments.errors import UnavailableError
-from deployments.waits import SharedCall, patiently, side_by_side
+from deployments.waits import SharedCall, detached, patiently, side_by_side
 
 
 class Away:
@@ -109,3 +110,26 @@ async def test_who_asks_while_a_call_runs_shares_it_and_who_leaves_takes_nothing
     # What comes later may have changed.
     gates[1].set()
     assert await shared.result() == 2
+
+
+async def test_detached_work_ends_though_its_starter_leaves_and_knows_nothing_of_its_request() -> None:
+    """In the request's context Serve would cancel the calls of the work together with the request."""
+    request: ContextVar[str] = ContextVar("request", default="none")
+    gate, seen = asyncio.Event(), []
+
+    async def work() -> None:
+        await gate.wait()
+        seen.append(request.get())
+
+    async def start() -> None:
+        request.set("first")
+        await asyncio.shield(detached(work()))
+
+    starter = asyncio.create_task(start())
+    await asyncio.sleep(0)
+    starter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starter
+    gate.set()
+    await asyncio.gather(*waits._detached)
+    assert seen == ["none"]

@@ -16,6 +16,7 @@ import pytest
 from adapters.file_store import copy_from
 from adapters.identity import AdapterDigest
 from adapters.store import AdapterStore, StoreTakenError
+from deployments import waits
 from deployments.config import AdapterBase, RegistryConfig
 from deployments.registry import registry_actor
 from deployments.registry.adapter_changes import Registration
@@ -71,7 +72,7 @@ class Actor:
 
     async def end(self, registry: Registry) -> None:
         """End it as a kill does: whatever it was about stays undone."""
-        tasks = [registry._watch, *registry._changes]
+        tasks = [registry._watch, *waits._detached]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
