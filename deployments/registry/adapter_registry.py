@@ -127,32 +127,30 @@ class RegistryServer:
     def _compare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
         """Update the catalogue with what is new in the configuration."""
         with self._store.together():
-            self._compare_each(refs_by_base)
-
-    def _compare_each(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
-        declared = {(ref.name, ref.digest): ref for refs in refs_by_base.values() for ref in refs}
-        base_by_name = {ref.name: base for base, refs in refs_by_base.items() for ref in refs}
-        for entry in list(self.catalogue.entries.values()):
-            if base_by_name.get(entry.name, entry.base) != entry.base:
-                _logger.warning(
-                    "the adapter %r, loaded earlier, is one of %s; the configuration has another of this name for %s",
-                    *(entry.name, entry.base, base_by_name[entry.name]),
-                )
-                self._store.remove(entry.name)
-                continue
-            for version in entry.versions:
-                self._settle(version, declared.get((entry.name, version.ref.digest)))
-        for base, refs in refs_by_base.items():
-            for ref in refs:
-                entry_now = self.catalogue.entries.get(ref.name)
-                known = () if entry_now is None else entry_now.versions
-                # A version that was unloaded does not come back while its name has others.
-                if any(ref.digest in (version.ref.digest, self._store.told(ref.name)) for version in known):
+            declared = {(ref.name, ref.digest): ref for refs in refs_by_base.values() for ref in refs}
+            base_by_name = {ref.name: base for base, refs in refs_by_base.items() for ref in refs}
+            for entry in list(self.catalogue.entries.values()):
+                if base_by_name.get(entry.name, entry.base) != entry.base:
+                    _logger.warning(
+                        "the adapter %r, loaded earlier, is one of %s; "
+                        "the configuration has another of this name for %s",
+                        *(entry.name, entry.base, base_by_name[entry.name]),
+                    )
+                    self._store.remove(entry.name)
                     continue
-                try:
-                    self._store.add(ref, base)
-                except AdapterError as error:
-                    _logger.warning("of the configuration: %s", error)
+                for version in entry.versions:
+                    self._settle(version, declared.get((entry.name, version.ref.digest)))
+            for base, refs in refs_by_base.items():
+                for ref in refs:
+                    entry_now = self.catalogue.entries.get(ref.name)
+                    known = () if entry_now is None else entry_now.versions
+                    # A version that was unloaded does not come back while its name has others.
+                    if any(ref.digest in (version.ref.digest, self._store.told(ref.name)) for version in known):
+                        continue
+                    try:
+                        self._store.add(ref, base)
+                    except AdapterError as error:
+                        _logger.warning("of the configuration: %s", error)
 
     def _settle(self, version: AdapterVersion, declared: AdapterRef | None) -> None:
         """Point a version from before this configuration to its files, or remove it if they are gone."""
