@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
-from sqlalchemy import Column, Connection, RowMapping, Select, delete, insert, literal, select
+from sqlalchemy import Column, Connection, Engine, RowMapping, Select, delete, insert, literal, select
 
 from deployments.batches.tables import deleted_files, files
 from deployments.batches.values import Page, PageQuestion
 from engine.errors import RequestError
+
+T = TypeVar("T")
 
 PLACE_LASTS_S = 86_400
 """How long the place of a deleted file is known: longer than any client takes from one page to the next."""
 
 
 def read_page(
-    connection: Connection, statement: Select[Any], item_id: Column[str], tenant: str, question: PageQuestion
-) -> Page[RowMapping]:
-    """Return a page of a tenant's rows.
+    engine: Engine,
+    statement: Select[Any],
+    item_id: Column[str],
+    value_of: Callable[[RowMapping], T],
+    tenant: str,
+    question: PageQuestion,
+) -> Page[T]:
+    """Return a page of a tenant's rows, as values.
 
     Args:
         statement: selects rows of the table of `item_id`, of any tenant and in any order.
@@ -27,15 +34,16 @@ def read_page(
         RequestError: `after` neither is nor was one of them.
     """
     c = item_id.table.c
-    statement = statement.where(c.tenant == tenant)
-    if question.after is not None:
-        place = _place(connection, item_id, tenant, question.after)
-        if place is None:
-            raise RequestError(f"There is no '{question.after[:128]}' in the list.", field="after")
-        statement = statement.where(c.number > place if question.is_ascending else c.number < place)
     order = c.number.asc() if question.is_ascending else c.number.desc()
-    rows = connection.execute(statement.order_by(order).limit(question.limit + 1)).mappings().all()
-    return Page(items=tuple(rows[: question.limit]), has_more=len(rows) > question.limit)
+    statement = statement.where(c.tenant == tenant).order_by(order).limit(question.limit + 1)
+    with engine.connect() as connection:
+        if question.after is not None:
+            place = _place(connection, item_id, tenant, question.after)
+            if place is None:
+                raise RequestError(f"There is no '{question.after[:128]}' in the list.", field="after")
+            statement = statement.where(c.number > place if question.is_ascending else c.number < place)
+        rows = connection.execute(statement).mappings().all()
+    return Page(items=tuple(map(value_of, rows[: question.limit])), has_more=len(rows) > question.limit)
 
 
 def delete_rows(connection: Connection, file_ids: Collection[str], now_s: float) -> None:

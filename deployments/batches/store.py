@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from sqlalchemy import Column, Connection, RowMapping, Select, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from deployments.batches.pages import delete_rows, read_page
@@ -40,8 +40,6 @@ from deployments.batches.values import (
 from deployments.config import BatchesConfig
 from deployments.database import open_database
 from engine.errors import RequestError
-
-T = TypeVar("T")
 
 UPLOAD_LASTS_S = 3600.0
 """An upload that has not grown for this long is considered abandoned."""
@@ -155,7 +153,7 @@ class BatchStore:
         statement = select(files).where(self._is_current())
         if question.purpose is not None:
             statement = statement.where(files.c.purpose == question.purpose)
-        return self._page(statement, files.c.file_id, file_of, tenant, question)
+        return read_page(self._engine, statement, files.c.file_id, file_of, tenant, question)
 
     def read_file(self, tenant: str, file_id: str, offset: int) -> bytes:
         """Return the part of a file's content that begins at `offset`; empty at the end.
@@ -246,7 +244,7 @@ class BatchStore:
         Raises:
             RequestError: `after` is not one of them.
         """
-        return self._page(select(batches), batches.c.batch_id, batch_of, tenant, question)
+        return read_page(self._engine, select(batches), batches.c.batch_id, batch_of, tenant, question)
 
     def unfinished(self) -> list[Batch]:
         """Return all unfinished batches, oldest first."""
@@ -334,18 +332,6 @@ class BatchStore:
         statement = select(func.coalesce(func.sum(files.c.num_bytes), 0)).where(files.c.tenant == tenant)
         with self._engine.connect() as connection:
             return int(connection.execute(statement).scalar_one())
-
-    def _page(
-        self,
-        statement: Select[Any],
-        item_id: Column[str],
-        value_of: Callable[[RowMapping], T],
-        tenant: str,
-        question: PageQuestion,
-    ) -> Page[T]:
-        with self._engine.connect() as connection:
-            page = read_page(connection, statement, item_id, tenant, question)
-        return Page(items=tuple(map(value_of, page.items)), has_more=page.has_more)
 
     def _upload(self, upload_id: str) -> Any:
         try:
