@@ -99,28 +99,28 @@ class AdapterStore:
             AdapterError: the name is invalid, belongs to another base, or has too many versions with traffic.
         """
         check_name(ref.name)
-        with self._change(ref.name) as database:
-            rows = database.execute(
+        with self._change(ref.name):
+            rows = self._database.execute(
                 "SELECT number, base, digest FROM version WHERE name = ? ORDER BY number", (ref.name,)
             ).fetchall()
             if rows and rows[-1][1] != base:
                 raise AdapterError(ref.name, f"the name stands for an adapter of the base model {rows[-1][1]}")
             if rows and rows[-1][2] == ref.digest:
                 number = int(rows[-1][0])
-                database.execute(
+                self._database.execute(
                     "UPDATE version SET path = ? WHERE name = ? AND number = ?", (ref.path, ref.name, number)
                 )
             else:
-                self._make_room(database, ref.name, [int(row[0]) for row in rows])
-                number = 1 + max(self._last_removed(database, ref.name), *(int(row[0]) for row in rows), 0)
+                self._make_room(ref.name, [int(row[0]) for row in rows])
+                number = 1 + max(self._last_removed(ref.name), *(int(row[0]) for row in rows), 0)
                 created_s = int(self._clock())
                 row = (ref.name, number, base, ref.digest, ref.path, created_s)
-                database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
-                database.execute("INSERT INTO trial VALUES (?, ?)", (ref.name, number))
+                self._database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
+                self._database.execute("INSERT INTO trial VALUES (?, ?)", (ref.name, number))
             if percent:
                 before = self._catalogue.entries.get(ref.name)
                 split = {number: 100} if before is None else before.split_with(number, percent)
-                self._split(database, ref.name, split)
+                self._split(ref.name, split)
         return number
 
     def route(self, name: str, split: Mapping[int, int]) -> None:
@@ -129,8 +129,8 @@ class AdapterStore:
         Raises:
             AdapterError: there is no such name or version, a percentage is below 1, or they do not sum to 100.
         """
-        with self._change(name) as database:
-            rows = database.execute("SELECT number FROM version WHERE name = ?", (name,)).fetchall()
+        with self._change(name):
+            rows = self._database.execute("SELECT number FROM version WHERE name = ?", (name,)).fetchall()
             known = {int(row[0]) for row in rows}
             if not known:
                 raise AdapterError(name[:128], "there is no adapter of this name")
@@ -139,7 +139,7 @@ class AdapterStore:
                     raise AdapterError(name, f"it has no version {number}")
             if sum(split.values()) != 100 or any(percent < 1 for percent in split.values()):
                 raise AdapterError(name, "the percentages must be at least 1 each and make 100 together")
-            self._split(database, name, split)
+            self._split(name, split)
 
     def remove(self, name: str, number: int | None = None) -> None:
         """Remove a name, or one version, whose traffic share goes to the newest remaining version not on trial.
@@ -147,32 +147,32 @@ class AdapterStore:
         Raises:
             AdapterError: there is no such name or version.
         """
-        with self._change(name) as database:
+        with self._change(name):
             entry = self._catalogue.entries.get(name)
             if entry is None:
                 raise AdapterError(name[:128], "there is no adapter of this name")
             if number is not None and entry.version(number) is None:
                 raise AdapterError(name, f"it has no version {number}")
             removed = max(v.number for v in entry.versions if number in (None, v.number))
-            removed = max(removed, self._last_removed(database, name))
-            database.execute("INSERT OR REPLACE INTO last_removed VALUES (?, ?)", (name, removed))
+            removed = max(removed, self._last_removed(name))
+            self._database.execute("INSERT OR REPLACE INTO last_removed VALUES (?, ?)", (name, removed))
             left = [version.number for version in entry.versions if number is not None and version.number != number]
             if number is None or not left:
                 for table in ("version", "split", "trial"):
-                    database.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
+                    self._database.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
                 return
-            self._forget(database, name, [number])
+            self._forget(name, [number])
             shares = dict(entry.split)
             freed, heir = shares.pop(number, 0), entry.heir(number)
             if heir is not None:
                 shares[heir] = shares.get(heir, 0) + freed
-            self._split(database, name, shares)
+            self._split(name, shares)
 
     def repoint(self, ref: AdapterRef) -> None:
         """Record the current folder of a content of a name."""
-        with self._change(ref.name) as database:
+        with self._change(ref.name):
             place = (ref.path, ref.name, ref.digest)
-            database.execute("UPDATE version SET path = ? WHERE name = ? AND digest = ?", place)
+            self._database.execute("UPDATE version SET path = ? WHERE name = ? AND digest = ?", place)
 
     @property
     def build(self) -> str:
@@ -239,11 +239,11 @@ class AdapterStore:
             self._lock_file.close()
 
     @contextmanager
-    def _change(self, name: str) -> Iterator[sqlite3.Connection]:
+    def _change(self, name: str) -> Iterator[None]:
         """Run a block that changes one name as one transaction, and increase the revision by one."""
         is_open = self._open_entries is not None
         with self._part() if is_open else self._whole():
-            yield self._database
+            yield
             self._database.execute("UPDATE revision SET value = value + 1")
         # Reread only this name: there may be thousands.
         before = self._catalogue
@@ -304,14 +304,14 @@ class AdapterStore:
                 self._database.execute("ROLLBACK")
             raise
 
-    def _last_removed(self, database: sqlite3.Connection, name: str) -> int:
-        row = database.execute("SELECT number FROM last_removed WHERE name = ?", (name,)).fetchone()
+    def _last_removed(self, name: str) -> int:
+        row = self._database.execute("SELECT number FROM last_removed WHERE name = ?", (name,)).fetchone()
         return 0 if row is None else int(row[0])
 
-    def _make_room(self, database: sqlite3.Connection, name: str, numbers: Sequence[int]) -> None:
+    def _make_room(self, name: str, numbers: Sequence[int]) -> None:
         """Remove enough versions to make room for one more; keep those with traffic, the newest and `latest`."""
         num_over = max(0, len(numbers) + 1 - self._max_versions)
-        rows = database.execute("SELECT number FROM split WHERE name = ?", (name,)).fetchall()
+        rows = self._database.execute("SELECT number FROM split WHERE name = ?", (name,)).fetchall()
         entry = self._catalogue.entries.get(name)
         latest = None if entry is None or entry.latest is None else entry.latest.number
         idle = [number for number in numbers[:-1] if (number,) not in rows and number != latest]
@@ -320,18 +320,18 @@ class AdapterStore:
                 f"it has {len(numbers)} versions, and too few without traffic to make room; unload some of them first"
             )
             raise AdapterError(name, reason)
-        self._forget(database, name, idle[:num_over])
+        self._forget(name, idle[:num_over])
 
-    def _forget(self, database: sqlite3.Connection, name: str, numbers: Sequence[int]) -> None:
+    def _forget(self, name: str, numbers: Sequence[int]) -> None:
         going = [(name, number) for number in numbers]
         for table in ("version", "trial"):
-            database.executemany(f"DELETE FROM {table} WHERE name = ? AND number = ?", going)
+            self._database.executemany(f"DELETE FROM {table} WHERE name = ? AND number = ?", going)
 
-    def _split(self, database: sqlite3.Connection, name: str, split: Mapping[int, int]) -> None:
+    def _split(self, name: str, split: Mapping[int, int]) -> None:
         going = [(name, number) for number in split]
-        database.executemany("DELETE FROM trial WHERE name = ? AND number = ?", going)
-        database.execute("DELETE FROM split WHERE name = ?", (name,))
-        database.executemany("INSERT INTO split VALUES (?, ?, ?)", [(name, *share) for share in split.items()])
+        self._database.executemany("DELETE FROM trial WHERE name = ? AND number = ?", going)
+        self._database.execute("DELETE FROM split WHERE name = ?", (name,))
+        self._database.executemany("INSERT INTO split VALUES (?, ?, ?)", [(name, *share) for share in split.items()])
 
 
 def _build(database: sqlite3.Connection) -> str:
