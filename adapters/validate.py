@@ -105,7 +105,12 @@ def validate(
         {(WHOLE_MODEL, "embed_tokens"), (WHOLE_MODEL, "lm_head")}
     ):
         raise AdapterError(name, "ensure_weight_tying is not supported for an adapter of embed_tokens or lm_head")
-    swapped = _are_swapped(name, config, parts_by_module, place_by_module)
+    stacks = [
+        (a.shape, place)
+        for module, place in place_by_module.items()
+        if len(place.shape) > 2 and (a := parts_by_module[module].get("lora_A.weight")) is not None and a.shape
+    ]
+    swapped = are_swapped(name, config, stacks)
     layouts: dict[tuple[int, str], ModuleLayout] = {}
     for key, module in module_by_key.items():
         parts, at = parts_by_module[module], place_by_module.get(module)
@@ -116,20 +121,6 @@ def validate(
         layouts[key] = _layout(name, module, parts, config, shape, max_rank, stack)
     _check_complete(name, config, parts_by_module, shapes)
     return layouts
-
-
-def _are_swapped(
-    name: str,
-    config: LoraConfig,
-    parts_by_module: Mapping[str, Mapping[str, TensorEntry]],
-    place_by_module: Mapping[str, ExpertPlace],
-) -> bool:
-    stacks = [
-        (a.shape, place)
-        for module, place in place_by_module.items()
-        if len(place.shape) > 2 and (a := parts_by_module[module].get("lora_A.weight")) is not None and a.shape
-    ]
-    return are_swapped(name, config, stacks)
 
 
 def _check_parts(
