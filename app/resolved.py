@@ -33,7 +33,6 @@ from deployments.classifiers.sequence_window import (
     check_head,
     check_labels,
     read_labels,
-    read_num_labels,
     read_window,
 )
 from deployments.config import (
@@ -361,7 +360,7 @@ def _reranker_config(reranker: RerankerSettings, place: str) -> RerankerConfig:
     fields = reranker.model_dump(exclude={"path", "max_tokens"})
     with at(f"{place}.path"):
         path = str(local_folder(reranker.path))
-        window, num_labels = read_window(path), read_num_labels(path)
+        window, num_labels = read_window(path), len(read_labels(path))
     if num_labels != 1:
         raise ConfigError(f"args.{place}.path: a cross-encoder has one label, and this one {num_labels}")
     if (reranker.max_tokens or 0) > window:

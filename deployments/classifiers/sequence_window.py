@@ -51,18 +51,14 @@ def read_window(folder: str) -> int:
     )
 
 
-def read_num_labels(folder: str) -> int:
-    """Return the number of labels of a checkpoint. Errors as in `read_window`."""
-    config: dict[str, Any] = read_json(Path(folder) / "config.json")
-    return len(config.get("id2label") or ()) or int(config.get("num_labels") or DEFAULT_NUM_LABELS)
-
-
 def read_labels(folder: str) -> tuple[str, ...]:
     """Return the labels of a checkpoint, by transformers' names if it has none. Errors as in `read_window`."""
-    told = read_json(Path(folder) / "config.json").get("id2label")
+    config: dict[str, Any] = read_json(Path(folder) / "config.json")
+    told = config.get("id2label")
     if isinstance(told, dict) and told:
         return tuple(map(str, told.values()))
-    return tuple(f"LABEL_{index}" for index in range(read_num_labels(folder)))
+    num_labels = len(told or ()) or int(config.get("num_labels") or DEFAULT_NUM_LABELS)
+    return tuple(f"LABEL_{index}" for index in range(num_labels))
 
 
 def check_head(folder: str) -> None:
