@@ -22,18 +22,20 @@ MAX_REMEMBERED = 4096
 Send = Callable[[Sequence[UsageRecord]], Awaitable[None]]
 
 
+async def _to_accounts(records: Sequence[UsageRecord]) -> None:
+    accounts = serve.get_deployment_handle("Accounts", serve.get_replica_context().app_name)
+    await accounts.record.remote(records)
+
+
 class OrphanRecorder:
     """Tracks answers that gateways may not have recorded; sends their records when a gateway dies, with retries.
 
     Finished answers are included: their gateway may have died before recording them. Answers that the gateway did
     record are then reported twice, and the ledger keeps the gateway's record.
-
-    Args:
-        send: None for the deployment `Accounts` of this application.
     """
 
-    def __init__(self, send: Send | None = None) -> None:
-        self._send = send or _to_accounts
+    def __init__(self, send: Send = _to_accounts) -> None:
+        self._send = send
         self._finished: dict[TokenAddress, dict[str, UsageRecord]] = {}
 
     def finished(self, call: GenerationCall, num_tokens: int) -> None:
@@ -86,8 +88,3 @@ def orphan_record(call: GenerationCall, num_tokens: int) -> UsageRecord | None:
         output_tokens=num_tokens + len(call.prior_output_ids) // 4,
         outcome=GATEWAY_LOST,
     )
-
-
-async def _to_accounts(records: Sequence[UsageRecord]) -> None:
-    accounts = serve.get_deployment_handle("Accounts", serve.get_replica_context().app_name)
-    await accounts.record.remote(records)
