@@ -27,8 +27,7 @@ from deployments.accounts.values import (
 )
 from deployments.actor_process import begin_actor
 from deployments.config import AccountsConfig
-from deployments.database import TROUBLES
-from deployments.disk_trouble import unavailable_on
+from deployments.disk import Disk
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +49,7 @@ class Accounts:
         self._keys = self._ledger.keys()
         # One thread each: neither object is thread-safe, and a slow disk must not delay admission.
         self._limiting = ThreadPoolExecutor(1, thread_name_prefix="limits")
-        self._recording = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._disk = Disk("ledger")
 
     async def admit(
         self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int, num_here: int, turn: int
@@ -68,25 +67,25 @@ class Accounts:
 
     async def record(self, records: Sequence[UsageRecord]) -> None:
         """Store records; they are on disk when this returns."""
-        await self._kept(self._ledger.record, records)
+        await self._disk.once(self._ledger.record, records)
 
     async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
         """Add up records by tenant, model and adapter."""
-        return await self._kept(self._ledger.totals, question)
+        return await self._disk.once(self._ledger.totals, question)
 
     async def records(self, question: UsageQuestion, limit: int, after: UsageRecord | None) -> list[UsageRecord]:
         """Return at most `limit` records in order of start, beginning after the record `after`."""
-        return await self._kept(self._ledger.records, question, limit=limit, after=after)
+        return await self._disk.once(self._ledger.records, question, limit=limit, after=after)
 
     async def add_key(self, digest: str, tenant: str) -> list[KeyInfo]:
         """Assign a key to a tenant; return all keys."""
         key = KeyInfo(digest=digest, tenant=tenant, created_unix_s=time.time())
-        await self._kept(self._change_keys, partial(self._ledger.add_key, key))
+        await self._disk.once(self._change_keys, partial(self._ledger.add_key, key))
         return self._keys
 
     async def remove_key(self, digest: str) -> list[KeyInfo] | None:
         """Delete a key; return all remaining keys, or None if it was unknown."""
-        is_known = await self._kept(self._change_keys, partial(self._ledger.remove_key, digest))
+        is_known = await self._disk.once(self._change_keys, partial(self._ledger.remove_key, digest))
         return self._keys if is_known else None
 
     async def keys(self) -> list[KeyInfo]:
@@ -98,11 +97,6 @@ class Accounts:
         changed = change()
         self._keys = self._ledger.keys()
         return changed
-
-    async def _kept(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ledger work; an unavailable disk or database is raised as `UnavailableError`."""
-        with unavailable_on(*TROUBLES):
-            return await _on(self._recording, work, *args, **kwargs)
 
 
 async def _on(executor: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -18,12 +18,12 @@ from ray.serve.handle import DeploymentHandle
 from sqlalchemy.exc import SQLAlchemyError
 
 from deployments.actor_process import begin_actor
-from deployments.batches.disk import Disk
 from deployments.batches.runner import Ask
 from deployments.batches.server import RETRY_AFTER_S, BatchServer
 from deployments.batches.store import BatchStore, FolderTakenError
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.config import GATEWAY, BatchesConfig
+from deployments.disk import Disk
 from deployments.handle_calls import until_answered
 from engine.errors import ConfigError
 
@@ -43,7 +43,7 @@ class Batches(BatchServer):
             ask: answers the lines; None for the gateways of this application.
         """
         begin_actor()
-        super().__init__(config, Disk(), ask or _gateways())
+        super().__init__(config, Disk("batches"), ask or _gateways())
         self._opening = asyncio.create_task(self._open())
 
     def check_health(self) -> None:

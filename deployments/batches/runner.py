@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from deployments.batches.disk import Disk
 from deployments.batches.lines import InputLine, LineReader, answered_line, check_input, failed_line, parse_line
 from deployments.batches.result_file import ResultFile
 from deployments.batches.retries import Retries
@@ -29,6 +28,7 @@ from deployments.batches.values import (
     LineError,
 )
 from deployments.config import BatchesConfig
+from deployments.disk import Disk
 
 T = TypeVar("T")
 

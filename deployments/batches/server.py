@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from deployments.batches.disk import Disk
 from deployments.batches.runner import Ask, BatchRunner
 from deployments.batches.store import BatchStore
 from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
 from deployments.config import BatchesConfig
+from deployments.disk import Disk
 from deployments.errors import UnavailableError
 from deployments.waits import detached
 from engine.errors import RequestError

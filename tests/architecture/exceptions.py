@@ -58,7 +58,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/http/file_form.py": "tests/app/routes/test_files.py sends every form, whole, wrong and too large",
     "deployments/accounts/actor.py": "tests/deployments/accounts/test_meter.py asks one in its own process",
     "deployments/accounts/values.py": "every test of tests/deployments/accounts passes them",
-    "deployments/batches/disk.py": "tests/deployments/batches/test_runner.py waits by it for a full disk",
+    "deployments/disk.py": "tests/deployments/batches/test_runner.py waits by it for a full disk",
     "deployments/batches/tables.py": "tests/deployments/batches/test_store.py reads back every value",
     "deployments/tokenizer/control_tokens.py": "tests/deployments/tokenizer/test_text_codec.py types them",
     "deployments/errors.py": "tests/deployments/gateway/test_gateway.py loses replicas",

@@ -17,11 +17,11 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from deployments.batches import result_file
-from deployments.batches.disk import Disk
 from deployments.batches.server import BatchServer
 from deployments.batches.store import BatchStore, output_ids
 from deployments.batches.values import Batch, InsideAnswer, InsideCall, NewBatch, NewFile
 from deployments.config import BatchesConfig
+from deployments.disk import Disk
 
 ENDPOINT = "/v1/chat/completions"
 LIMITS: dict[str, int] = {"max_tenant_bytes": 1 << 20, "max_unfinished": 3}
@@ -205,7 +205,7 @@ def open_world(folder: Path, *, fate: Fate | None = None, **changes: Any) -> Wor
 
     store = FatefulStore(config(folder), clock=lambda: now_s[0])
     store.fate = fate
-    disk, ask = Disk(sleep=sleep), Asked(fate=fate)
+    disk, ask = Disk("batches", sleep=sleep), Asked(fate=fate)
     server = BatchServer(config(folder, **changes), disk, ask)
     server.store = store
     return World(folder, ask, store, server, disk, slept, now_s)

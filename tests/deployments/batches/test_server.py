@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from deployments.batches.disk import Disk
 from deployments.batches.server import RETRY_AFTER_S, BatchServer
 from deployments.batches.values import MAX_PART_BYTES, BatchStatus, NewBatch, NewFile, PageQuestion
+from deployments.disk import Disk
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
 from tests.deployments.batches.batch_world import ENDPOINT, Asked, World, a_batch, a_line, config, open_world, upload
 
 
 async def test_until_the_folder_is_open_everybody_is_told_to_come_back(tmp_path: Path) -> None:
-    server = BatchServer(config(tmp_path), Disk(), Asked())
+    server = BatchServer(config(tmp_path), Disk("batches"), Asked())
     question = PageQuestion(9)
     for call in (
         server.begin_upload(),

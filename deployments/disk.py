@@ -1,4 +1,4 @@
-"""The single thread that accesses the disk, and the retry policies for disk trouble."""
+"""The single thread in which an actor accesses its disk and database, and the retry policies for their trouble."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Disk:
-    """Runs jobs one at a time in a thread. All code of batches waits with `sleep`."""
+    """Runs jobs one at a time in a thread, which has the given name. All code of batches waits with `sleep`."""
 
-    def __init__(self, *, sleep: Sleep = asyncio.sleep) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+    def __init__(self, name: str, *, sleep: Sleep = asyncio.sleep) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self.sleep = sleep
 
     async def once(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
