@@ -188,7 +188,7 @@ def _run(model: PreTrainedModel, what: str) -> None:
 
 
 def _with_states(
-    forward: Callable[..., Any], name: str, cache: str, states: NotedStates, *arguments: Any, **told: Any
+    forward: Callable[..., Any], name: str, cache: str, states: NotedStates, /, *arguments: Any, **told: Any
 ) -> Any:
     """Call a module with a cache that records its states."""
     outer, states.module = states.module, name

@@ -113,13 +113,15 @@ def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], P
     if not isinstance(text, PretrainedConfig):
         raise CheckpointError(f"{where}: text_config must be an object, it is {text!r}.")
     is_part = text is not config
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    name = next(iter(_as_tuple(known.get(text.model_type, ()))), None) if is_part else architecture
-    if name not in {name for names in known.values() for name in _as_tuple(names)}:
+    of_type = _as_tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(text.model_type, ()))
+    # Made for its own code, a checkpoint may have another name for what transformers computes: PhiMoEForCausalLM.
+    is_of_type = architecture.lower() == f"{text.model_type.replace('_', '')}forcausallm"
+    name = next(iter(of_type), None) if is_part or is_of_type else architecture
+    if name not in {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}:
         what = f"text decoder for {architecture}" if is_part else architecture
         raise CheckpointError(f"{where}: transformers {transformers.__version__} has no {what}.")
     model_class: type[PreTrainedModel] = getattr(transformers, name)
-    if type(text) is not model_class.config_class:
+    if name not in of_type and type(text) is not model_class.config_class:
         raise CheckpointError(f"{where}: model_type {text.model_type!r} is not that of {name}.")
     if is_part and (names := _names(Path(folder))):
         # The configurations of the whole and of the part may disagree.

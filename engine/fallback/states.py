@@ -20,8 +20,8 @@ from engine.step import Snapshot, StateMoves
 from kernels.arena import lazy_zeros
 from kernels.state_rows import StateRows
 
-CACHE_NAMES = ("cache_params", "past_key_values")
-"""Names of the `forward` argument that takes a cache."""
+CACHE_NAMES = ("cache", "cache_params", "past_key_values")
+"""Names of the `forward` argument that takes a cache: the first since transformers 5.24, the others before it."""
 NOTHING_KEPT: Mapping[int, Sequence[Snapshot]] = {}
 
 

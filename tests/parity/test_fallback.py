@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 import peft
 import pytest
 import torch
-from transformers import PreTrainedModel
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from adapters.registry import reference
 from engine.build import build_engine
@@ -19,7 +22,7 @@ from engine.config import EngineConfig
 from engine.fallback import experts
 from engine.request import Pooling
 from kernels.streamed_linear.reference import from_int4, to_int4
-from tests.parity.conftest import GEOMETRY, Checkpoint, greedy, made, random_prompts, run_engine, saved_once
+from tests.parity.conftest import GEOMETRY, Checkpoint, fill, greedy, made, random_prompts, run_engine, saved_once
 from tests.parity.gpu_parts import HAS_GPU, Replays, an_fp8_gpu
 from tests.parity.peft_adapters import save_adapters
 from tests.parity.test_pooling import assert_same, vector_request, vectors_of
@@ -130,6 +133,32 @@ def test_experts_beside_an_mlp_over_heads_of_two_lengths(tmp_path: Path) -> None
     assert run_engine(build_engine(config_of(checkpoint.path)), requests) == {
         str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)
     }
+
+
+OTHER_CLASSES = {
+    "PhiMoEForCausalLM": ("phimoe", {"num_local_experts": 4}),
+    "InternLM3ForCausalLM": ("internlm3", {"head_dim": 16}),
+    "SarvamMoEForCausalLM": ("sarvam_moe", {"head_dim": 16, "n_routed_experts": 8, **EXPERTS}),
+}
+"""By the class in a checkpoint's own code: the type of its configuration, for which transformers has another class."""
+
+
+@pytest.mark.parametrize("is_resaved", [False, True], ids=["as_published", "as_transformers_saves_it"])
+@pytest.mark.parametrize("name", OTHER_CLASSES)
+def test_what_transformers_computes_under_another_name_is_served(tmp_path: Path, name: str, is_resaved: bool) -> None:
+    kind, fields = OTHER_CLASSES[name]
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    torch.manual_seed(12)
+    model = fill(AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**GEOMETRY | fields)))
+    model.save_pretrained(tmp_path)
+    if not is_resaved:
+        path = tmp_path / "config.json"
+        own = {"architectures": [name], "auto_map": {"AutoModelForCausalLM": f"modeling_{kind}.{name}"}}
+        path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    prompt = random_prompts(1, longest=40)[0]
+    found = run_engine(build_engine(config_of(str(tmp_path))), [greedy("a", prompt, NUM_TOKENS)])
+    assert found == {"a": Checkpoint(path=str(tmp_path), model=model).generate(prompt, NUM_TOKENS)}
 
 
 def check_adapters(base: Checkpoint, name: str, path_by_name: dict[str, str], **options: Any) -> None:
