@@ -43,8 +43,8 @@ class ExpertNames(NamedTuple):
         router: the router.
         gate_up, down: an expert's linear modules, `experts.7.down_proj`.
         are_one: all experts' matrices are one tensor, [experts, out, in], directly in the block.
-        are_bare: that tensor is [experts, in, out], a parameter without `.weight`, with gate and up outputs
-            interleaved; it has a `_bias` parameter, and the router has a bias.
+        are_bare: that tensor is a parameter without `.weight`, [experts, in, out] or, unless paired, as its shape says.
+        are_paired: its gate and up outputs are interleaved; it has a `_bias` parameter, and the router has a bias.
         adapted: name of the block in adapters that change all experts at once; None if the same.
     """
 
@@ -54,10 +54,12 @@ class ExpertNames(NamedTuple):
     down: str = "down_proj"
     are_one: bool = False
     are_bare: bool = False
+    are_paired: bool = False
     adapted: str | None = None
 
 
 PLAIN_NAMES = ExpertNames()
+STACKED_NAMES = ExpertNames(gate_up=("experts.gate_up_proj",), down="experts.down_proj", are_one=True, are_bare=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,9 @@ OLMO_NORMS = Norms(
 GRANITE_SCALES = dict.fromkeys(
     ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0
 )
+
+QWEN3_VL_MOE = "Qwen3VLMoeForCausalLM"
+"""Not a class of transformers, which has this decoder only inside a vision-language model."""
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
@@ -286,6 +291,18 @@ FAMILIES: dict[str, Family] = {
             leaves_some_dense=True,
         ),
     ),
+    QWEN3_VL_MOE: Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        has_qk_norm=True,
+        mixture=Mixture(
+            count="num_experts",
+            inner="moe_intermediate_size",
+            is_normed=True,
+            leaves_some_dense=True,
+            names=STACKED_NAMES,
+        ),
+    ),
     "GraniteMoeForCausalLM": Family(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
@@ -319,13 +336,7 @@ FAMILIES: dict[str, Family] = {
             count="num_local_experts",
             inner="intermediate_size",
             is_normed=True,
-            names=ExpertNames(
-                router="router",
-                gate_up=("experts.gate_up_proj",),
-                down="experts.down_proj",
-                are_one=True,
-                are_bare=True,
-            ),
+            names=STACKED_NAMES._replace(router="router", are_paired=True),
         ),
         unserved={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     ),

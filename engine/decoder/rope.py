@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from engine.errors import CheckpointError
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-_KIND_BY_OLD_NAME = {"su": "longrope"}
+_KIND_BY_OLD_NAME = {"su": "longrope", "mrope": "default"}
+"""Angles of "mrope" differ in images and videos only."""
 ORIGINAL = "original_max_position_embeddings"
 
 

@@ -114,7 +114,7 @@ class DecoderSpec(ModelSpec):
         if not isinstance(self.stored, StoredMxfp4):
             return self.linear_shapes()
         experts, names = self.experts, self.expert_names
-        if experts is None or not names.are_bare:
+        if experts is None or not names.are_paired:
             return {}
         shapes = {
             f"{names.block}.{names.gate_up[0]}": (self.hidden_size, 2 * experts.inner_size),
@@ -146,7 +146,7 @@ class DecoderSpec(ModelSpec):
         if experts is None:
             return {}
         count, hidden, inner = experts.count, self.hidden_size, experts.inner_size
-        halves = (inner, 2) if names.are_bare else (2, inner)
+        halves = (inner, 2) if names.are_paired else (2, inner)
         stacks = f"{names.adapted or names.block}.experts"
         shapes: dict[str, tuple[int, ...]] = {}
         if not names.are_one:

@@ -1,6 +1,7 @@
 """Text decoders inside vision-language checkpoints: extract the decoder's fields from config.json.
 
-They are in `text_config`, which omits a family's default values; a few may be at the top level instead.
+They are in `text_config`, which omits a family's default values; a few may be at the top level instead. Only text is
+served, whose three positions per token in Qwen's models are equal, so that angles are the plain ones.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from engine.decoder.families import QWEN3_VL_MOE
 from engine.decoder.fields import Fields
 from engine.errors import CheckpointError
 
@@ -15,8 +17,14 @@ TEXT_BY_WRAPPER = {
     "Gemma3ForConditionalGeneration": "gemma3_text",
     "LlavaForConditionalGeneration": "llama",
     "Mistral3ForConditionalGeneration": "mistral",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_vl_text",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe_text",
 }
 """Default of `text_config.model_type`, by the architecture of the whole model."""
+_FLAT = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+"""Architectures whose published checkpoints have the decoder's fields at the top level."""
 
 _LLAMA = {
     "vocab_size": 32_000,
@@ -28,6 +36,38 @@ _LLAMA = {
 }
 _MISTRAL = {"intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
 _QWEN2 = {"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32}
+_QWEN2_VL = {
+    "vocab_size": 152_064,
+    "hidden_size": 8192,
+    "intermediate_size": 29_568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}
+_QWEN3_VL = {
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 128_000,
+    "rope_theta": 5e5,
+}
+_QWEN3_VL_MOE = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 128_000,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 4,
+    "rope_theta": 5e5,
+}
 _GEMMA3 = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -42,7 +82,7 @@ _GEMMA3 = {
 
 class _Text(NamedTuple):
     architecture: str
-    usual: Mapping[str, int]
+    usual: Mapping[str, float]
 
 
 _TEXT_BY_TYPE = {
@@ -50,6 +90,9 @@ _TEXT_BY_TYPE = {
     "llama": _Text("LlamaForCausalLM", _LLAMA),
     "mistral": _Text("MistralForCausalLM", _LLAMA | _MISTRAL),
     "qwen2": _Text("Qwen2ForCausalLM", _LLAMA | _QWEN2 | {"max_position_embeddings": 32_768}),
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), _Text("Qwen2ForCausalLM", _QWEN2_VL)),
+    "qwen3_vl_text": _Text("Qwen3ForCausalLM", _LLAMA | _QWEN3_VL),
+    "qwen3_vl_moe_text": _Text(QWEN3_VL_MOE, _QWEN3_VL_MOE),
 }
 """With the defaults of transformers' configuration classes, which apply to omitted fields."""
 
@@ -66,10 +109,12 @@ def decoder_fields(config: Mapping[str, object], where: str) -> Fields:
     wrapper = names[0] if isinstance(names, list) and len(names) == 1 else None
     if not isinstance(wrapper, str) or wrapper not in TEXT_BY_WRAPPER:
         return Fields(config, where)
-    text = config.get("text_config")
+    text, usual_type = config.get("text_config"), TEXT_BY_WRAPPER[wrapper]
+    if text is None and wrapper in _FLAT:
+        text = {**config, "model_type": usual_type}
     if not isinstance(text, Mapping):
         raise CheckpointError(f"{where}: text_config must be an object, it is {text!r}.")
-    model_type = text.get("model_type", TEXT_BY_WRAPPER[wrapper])
+    model_type = text.get("model_type", usual_type)
     if not isinstance(model_type, str) or model_type not in _TEXT_BY_TYPE:
         known = ", ".join(sorted(_TEXT_BY_TYPE))
         raise CheckpointError(f"{where}: text_config.model_type is {model_type!r}; supported are {known}.")

@@ -81,15 +81,15 @@ def _read(
         whole = torch.empty(parameter.shape, dtype=dtype, device=device)
     row = 0
     for name, shape in parameter.parts:
-        part = _arranged(tensors[name].read(), parameter)
+        part = _arranged(tensors[name].read(), shape, parameter)
         whole[row : row + shape[0]].view(part.shape).copy_(part)
         row += shape[0]
     return whole.add_(parameter.offset) if parameter.offset else whole
 
 
-def _arranged(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
+def _arranged(tensor: torch.Tensor, shape: tuple[int, ...], parameter: Parameter) -> torch.Tensor:
     """Return a dense tensor in the parameter's order; adjacent dimensions may still need flattening."""
-    if parameter.is_transposed:
+    if parameter.is_transposed or (parameter.is_transposed is None and tensor.shape != shape):
         tensor = tensor.transpose(-1, -2)
     return _halved(tensor) if parameter.is_paired else tensor
 

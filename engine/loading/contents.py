@@ -21,7 +21,16 @@ from engine.decoder.stored_int4 import StoredInt4
 from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.decoder.tensor_kinds import TensorKind
 from engine.errors import CheckpointError
-from engine.loading.names import EMBEDDING, HEAD, IGNORED_SUFFIXES, PREFIX_BY_PART, SIGHT, Parameter, parameters
+from engine.loading.names import (
+    EMBEDDING,
+    HEAD,
+    IGNORED_SUFFIXES,
+    PREFIX_BY_PART,
+    SIGHT,
+    SIGHT_BESIDE,
+    Parameter,
+    parameters,
+)
 from engine.loading.weight_files import open_whole, weight_files
 
 if TYPE_CHECKING:
@@ -116,12 +125,13 @@ def check_complete(
     """Check the tensors against the wanted parameters; raises as `check_contents`."""
     of_stored = spec.stored_shapes()
     kind_by_name: dict[str, TensorKind] = {}
-    for name, shape in (part for parameter in wanted for part in parameter.parts):
+    parts = ((name, parameter.stored_shapes(shape)) for parameter in wanted for name, shape in parameter.parts)
+    for name, shapes in parts:
         if spec.stored is not None and name.removesuffix(".weight") in of_stored:
             dtype = tensors[name].dtype if name in tensors else None
-            kind_by_name |= spec.stored.tensors(name.removesuffix(".weight"), shape, dtype)
+            kind_by_name |= spec.stored.tensors(name.removesuffix(".weight"), shapes[0], dtype)
         else:
-            kind_by_name[name] = TensorKind((shape,))
+            kind_by_name[name] = TensorKind(shapes)
     for name, kind in kind_by_name.items():
         _check_kind(where, name, kind, tensors.get(name))
     for name, tensor in tensors.items():
@@ -142,7 +152,7 @@ def _as_of_whole(found: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor
         CheckpointError: two tensors would get the same name.
     """
     if EMBEDDING in found:
-        return found
+        return {name: tensor for name, tensor in found.items() if not name.startswith(SIGHT_BESIDE)}
     prefixes = {"": "model.", **PREFIX_BY_PART}
     at = next((at for at, prefix in prefixes.items() if at + EMBEDDING.removeprefix(prefix) in found), None)
     if at is None:

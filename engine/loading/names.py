@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from engine.decoder.experts import ExpertSpec
+from engine.decoder.families import ExpertNames
 from engine.decoder.spec import SHARED_EXPERT, DecoderSpec
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -19,8 +20,10 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
 """Ignored: rotary frequencies of old exports, implied by config.json, and KV cache scales; the engine has its own."""
 PREFIX_BY_PART = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
 """Prefixes of a text decoder's tensor names in vision-language checkpoints, mapped to those of a standalone one."""
-SIGHT = tuple(f"{at}{part}." for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
+SIGHT = tuple(f"{at}{part}." for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector", "visual"))
 """Prefixes of the other tensor names of such a checkpoint."""
+SIGHT_BESIDE = "visual."
+"""Prefix of the others where the decoder has a standalone one's names: Qwen2-VL and Qwen2.5-VL as published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,8 @@ class Parameter:
         parts: (tensor name in the checkpoint, shape) in stacking order.
         offset: added to the stored values.
         is_wide: float32, whatever dtype the other parameters have.
-        is_transposed: parts are stored with their last two dimensions swapped, [experts, in, out].
+        is_transposed: parts are stored with their last two dimensions swapped, [experts, in, out]; None: if their
+            shape says so.
         is_paired: gate and up outputs are stored interleaved; the parameter has all of gate, then all of up.
     """
 
@@ -40,19 +44,25 @@ class Parameter:
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     offset: float = 0.0
     is_wide: bool = False
-    is_transposed: bool = False
+    is_transposed: bool | None = False
     is_paired: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the stacked parts."""
-        shape = sum(shape[0] for _, shape in self.parts), *self.parts[0][1][1:]
-        return (*shape[:-2], shape[-1], shape[-2]) if self.is_transposed else shape
+        return sum(shape[0] for _, shape in self.parts), *self.parts[0][1][1:]
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return prod(self.shape)
+
+    def stored_shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes that a part of `shape` may have in the checkpoint."""
+        if self.is_transposed is False:
+            return (shape,)
+        swapped = (*shape[:-2], shape[-1], shape[-2])
+        return (swapped,) if self.is_transposed else (shape, swapped)
 
 
 def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
@@ -98,14 +108,13 @@ def _mixture(spec: DecoderSpec, experts: ExpertSpec, here: str, there: str) -> I
     names, hidden, inner = spec.expert_names, spec.hidden_size, experts.inner_size
     block = f"{there}.{names.block}"
     yield _one(f"{here}.router", f"{block}.{names.router}.weight", (experts.count, hidden))
-    if names.are_bare:
-        yield from _bare_experts(spec, experts, here, block)
-        return
+    if names.are_paired:
+        yield _one(f"{here}.router_bias", f"{block}.{names.router}.bias", (experts.count,))
     products = (("gate_up", names.gate_up, inner, hidden), ("down", (names.down,), hidden, inner))
     for name, modules, out, depth in products:
         if names.are_one:
-            shape = (experts.count, out * (2 if name == "gate_up" else 1), depth)
-            yield _one(f"{here}.experts.{name}", f"{block}.{modules[0]}.weight", shape)
+            width = 2 * out if name == "gate_up" else out
+            yield from _stacked(names, f"{here}.experts.{name}", f"{block}.{modules[0]}", experts.count, width, depth)
             continue
         each = [f"{block}.experts.{expert}.{module}.weight" for expert in range(experts.count) for module in modules]
         yield Parameter(name=f"{here}.experts.{name}", parts=tuple((part, (out, depth)) for part in each))
@@ -117,15 +126,15 @@ def _mixture(spec: DecoderSpec, experts: ExpertSpec, here: str, there: str) -> I
         yield from _linear(f"{here}.shared_down", f"{block}.{SHARED_EXPERT}", down, experts.shared_size, has_bias=False)
 
 
-def _bare_experts(spec: DecoderSpec, experts: ExpertSpec, here: str, block: str) -> Iterator[Parameter]:
-    names, count, hidden, inner = spec.expert_names, experts.count, spec.hidden_size, experts.inner_size
-    yield _one(f"{here}.router_bias", f"{block}.{names.router}.bias", (count,))
-    products = (("gate_up", names.gate_up[0], 2 * inner, hidden), ("down", names.down, hidden, inner))
-    for name, tensor, out, depth in products:
-        matrices, biases = ((f"{block}.{tensor}", (count, depth, out)),), ((f"{block}.{tensor}_bias", (count, out)),)
-        is_paired = name == "gate_up"
-        yield Parameter(name=f"{here}.experts.{name}", parts=matrices, is_transposed=True, is_paired=is_paired)
-        yield Parameter(name=f"{here}.experts.{name}_bias", parts=biases, is_paired=is_paired)
+def _stacked(names: ExpertNames, here: str, tensor: str, count: int, out: int, depth: int) -> Iterator[Parameter]:
+    if not names.are_bare:
+        yield _one(here, f"{tensor}.weight", (count, out, depth))
+        return
+    is_paired = names.are_paired and here.endswith(".gate_up")
+    is_transposed = names.are_paired or None
+    yield Parameter(name=here, parts=((tensor, (count, out, depth)),), is_transposed=is_transposed, is_paired=is_paired)
+    if names.are_paired:
+        yield Parameter(name=f"{here}_bias", parts=((f"{tensor}_bias", (count, out)),), is_paired=is_paired)
 
 
 def _one(name: str, tensor: str, shape: tuple[int, ...]) -> Parameter:

@@ -29,8 +29,11 @@ GPT_OSS: dict[str, Any] = {
 
 def tensors_of(spec: DecoderSpec) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    parts = (part for parameter in parameters(spec) for part in parameter.parts)
-    return {name: torch.randn(shape, generator=generator) for name, shape in parts}
+    return {
+        name: torch.randn(parameter.stored_shapes(shape)[0], generator=generator)
+        for parameter in parameters(spec)
+        for name, shape in parameter.parts
+    }
 
 
 def loaded(path: str) -> dict[str, torch.Tensor]:

@@ -18,12 +18,21 @@ from transformers import (
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
 from tests.parity.conftest import GEMMA, GEOMETRY, WINDOWS, Checkpoint, fill, greedy, random_prompts, run_engine
+from tests.parity.peft_adapters import STACKS
 
 SIGHT = {
     "hidden_size": 16,
@@ -37,6 +46,9 @@ GEMMA_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
 }
+QWEN_SIGHT = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 8}
+QWEN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
 MODELS: dict[str, tuple[type[PreTrainedModel], Any, str, dict[str, Any]]] = {
     "gemma3_text": (
         Gemma3ForConditionalGeneration,
@@ -47,6 +59,30 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any, str, dict[str, Any]]] = {
     "mistral": (Mistral3ForConditionalGeneration, Mistral3Config, "pixtral", {"head_dim": 24, "sliding_window": None}),
     "llama": (LlavaForConditionalGeneration, LlavaConfig, "clip_vision_model", {}),
     "qwen2": (LlavaForConditionalGeneration, LlavaConfig, "siglip_vision_model", {}),
+    "qwen2_vl_text": (
+        Qwen2VLForConditionalGeneration,
+        Qwen2VLConfig,
+        "qwen2_vl_vision",
+        {"rope_parameters": QWEN_ROPE, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen2_5_vl_text": (
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLConfig,
+        "qwen2_5_vl_vision",
+        {"rope_parameters": QWEN_ROPE},
+    ),
+    "qwen3_vl_text": (
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLConfig,
+        "qwen3_vl_vision",
+        {"rope_parameters": QWEN_ROPE | {"mrope_interleaved": True}, "head_dim": 16},
+    ),
+    "qwen3_vl_moe_text": (
+        Qwen3VLMoeForConditionalGeneration,
+        Qwen3VLMoeConfig,
+        "qwen3_vl_moe_vision",
+        {"rope_parameters": QWEN_ROPE | {"mrope_interleaved": True}, "head_dim": 16} | QWEN_EXPERTS,
+    ),
 }
 PEFT = {
     "r": 4,
@@ -64,11 +100,23 @@ def make_whole(text: str) -> PreTrainedModel:
     told = {**GEOMETRY, **options, "model_type": text}
     config = config_class(
         text_config=told,
-        vision_config={**SIGHT, "model_type": sight},
+        vision_config={**(QWEN_SIGHT if "qwen" in sight else SIGHT), "model_type": sight},
         tie_word_embeddings=told["tie_word_embeddings"],
         image_token_index=GEOMETRY["vocab_size"] - 1,
     )
     return fill(model_class(config))
+
+
+OLD_PREFIXES = {"qwen2_vl_text": "model.layers.", "qwen2_5_vl_text": "model.layers."} | dict.fromkeys(
+    ("qwen3_vl_text", "qwen3_vl_moe_text"), "model.language_model."
+)
+
+
+def assert_same(folder: Path, model: PreTrainedModel) -> None:
+    whole = Checkpoint(path=str(folder), model=model)
+    engine = build_engine(EngineConfig(model_path=whole.path, dtype="float32", num_threads=1))
+    for prompt in random_prompts(3, longest=70):
+        assert run_engine(engine, [greedy("a", prompt)]) == {"a": whole.generate(prompt)}
 
 
 @pytest.mark.parametrize("text", MODELS)
@@ -77,28 +125,71 @@ def test_the_text_of_a_model_that_sees_goes_on_as_transformers_has_it(tmp_path: 
     model = make_whole(text)
     model.save_pretrained(tmp_path, save_original_format=is_old)
     names = load_file(tmp_path / "model.safetensors").keys()
-    assert any(name.startswith("language_model.model." if is_old else "model.language_model.") for name in names)
-    assert any("vision_tower." in name for name in names)
-    whole = Checkpoint(path=str(tmp_path), model=model)
-    engine = build_engine(EngineConfig(model_path=whole.path, dtype="float32", num_threads=1))
-    for prompt in random_prompts(3, longest=70):
-        assert run_engine(engine, [greedy("a", prompt)]) == {"a": whole.generate(prompt)}
+    old = OLD_PREFIXES.get(text, "language_model.model.")
+    assert any(name.startswith(old if is_old else "model.language_model.") for name in names)
+    assert any("vision_tower." in name or "visual." in name for name in names)
+    assert_same(tmp_path, model)
 
 
-@pytest.mark.parametrize("text", ["gemma3_text", "mistral"])
-def test_an_adapter_of_a_model_that_sees_is_what_it_is_to_peft(tmp_path: Path, text: str) -> None:
-    make_whole(text).save_pretrained(tmp_path / "base")
-    model = peft.get_peft_model(make_whole(text), peft.LoraConfig(task_type="CAUSAL_LM", **PEFT))
+@pytest.mark.parametrize("text", ["qwen2_vl_text", "qwen2_5_vl_text"])
+def test_the_fields_of_its_decoder_may_be_those_of_the_whole(tmp_path: Path, text: str) -> None:
+    model = make_whole(text)
+    model.save_pretrained(tmp_path, save_original_format=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    fields = config.pop("text_config")
+    rope = fields.pop("rope_parameters")
+    old = {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}}
+    path.write_text(json.dumps(fields | old | config))
+    assert_same(tmp_path, model)
+
+
+def test_experts_may_be_stored_in_either_order(tmp_path: Path) -> None:
+    model = make_whole("qwen3_vl_moe_text")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    swapped = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()
+    }
+    shape = swapped["model.language_model.layers.0.mlp.experts.down_proj"].shape
+    assert shape == (4, QWEN_EXPERTS["moe_intermediate_size"], GEOMETRY["hidden_size"])
+    save_file(swapped, path, {"format": "pt"})
+    assert_same(tmp_path, model)
+
+
+def save_adapter(text: str, folder: Path, options: dict[str, Any]) -> PreTrainedModel:
+    model = peft.get_peft_model(make_whole(text), peft.LoraConfig(task_type="CAUSAL_LM", **options))
     torch.manual_seed(3)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(tmp_path / "new")
+    model.save_pretrained(folder)
+    changed: PreTrainedModel = model.eval()
+    return changed
+
+
+def test_an_adapter_of_its_experts_is_what_it_is_to_peft(tmp_path: Path) -> None:
+    text = "qwen3_vl_moe_text"
+    make_whole(text).save_pretrained(tmp_path / "base")
+    model = save_adapter(text, tmp_path / "new", {"r": 3, "target_modules": [], "target_parameters": STACKS})
+    adapter = reference("new", str(tmp_path / "new"))
+    engine = build_engine(EngineConfig(model_path=str(tmp_path / "base"), dtype="float32", num_threads=1), [adapter])
+    prompt = random_prompts(2, longest=40)[1]
+    expected = Checkpoint(path="new", model=model).generate(prompt)
+    assert expected != Checkpoint(path="base", model=make_whole(text)).generate(prompt)
+    assert run_engine(engine, [greedy("a", prompt, adapter=adapter.digest)]) == {"a": expected}
+
+
+@pytest.mark.parametrize("text", ["gemma3_text", "mistral", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"])
+def test_an_adapter_of_a_model_that_sees_is_what_it_is_to_peft(tmp_path: Path, text: str) -> None:
+    make_whole(text).save_pretrained(tmp_path / "base")
+    model = save_adapter(text, tmp_path / "new", PEFT)
     paths = {"new": str(tmp_path / "new"), "old": renamed(tmp_path / "new", tmp_path / "old")}
     adapters = [reference(name, path) for name, path in paths.items()]
     engine = build_engine(EngineConfig(model_path=str(tmp_path / "base"), dtype="float32", num_threads=1), adapters)
     prompt = random_prompts(2, longest=40)[1]
-    expected = Checkpoint(path=paths["new"], model=model.eval()).generate(prompt)
+    expected = Checkpoint(path=paths["new"], model=model).generate(prompt)
     assert expected != Checkpoint(path="base", model=make_whole(text)).generate(prompt)
     requests = [greedy(adapter.name, prompt, adapter=adapter.digest) for adapter in adapters]
     assert run_engine(engine, requests) == {"new": expected, "old": expected}
