@@ -1,7 +1,8 @@
 """The layout of FP8 (e4m3) weights in a checkpoint, as described by its `quantization_config`.
 
     compressed-tensors   weight [out, in], weight_scale per tensor, per output, or per block
-    fp8                  weight [out, in], weight_scale per tensor, or weight_scale_inv per block
+    fp8                  weight [out, in], weight_scale per tensor, or weight_scale_inv per block; transformers writes
+                         `weight_block_size: null` and weight_scale_inv for one per tensor
 
 The dtype of a linear module's weight tells whether it is quantized; modules left in full precision have no scale.
 """
@@ -84,7 +85,7 @@ def _parse_plain(fields: Mapping[str, object], within: str) -> StoredFp8:
     check_fields(fields, {"activation_scheme": ("dynamic", "static"), "fmt": ("e4m3", None)}, within)
     size = fields.get("weight_block_size")
     if size is None:
-        return StoredFp8()
+        return StoredFp8(scale="weight_scale_inv" if "weight_block_size" in fields else "weight_scale")
     return StoredFp8(block=_block(size, f"{within}.weight_block_size"), scale="weight_scale_inv")
 
 

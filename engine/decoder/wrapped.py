@@ -36,6 +36,7 @@ _LLAMA = {
 }
 _MISTRAL = {"intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
 _QWEN2 = {"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32}
+_QWEN3 = _QWEN2 | {"head_dim": 128}
 _QWEN2_VL = {
     "vocab_size": 152_064,
     "hidden_size": 8192,
@@ -47,14 +48,6 @@ _QWEN2_VL = {
     "max_window_layers": 80,
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e6,
-}
-_QWEN3_VL = {
-    "vocab_size": 151_936,
-    "intermediate_size": 22_016,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "max_position_embeddings": 128_000,
-    "rope_theta": 5e5,
 }
 _QWEN3_VL_MOE = {
     "vocab_size": 151_936,
@@ -91,7 +84,10 @@ _TEXT_BY_TYPE = {
     "mistral": _Text("MistralForCausalLM", _LLAMA | _MISTRAL),
     "qwen2": _Text("Qwen2ForCausalLM", _LLAMA | _QWEN2 | {"max_position_embeddings": 32_768}),
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), _Text("Qwen2ForCausalLM", _QWEN2_VL)),
-    "qwen3_vl_text": _Text("Qwen3ForCausalLM", _LLAMA | _QWEN3_VL),
+    "qwen3": _Text("Qwen3ForCausalLM", _LLAMA | _QWEN3 | {"max_position_embeddings": 32_768}),
+    "qwen3_vl_text": _Text(
+        "Qwen3ForCausalLM", _LLAMA | _QWEN3 | {"max_position_embeddings": 128_000, "rope_theta": 5e5}
+    ),
     "qwen3_vl_moe_text": _Text(QWEN3_VL_MOE, _QWEN3_VL_MOE),
 }
 """With the defaults of transformers' configuration classes, which apply to omitted fields."""
@@ -102,8 +98,10 @@ _TIED = "tie_word_embeddings"
 def decoder_fields(config: Mapping[str, object], where: str) -> Fields:
     """Return the decoder's fields with its own architecture, whether it is the whole model or a part of it.
 
+    A part of another type keeps the architecture of the whole, which no family has.
+
     Raises:
-        CheckpointError: a vision-language model has no `text_config`, or its decoder is not supported.
+        CheckpointError: a vision-language model has no `text_config`.
     """
     names = config.get("architectures")
     wrapper = names[0] if isinstance(names, list) and len(names) == 1 else None
@@ -115,9 +113,10 @@ def decoder_fields(config: Mapping[str, object], where: str) -> Fields:
     if not isinstance(text, Mapping):
         raise CheckpointError(f"{where}: text_config must be an object, it is {text!r}.")
     model_type = text.get("model_type", usual_type)
-    if not isinstance(model_type, str) or model_type not in _TEXT_BY_TYPE:
-        known = ", ".join(sorted(_TEXT_BY_TYPE))
-        raise CheckpointError(f"{where}: text_config.model_type is {model_type!r}; supported are {known}.")
+    if not isinstance(model_type, str):
+        raise CheckpointError(f"{where}: text_config.model_type must be a name, it is {model_type!r}.")
+    if model_type not in _TEXT_BY_TYPE:
+        return Fields(config, where)
     architecture, usual = _TEXT_BY_TYPE[model_type]
     beside = {name: config[name] for name in ("eos_token_id", "quantization_config") if config.get(name) is not None}
     tied = [block[_TIED] for block in (config, text) if block.get(_TIED) is not None]

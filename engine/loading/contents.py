@@ -199,6 +199,7 @@ def _changes_nothing(tensor: StoredTensor, stored: Stored) -> bool:
     if isinstance(stored, StoredInt4) and tensor.name.endswith(".g_idx") and tensor.dtype == "I32":
         groups = array("i", b"".join(tensor.pieces())).tolist()
         return groups == [index // stored.group(len(groups)) for index in range(len(groups))]
-    if tensor.name.endswith((".input_scale", ".input_zero_point", ".input_global_scale", ".weight_shape")):
+    of_inputs = (".input_scale", ".activation_scale", ".input_zero_point", ".input_global_scale")
+    if tensor.name.endswith((*of_inputs, ".weight_shape")):
         return True
     return tensor.name.endswith((".bias", ".weight_format")) and not any(map(any, tensor.pieces()))

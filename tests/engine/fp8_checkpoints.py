@@ -41,6 +41,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "weights-only": compressed("channel", None),
     "block": compressed("block", TOKEN, block_structure=list(BLOCK)),
     "fp8": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    "fp8-transformers": {
+        "quant_method": "fp8", "activation_scheme": "static", "dequantize": False, "weight_block_size": None,
+        "modules_to_not_convert": ["lm_head"],
+    },
     "fp8-block": {
         "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": list(BLOCK),
     },
@@ -61,12 +65,14 @@ def quantize(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], 
         scale = (weight.abs().amax(dim=1, keepdim=True) / 448).bfloat16()
         each = scale.float()
     else:
-        scale = weight.abs().max().view(() if kind == "fp8" else (1,)) / 448
+        scale = weight.abs().max().view(() if kind.startswith("fp8") else (1,)) / 448
         each = scale
     held = (weight / each).clamp(-448, 448).to(torch.float8_e4m3fn)
-    tensors = {"weight": held, "weight_scale_inv" if kind == "fp8-block" else "weight_scale": scale}
+    tensors = {"weight": held, "weight_scale_inv" if kind.startswith("fp8-") else "weight_scale": scale}
     if kind in ("tensor", "fp8"):
         tensors["input_scale"] = torch.tensor([0.5])
+    if kind == "fp8-transformers":
+        tensors["activation_scale"] = torch.tensor(0.5)
     return tensors, held.float() * each
 
 

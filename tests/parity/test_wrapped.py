@@ -46,6 +46,15 @@ GEMMA_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
 }
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 QWEN_SIGHT = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 8}
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
@@ -59,6 +68,14 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any, str, dict[str, Any]]] = {
     "mistral": (Mistral3ForConditionalGeneration, Mistral3Config, "pixtral", {"head_dim": 24, "sliding_window": None}),
     "llama": (LlavaForConditionalGeneration, LlavaConfig, "clip_vision_model", {}),
     "qwen2": (LlavaForConditionalGeneration, LlavaConfig, "siglip_vision_model", {}),
+    "qwen3": (LlavaForConditionalGeneration, LlavaConfig, "siglip_vision_model", {"head_dim": 16}),
+    # By transformers, as no family has its queries' scales.
+    "ministral3": (
+        Mistral3ForConditionalGeneration,
+        Mistral3Config,
+        "pixtral",
+        {"head_dim": 24, "rope_parameters": MINISTRAL_ROPE},
+    ),
     "qwen2_vl_text": (
         Qwen2VLForConditionalGeneration,
         Qwen2VLConfig,

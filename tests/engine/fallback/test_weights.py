@@ -21,7 +21,7 @@ from tests.engine.fallback.saved import save
 Q = "model.layers.1.self_attn.q_proj"
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     **{kind: (number_checkpoints, fields) for kind, fields in number_checkpoints.CONFIGS.items()},
-    **{kind: (fp8_checkpoints, fp8_checkpoints.CONFIGS[kind]) for kind in ("channel", "fp8-block")},
+    **{kind: (fp8_checkpoints, fp8_checkpoints.CONFIGS[kind]) for kind in ("channel", "fp8-block", "fp8-transformers")},
     **{kind: (int4_checkpoints, int4_checkpoints.config_of(kind)) for kind in ("awq", "gptq", "packed")},
 }
 
