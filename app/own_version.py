@@ -44,10 +44,11 @@ def with_version(deployment: serve.Deployment, version: str) -> serve.Deployment
 def model_version(model: ModelConfig, *told: object) -> str:
     """Return a digest of everything that a model's replicas depend on: their arguments, the files they read, our code.
 
-    Adapters are excluded, because a request carries what a replica needs to know of its adapter.
+    Adapters are excluded, because a request carries what a replica needs to know of its adapter, and so are chat
+    templates, which gateways and tokenizers use.
     """
     digest = hashlib.sha256(_code_digest().encode())
-    digest.update(repr((replace(model, adapters=()), *told)).encode())
+    digest.update(repr((replace(model, adapters=(), chat_template=None, template_by_adapter={}), *told)).encode())
     # The fingerprint covers the weights.
     for folder in sorted({model.engine.model_path, model.tokenizer_path}):
         for path in _files(Path(folder).glob("*.json")):

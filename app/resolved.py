@@ -49,6 +49,7 @@ from deployments.config import (
     TracingConfig,
 )
 from deployments.slo import Slo
+from deployments.tokenizer.chat_template import read_template
 from deployments.tokenizer.text_codec import TextCodec
 from engine.config import EngineConfig
 from engine.decoder.model_spec import ModelSpec
@@ -326,6 +327,12 @@ def _model_config(
         sampling=sampling,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
+        chat_template=_template(model.chat_template, f"{place}.chat_template"),
+        template_by_adapter={
+            adapter.name: text
+            for index, adapter in enumerate(model.adapters)
+            if (text := _template(adapter.chat_template, f"{place}.adapters[{index}].chat_template")) is not None
+        },
         adapters=tuple(
             declared_adapters(model, place, spec, names, () if registry is None else registry.allowed_folders, on_unfit)
         ),
@@ -335,6 +342,11 @@ def _model_config(
 def _folder(path: str | None, place: str) -> str | None:
     with at(place):
         return None if path is None else str(local_folder(path))
+
+
+def _template(path: str | None, place: str) -> str | None:
+    with at(place):
+        return None if path is None else read_template(path)
 
 
 def _check_engine(engine: EngineConfig, spec: ModelSpec, place: str) -> None:

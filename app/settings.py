@@ -26,6 +26,9 @@ class AdapterSettings(SettingsNode):
 
     name: PublicName = Field(description="Public name of the adapter, used as `model`.")
     path: FolderPath = Field(description="Folder in PEFT layout, or a Hugging Face Hub id.")
+    chat_template: FolderPath | None = Field(
+        default=None, description="File with the chat template of this name (Jinja); null: the model's."
+    )
 
 
 class ModelSettings(SettingsNode):
@@ -35,6 +38,9 @@ class ModelSettings(SettingsNode):
     path: FolderPath = Field(description="Folder in Hugging Face layout with safetensors, or a Hub id (`org/name`).")
     tokenizer_path: FolderPath | None = Field(
         default=None, description="Folder of the tokenizer; null: the model's folder."
+    )
+    chat_template: FolderPath | None = Field(
+        default=None, description="File with a chat template (Jinja); null: the tokenizer's."
     )
     adapters: tuple[AdapterSettings, ...] = Field(default=(), description="Adapters declared individually.")
     adapter_folder: FolderPath | None = Field(

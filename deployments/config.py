@@ -38,6 +38,8 @@ class ModelConfig:
         generates: whether it generates text; otherwise it only computes embeddings.
         sampling: default parameters of `engine.request.SamplingParams` for those that a request leaves open.
         tool_format, reasoning_format: name of a format, "none", or None to detect it in the chat template.
+        chat_template: its text, in place of that in `tokenizer_path`.
+        template_by_adapter: chat templates of adapters that have their own, by the adapters' names.
     """
 
     name: str
@@ -53,6 +55,8 @@ class ModelConfig:
     sampling: dict[str, float] = field(default_factory=dict)
     tool_format: str | None = None
     reasoning_format: str | None = None
+    chat_template: str | None = None
+    template_by_adapter: dict[str, str] = field(default_factory=dict)
     adapters: tuple[AdapterRef, ...] = ()
 
 

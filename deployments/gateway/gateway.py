@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
@@ -41,7 +41,7 @@ from deployments.gateway.overview import Overview
 from deployments.gateway.resumption import TokenSource
 from deployments.gateway.room import Room
 from deployments.gateway.served_model import ServedModel, check_vocabulary
-from deployments.gateway.served_names import ServedNames
+from deployments.gateway.served_names import ServedNames, Target
 from deployments.gateway.verdicts import Verdicts
 from deployments.generation import (
     ChatPrompt,
@@ -135,18 +135,21 @@ class Gateway:
         handle = self._tokenizer_handle
         encode = LocalTokenizer(codecs).encode if handle is None else partial(ask_tokenizer, handle)
         sources, room = await self._sources(), Room()
-        self._served = {
-            model.name: ServedModel(
-                config=model,
-                codec=codecs[model.name],
-                dialect=dialect_of(model, codecs[model.name]),
-                encode=partial(reached, "tokenizer", partial(encode, model.name)),
-                room=room,
-                source=sources[model.name],
-                pool=partial(ask_vector, self._handles[model.name]),
-            )
-            for model in self._config.models
-        }
+        for model in self._config.models:
+            # Probes each template once, however many adapters share it.
+            dialect = cache(partial(dialect_of, model))
+            self._served |= {
+                name: ServedModel(
+                    config=model,
+                    codec=codecs[name],
+                    dialect=dialect(codecs[name]),
+                    encode=partial(reached, "tokenizer", partial(encode, name)),
+                    room=room,
+                    source=sources[model.name],
+                    pool=partial(ask_vector, self._handles[model.name]),
+                )
+                for name in (model.name, *model.template_by_adapter)
+            }
         await self.adapters.start()
         if self._config.tracing is not None:
             self._traced = self._trace_writer(self._config.tracing)
@@ -183,7 +186,7 @@ class Gateway:
         request = self._timed(request)
         if self._config.log_prompts:
             log_prompt(request)
-        model = self._served[target.model]
+        model = self._model_of(target)
         request = model.closed(request)
         flow, gate = (target.adapter, request.tenant), self._gates[target.model]
         with (
@@ -218,7 +221,7 @@ class Gateway:
         with self._log.answer(request, target.model, target.adapter) as recorder:
             embedding = Embedding(
                 request,
-                self._served[target.model],
+                self._model_of(target),
                 target.adapter,
                 safety=self._config.safety,
                 judge=partial(self._verdicts.of_answer, (target.adapter, request.tenant)),
@@ -236,7 +239,7 @@ class Gateway:
             RequestError: there is no such model, or the prompt cannot be encoded.
             OverloadError: the tokenizer cannot be reached.
         """
-        model = self._served[self._names.target(name).model]
+        model = self._model_of(self._names.target(name))
         token_ids = tuple(await model.encode(prompt))
         texts = None
         if with_texts:
@@ -249,7 +252,7 @@ class Gateway:
         Raises:
             RequestError: there is no such model, or an id is outside its vocabulary.
         """
-        model = self._served[self._names.target(name).model]
+        model = self._model_of(self._names.target(name))
         check_vocabulary(token_ids, model.config.vocab_size, field="tokens")
         return await asyncio.to_thread(model.codec.pieces.decode, token_ids)
 
@@ -321,6 +324,13 @@ class Gateway:
     async def until_unused(self, adapter: AdapterDigest) -> None:
         """Wait until this gateway's running answers that use an adapter have ended. Called before it is freed."""
         await self._log.until_unused(adapter)
+
+    def _model_of(self, target: Target) -> ServedModel:
+        """Return the model of a target, with the adapter's own chat template if it has one."""
+        model = self._served[target.model]
+        own = None if target.adapter is None else self._served.get(target.adapter.name)
+        # The name may have passed to an adapter of another model.
+        return model if own is None or own.config != model.config else own
 
     def _count_answer(self, timeline: Timeline) -> None:
         self._metrics.count_answer(timeline)

@@ -22,11 +22,34 @@ from engine.errors import CheckpointError, RequestError
 Change = Callable[[str], str]
 """Maps one text of a prompt to another."""
 MAX_ARGUMENTS_DEPTH = 64
+MAX_TEMPLATE_BYTES = 1 << 20
+"""Of a file of its own; published templates have up to some 20 KB."""
 _END_MARK = "\ue000end\ue001"
 _OURS = frozenset(
     {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
 )
 """Template variables that clients cannot set."""
+
+
+def read_template(path: str) -> str:
+    """Return the text of a file with a chat template.
+
+    Raises:
+        OSError: the file cannot be read.
+        CheckpointError: it is not UTF-8, too long, or not a valid template.
+    """
+    with open(path, "rb") as file:
+        content = file.read(MAX_TEMPLATE_BYTES + 1)
+    if len(content) > MAX_TEMPLATE_BYTES:
+        raise CheckpointError(f"{path} is longer than {MAX_TEMPLATE_BYTES} bytes")
+    try:
+        source = content.decode()
+        BoundedTemplate(source, max_chars=MAX_TEMPLATE_BYTES)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8") from error
+    except TemplateError as error:
+        raise CheckpointError(f"{path} is not a valid template: {error}") from error
+    return source
 
 
 class ChatTemplate:

@@ -1,14 +1,15 @@
 """Text to token ids and back for one checkpoint, with its own tokenizer.json and chat template.
 
-Enforces the bounds on text and words refusals in terms of the caller's request. Templates come only from the
-checkpoint. Thread-safe; independent of Ray.
+Enforces the bounds on text and words refusals in terms of the caller's request. Templates come from the checkpoint or
+the configuration, never from an adapter's files. Thread-safe; independent of Ray.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -55,10 +56,25 @@ class TextCodec:
         self._backend = backend
         self._control_tokens = ControlTokens(backend)
         self.pieces = TokenPieces(backend, self._name)
-        self._spellings: SpellingIndex | None = None
+        # At most one, built on first use: it reads the whole vocabulary. Codecs with other templates share it.
+        self._spellings: list[SpellingIndex] = []
         self._spellings_lock = threading.Lock()
-        self._sources = loaded.templates
-        self._template = ChatTemplate(self._sources, loaded.special_tokens, max_chars=max_chars)
+        self._special_tokens = loaded.special_tokens
+        self._set_templates(loaded.templates)
+
+    def with_template(self, source: str) -> TextCodec:
+        """Return a codec with another chat template; all else is shared.
+
+        Raises:
+            CheckpointError: it cannot be compiled.
+        """
+        other = copy(self)
+        other._set_templates({"default": source})
+        return other
+
+    def _set_templates(self, sources: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._template = ChatTemplate(sources, self._special_tokens, max_chars=self._max_chars)
 
     @property
     def has_chat_template(self) -> bool:
@@ -134,12 +150,11 @@ class TextCodec:
     def _tokens_with(self, text: str) -> tuple[int, ...]:
         """Return the ids of the tokens whose spelling contains this text."""
         with self._spellings_lock:
-            # Built on first use: it reads the whole vocabulary.
-            if self._spellings is None:
+            if not self._spellings:
                 # Up to the highest id, which the number of tokens is not: some vocabularies have gaps.
                 last_id = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
-                self._spellings = SpellingIndex(map(self.pieces.spelling, range(last_id + 1)))
-        return self._spellings.containing(text.encode())
+                self._spellings.append(SpellingIndex(map(self.pieces.spelling, range(last_id + 1))))
+        return self._spellings[0].containing(text.encode())
 
     def _encode(self, text: str, *, has_special_tokens: bool) -> list[int]:
         # Only the batch call can skip token offsets, which are not needed here and take a fifth of the time.

@@ -32,20 +32,35 @@ ENCODE_TIMEOUT_S = 10.0
 
 
 def build_codecs(models: Sequence[ModelConfig]) -> dict[str, TextCodec]:
-    """Return the codec of each model by name. Models with the same folder and bound share a codec.
+    """Return the codecs by name, of each model and of each adapter with a chat template of its own.
+
+    Those with the same folder, bound and template share a codec.
 
     Raises:
-        CheckpointError: a folder has no usable tokenizer.
+        CheckpointError: a folder has no usable tokenizer, or a chat template cannot be compiled.
     """
-    by_source: dict[tuple[str, int], TextCodec] = {}
+    known: _Codecs = {}
     codecs = {}
     for model in models:
-        max_chars = max(DEFAULT_MAX_CHARS, MAX_CHARS_PER_TOKEN * model.max_model_len)
-        source = model.tokenizer_path, max_chars
-        if source not in by_source:
-            by_source[source] = TextCodec(model.tokenizer_path, max_chars=max_chars)
-        codecs[model.name] = by_source[source]
+        codecs[model.name] = _codec(known, model, model.chat_template)
+        codecs |= {name: _codec(known, model, template) for name, template in model.template_by_adapter.items()}
     return codecs
+
+
+_Codecs = dict[tuple[str, int, str | None], TextCodec]
+"""By folder, bound and chat template, None for the folder's own."""
+
+
+def _codec(known: _Codecs, model: ModelConfig, template: str | None) -> TextCodec:
+    max_chars = max(DEFAULT_MAX_CHARS, MAX_CHARS_PER_TOKEN * model.max_model_len)
+    key = model.tokenizer_path, max_chars, template
+    if key not in known:
+        known[key] = (
+            TextCodec(model.tokenizer_path, max_chars=max_chars)
+            if template is None
+            else _codec(known, model, None).with_template(template)
+        )
+    return known[key]
 
 
 class LocalTokenizer:
@@ -57,7 +72,7 @@ class LocalTokenizer:
         self._long_threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer-long")
 
     async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt to a base model.
+        """Return the token ids of a prompt to a base model, or to an adapter that has a codec.
 
         Raises:
             RequestError: as in `TextCodec.encode_chat` and `TextCodec.encode_text`, or there is no such model.

@@ -50,6 +50,22 @@ def test_what_the_files_say_reaches_every_deployment(folder: Path) -> None:
     assert len(config.channel.secret) == 32
 
 
+def test_chat_templates_are_read_from_their_files(folder: Path, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.jinja" for name in ("all", "small")}
+    for name, file in files.items():
+        file.write_text(name)
+    adapters = [
+        {"name": f"{name}-again", "path": str(folder / "adapters" / name), "chat_template": template}
+        for name, template in (("small", str(files["small"])), ("large", None))
+    ]
+    fields = {"name": "chat", "path": str(folder / "chat"), "chat_template": str(files["all"]), "adapters": adapters}
+    (model,) = gateway_config(Settings.model_validate({"models": [fields]})).models
+    assert (model.chat_template, model.template_by_adapter) == ("all", {"small-again": "small"})
+    files["small"].write_text("{% if %}")
+    (told,) = mistakes(Settings.model_validate({"models": [fields]}), reads_all=True)
+    assert told.startswith("args.models[0].adapters[0].chat_template:")
+
+
 @pytest.mark.parametrize(("asked", "expected"), [("model", {"temperature": 0.6}), ("openai", {})])
 def test_a_model_is_sampled_as_its_makers_say_unless_nobody_wants_that(
     asked: str, expected: dict[str, float], folder: Path, tmp_path: Path
@@ -119,6 +135,7 @@ def test_each_part_is_a_deployment_unless_it_is_placed_inline(placement: str, na
         ({"engine": {"max_model_len": CONTEXT + 1}}, ("engine.max_model_len", str(CONTEXT + 1), str(CONTEXT))),
         ({"adapter_folder": "/nowhere/at/all"}, ("args.models[0].adapter_folder", "/nowhere/at/all")),
         ({"tokenizer_path": "/nowhere/at/all"}, ("args.models[0].tokenizer_path",)),
+        ({"chat_template": "/nowhere/at/all"}, ("args.models[0].chat_template", "/nowhere/at/all")),
         ({"engine": {"draft_model": "/nowhere/at/all"}}, ("args.models[0].engine.draft_model", "/nowhere/at/all")),
     ],
 )

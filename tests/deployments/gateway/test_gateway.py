@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from llguidance import LLMatcher
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
+from adapters.identity import AdapterDigest, AdapterRef
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.exposition import join
 from deployments.gateway.gateway import Gateway
+from deployments.gateway.served_names import Target
 from deployments.generation import (
     EndReason,
     Finished,
@@ -27,7 +30,7 @@ from deployments.generation import (
 from deployments.generation_calls import unpack_ids
 from deployments.handles import reached
 from deployments.slo import Slo
-from engine.errors import OverloadError, RequestError
+from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import DryPenalty, LzPenalty
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import ask, events_of, text_of
@@ -325,6 +328,27 @@ async def test_what_the_engine_says_of_a_refusal_arrives_as_it_was(gateway: Open
     for objective in ("e2e", "refused"):
         assert f'antiphon:slo_violated_total{{gateway="g",model_name="chat",objective="{objective}"}} 1.0' in told
     assert 'antiphon:request_failure_total{error="OverloadError",gateway="g",model_name="chat"} 1.0' in told
+
+
+async def test_an_adapter_may_have_a_chat_template_of_its_own(
+    gateway: OpenGateway, serving: Serving, tmp_path: Path
+) -> None:
+    model = replace(
+        serving.model,
+        adapters=tuple(AdapterRef(name=name, path=str(tmp_path), digest=AdapterDigest(name)) for name in ("own", "as")),
+        template_by_adapter={"own": "{{ messages[0].content }}", "gone": "{{ messages[0].role }}"},
+    )
+    opened = await gateway(model=model)
+    found = [await opened.tokenize(name, ask("Hi").prompt, with_texts=True) for name in ("chat", "as", "own")]
+    assert found[0].token_ids == found[1].token_ids
+    assert "".join(found[2].texts or ()) == "Hi"
+    with suppress(EngineError, RequestError):
+        await events_of(opened, ask("Hi", model="own"))
+    (call,) = serving.replicas.calls
+    assert (unpack_ids(call.prompt_ids), call.adapter) == (found[2].token_ids, model.adapters[0])
+    # The name may pass to an adapter of another model.
+    opened._served["other"] = replace(opened._served["chat"], config=replace(model, name="other"))
+    assert opened._model_of(Target(model="other", adapter=model.adapters[0])) is opened._served["other"]
 
 
 async def test_bases_are_listed_before_their_adapters(gateway: OpenGateway) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deployments.generation import ChatMessage, ChatPrompt, ToolCall, ToolSpec
-from deployments.tokenizer.chat_template import ChatTemplate, tool_fields, turn_fields
+from deployments.tokenizer.chat_template import (
+    MAX_TEMPLATE_BYTES,
+    ChatTemplate,
+    read_template,
+    tool_fields,
+    turn_fields,
+)
 from engine.errors import CheckpointError, RequestError
 
 TOLD = "{{ messages | tojson }}{% if tools %}{{ tools | tojson }}{% endif %}{{ enable_thinking }}{{ colour }}"
@@ -236,3 +243,18 @@ def test_what_stands_behind_a_final_message_is_not_taken_for_it(content: str) ->
 def test_a_template_that_is_none_is_refused_at_the_start() -> None:
     with pytest.raises(CheckpointError, match="cannot be compiled"):
         ChatTemplate({"default": "{% for %}"}, {}, max_chars=10)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{% for m in messages %}", "is not a valid template"),
+        (b"\xff", "is not UTF-8"),
+        (b" " * (MAX_TEMPLATE_BYTES + 1), "is longer than"),
+    ],
+)
+def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"chat\.jinja {words}"):
+        read_template(str(path))

@@ -178,3 +178,13 @@ def test_a_breaker_behind_a_gap_of_ids_is_found(folder: Path, tmp_path: Path) ->
 
 def test_no_strings_are_no_breakers(codec: TextCodec) -> None:
     assert codec.breakers(()) == ()
+
+
+def test_another_template_renders_with_the_same_tokens(codec: TextCodec) -> None:
+    other = codec.with_template("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}")
+    assert other.encode_chat(turns("Where am I?")) == codec.encode_text("Where am I?<|end|>", has_special_tokens=False)
+    assert other.encode_chat(turns("Where am I?")) != codec.encode_chat(turns("Where am I?"))
+    assert other.pieces is codec.pieces
+    assert other.breakers(["am"]) == codec.breakers(["am"]) != ()
+    with pytest.raises(CheckpointError, match="cannot be compiled"):
+        codec.with_template("{% for m in messages %}")

@@ -34,6 +34,17 @@ def test_models_that_share_a_folder_share_a_codec(tiny_model: ModelConfig) -> No
     assert codecs["long"] is not codecs["chat"]
 
 
+def test_adapters_with_templates_of_their_own_have_codecs_and_share_those_of_one_text(tiny_model: ModelConfig) -> None:
+    said, other = "{{ messages[0].content }}", "{{ messages[0].role }}"
+    model = replace(tiny_model, chat_template=said, template_by_adapter={"a": other, "b": other, "c": said})
+    codecs = build_codecs([tiny_model, replace(model, name="said")])
+    assert codecs["a"] is codecs["b"]
+    assert codecs["c"] is codecs["said"]
+    assert codecs["chat"].pieces is codecs["a"].pieces
+    texts = [codec.pieces.decode(codec.encode_chat(CHAT)) for codec in (codecs["a"], codecs["said"])]
+    assert texts == ["user", CHAT.messages[0].content]
+
+
 class Handle:
     """A Serve handle to an actor in this process."""
 
