@@ -22,7 +22,17 @@ from engine.config import EngineConfig
 from engine.fallback import experts
 from engine.request import Pooling
 from kernels.streamed_linear.reference import from_int4, to_int4
-from tests.parity.conftest import GEOMETRY, Checkpoint, fill, greedy, made, random_prompts, run_engine, saved_once
+from tests.parity.conftest import (
+    GEOMETRY,
+    NEEDS_LATER,
+    Checkpoint,
+    fill,
+    greedy,
+    made,
+    random_prompts,
+    run_engine,
+    saved_once,
+)
 from tests.parity.gpu_parts import HAS_GPU, Replays, an_fp8_gpu
 from tests.parity.peft_adapters import save_adapters
 from tests.parity.test_pooling import assert_same, vector_request, vectors_of
@@ -199,6 +209,7 @@ OF_EXPERTS = {"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "gate_proj",
 """Which for current versions of PEFT are an attention module's and the experts'."""
 
 
+@NEEDS_LATER
 @pytest.mark.parametrize("name", ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM"])
 def test_adapters_of_experts_generate_what_peft_generates(
     saved: Callable[[str], Checkpoint], tmp_path: Path, name: str
@@ -224,7 +235,10 @@ def test_a_gate_and_what_it_gates_may_be_one_module(saved: Callable[[str], Check
 
 @pytest.mark.parametrize(
     "name",
-    ["SeedOssForCausalLM", "Cohere2ForCausalLM", "Gemma4ForCausalLM", "Glm4MoeForCausalLM", "MiniCPM3ForCausalLM"],
+    [
+        *("SeedOssForCausalLM", "Cohere2ForCausalLM", "Gemma4ForCausalLM", "MiniCPM3ForCausalLM"),
+        pytest.param("Glm4MoeForCausalLM", marks=NEEDS_LATER),
+    ],
 )
 def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
     saved: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -14,7 +14,7 @@ from adapters.registry import reference
 from engine.build import build_engine
 from engine.request import DryPenalty, LzPenalty, Pooling, Request
 from tests.deployments.tiny_models import write_chat_model
-from tests.parity.conftest import Checkpoint, greedy, made, random_prompts, run_engine, saved_once
+from tests.parity.conftest import NEEDS_LATER, Checkpoint, greedy, made, random_prompts, run_engine, saved_once
 from tests.parity.gpu_parts import HAS_GPU, Replays, config_of
 from tests.parity.peft_adapters import save_adapters, save_beyond_products
 from tests.parity.test_fallback import MODELS as WITHOUT_STATES
@@ -101,6 +101,7 @@ def test_for_no_family(checkpoint: Callable[[str], Checkpoint], gpu: Gpu, name: 
     assert waits_of(gpu, build_engine(config_of(checkpoint(name).path)), asked) == []
 
 
+@NEEDS_LATER
 @pytest.mark.parametrize("name", ["Gemma4ForCausalLM", "Glm4MoeForCausalLM", "Lfm2ForCausalLM", "Qwen3_5ForCausalLM"])
 def test_for_no_model_that_transformers_computes(tmp_path_factory: pytest.TempPathFactory, gpu: Gpu, name: str) -> None:
     """With states and without, in chunks of prompts too."""
@@ -109,6 +110,7 @@ def test_for_no_model_that_transformers_computes(tmp_path_factory: pytest.TempPa
     assert waits_of(gpu, build_engine(config_of(saved(name).path)), asked) == []
 
 
+@NEEDS_LATER
 def test_for_no_adapter_of_a_layer_with_states(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, gpu: Gpu
 ) -> None:

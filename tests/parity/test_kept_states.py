@@ -16,14 +16,14 @@ from engine.engine import Engine
 from engine.fallback.decoder import FallbackDecoder
 from engine.request import Request
 from tests.engine.conftest import near_states
-from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts, run_engine, saved_once
+from tests.parity.conftest import NEEDS_LATER, Checkpoint, emissions_of, greedy, random_prompts, run_engine, saved_once
 from tests.parity.gpu_parts import Replays
 from tests.parity.test_fallback import config_of
 from tests.parity.test_states import MODELS, NUM_TOKENS, make
 
 __all__ = ["near_states"]
 
-pytestmark = pytest.mark.usefixtures("near_states")
+pytestmark = [pytest.mark.usefixtures("near_states"), NEEDS_LATER]
 
 DELTA_BYTES = 3 * (4 * 128 * 4 + 4 * 16 * 16 * 4)
 """What a text keeps of it, in float32."""
