@@ -48,7 +48,7 @@ def model_version(model: ModelConfig, *told: object) -> str:
     templates, which gateways and tokenizers use.
     """
     digest = hashlib.sha256(_code_digest().encode())
-    digest.update(repr((replace(model, adapters=(), chat_template=None, template_by_adapter={}), *told)).encode())
+    digest.update(repr((replace(model, adapters=(), chat_template=None, template_by_pattern={}), *told)).encode())
     # The fingerprint covers the weights.
     for folder in sorted({model.engine.model_path, model.tokenizer_path}):
         for path in _files(Path(folder).glob("*.json")):

@@ -327,11 +327,10 @@ def _model_config(
         sampling=sampling,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
-        chat_template=_template(model.chat_template, f"{place}.chat_template"),
-        template_by_adapter={
-            adapter.name: text
-            for index, adapter in enumerate(model.adapters)
-            if (text := _template(adapter.chat_template, f"{place}.adapters[{index}].chat_template")) is not None
+        chat_template=None if model.chat_template is None else _template(model.chat_template, f"{place}.chat_template"),
+        template_by_pattern={
+            pattern: _template(path, f"{place}.adapter_chat_templates.{pattern}")
+            for pattern, path in model.adapter_chat_templates.items()
         },
         adapters=tuple(
             declared_adapters(model, place, spec, names, () if registry is None else registry.allowed_folders, on_unfit)
@@ -344,9 +343,9 @@ def _folder(path: str | None, place: str) -> str | None:
         return None if path is None else str(local_folder(path))
 
 
-def _template(path: str | None, place: str) -> str | None:
+def _template(path: str, place: str) -> str:
     with at(place):
-        return None if path is None else read_template(path)
+        return read_template(path)
 
 
 def _check_engine(engine: EngineConfig, spec: ModelSpec, place: str) -> None:

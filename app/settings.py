@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from app.settings_access import AccountSettings, HostName, KeyDigest, Origin, TenantLimitSettings, TenantSettings
 from app.settings_engine import EngineSettings
-from app.settings_node import FolderPath, NodePath, PublicName, SettingsNode
+from app.settings_node import FolderPath, NamePattern, NodePath, PublicName, SettingsNode
 
 ToolFormatName = Literal[
     "hermes", "llama3", "mistral", "mistral_args", "nemotron", "functionary", "qwen3_coder", "xlam", "json", "none"
@@ -26,9 +26,6 @@ class AdapterSettings(SettingsNode):
 
     name: PublicName = Field(description="Public name of the adapter, used as `model`.")
     path: FolderPath = Field(description="Folder in PEFT layout, or a Hugging Face Hub id.")
-    chat_template: FolderPath | None = Field(
-        default=None, description="File with the chat template of this name (Jinja); null: the model's."
-    )
 
 
 class ModelSettings(SettingsNode):
@@ -41,6 +38,11 @@ class ModelSettings(SettingsNode):
     )
     chat_template: FolderPath | None = Field(
         default=None, description="File with a chat template (Jinja); null: the tokenizer's."
+    )
+    adapter_chat_templates: dict[NamePattern, FolderPath] = Field(
+        default_factory=dict,
+        description="Files with other chat templates for adapters, by name or pattern (`sql-*`); the first match "
+        "applies.",
     )
     adapters: tuple[AdapterSettings, ...] = Field(default=(), description="Adapters declared individually.")
     adapter_folder: FolderPath | None = Field(

@@ -19,6 +19,9 @@ FolderPath = Annotated[NodePath, AfterValidator(os.path.expanduser)]
 PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 """A name that clients send as `model`: 1 to 128 letters, digits, dots, underscores and hyphens."""
 
+NamePattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._*?-]{1,128}$")]
+"""A public name, in which `*` stands for any characters and `?` for one."""
+
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: the closest known one, or all of them."""

@@ -7,6 +7,7 @@ Pure. Nothing below `app` sees pydantic, YAML or the environment. Fields named l
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from adapters.identity import AdapterRef
 from adapters.registry import Signature
@@ -39,7 +40,7 @@ class ModelConfig:
         sampling: default parameters of `engine.request.SamplingParams` for those that a request leaves open.
         tool_format, reasoning_format: name of a format, "none", or None to detect it in the chat template.
         chat_template: its text, in place of that in `tokenizer_path`.
-        template_by_adapter: chat templates of adapters that have their own, by the adapters' names.
+        template_by_pattern: chat templates of adapters whose name a pattern matches; the first match applies.
     """
 
     name: str
@@ -56,8 +57,22 @@ class ModelConfig:
     tool_format: str | None = None
     reasoning_format: str | None = None
     chat_template: str | None = None
-    template_by_adapter: dict[str, str] = field(default_factory=dict)
+    template_by_pattern: dict[str, str] = field(default_factory=dict)
     adapters: tuple[AdapterRef, ...] = ()
+
+    def template_by_codec(self) -> dict[str, str | None]:
+        """Return the chat template of each of its codecs by the codec's name; None for the tokenizer's own."""
+        templates = {self._codec(pattern): text for pattern, text in self.template_by_pattern.items()}
+        return {self.name: self.chat_template, **templates}
+
+    def codec_of(self, adapter: str | None) -> str:
+        """Return the name of the codec for an adapter's name, or for the base model."""
+        patterns = () if adapter is None else self.template_by_pattern
+        return next((self._codec(pattern) for pattern in patterns if fnmatchcase(adapter or "", pattern)), self.name)
+
+    def _codec(self, pattern: str) -> str:
+        # No public name has a space.
+        return f"{self.name} {pattern}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

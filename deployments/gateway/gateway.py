@@ -148,7 +148,7 @@ class Gateway:
                     source=sources[model.name],
                     pool=partial(ask_vector, self._handles[model.name]),
                 )
-                for name in (model.name, *model.template_by_adapter)
+                for name in model.template_by_codec()
             }
         await self.adapters.start()
         if self._config.tracing is not None:
@@ -326,11 +326,9 @@ class Gateway:
         await self._log.until_unused(adapter)
 
     def _model_of(self, target: Target) -> ServedModel:
-        """Return the model of a target, with the adapter's own chat template if it has one."""
-        model = self._served[target.model]
-        own = None if target.adapter is None else self._served.get(target.adapter.name)
-        # The name may have passed to an adapter of another model.
-        return model if own is None or own.config != model.config else own
+        """Return the model of a target, with the chat template of its adapter's name."""
+        config = self._served[target.model].config
+        return self._served[config.codec_of(None if target.adapter is None else target.adapter.name)]
 
     def _count_answer(self, timeline: Timeline) -> None:
         self._metrics.count_answer(timeline)

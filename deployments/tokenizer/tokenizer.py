@@ -32,18 +32,15 @@ ENCODE_TIMEOUT_S = 10.0
 
 
 def build_codecs(models: Sequence[ModelConfig]) -> dict[str, TextCodec]:
-    """Return the codecs by name, of each model and of each adapter with a chat template of its own.
-
-    Those with the same folder, bound and template share a codec.
+    """Return the codecs of all models by `ModelConfig.codec_of`; equal folders, bounds and templates share one.
 
     Raises:
         CheckpointError: a folder has no usable tokenizer, or a chat template cannot be compiled.
     """
     known: _Codecs = {}
-    codecs = {}
+    codecs: dict[str, TextCodec] = {}
     for model in models:
-        codecs[model.name] = _codec(known, model, model.chat_template)
-        codecs |= {name: _codec(known, model, template) for name, template in model.template_by_adapter.items()}
+        codecs |= {name: _codec(known, model, template) for name, template in model.template_by_codec().items()}
     return codecs
 
 
@@ -71,20 +68,20 @@ class LocalTokenizer:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
         self._long_threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer-long")
 
-    async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt to a base model, or to an adapter that has a codec.
+    async def encode(self, name: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt by the codec of that name.
 
         Raises:
-            RequestError: as in `TextCodec.encode_chat` and `TextCodec.encode_text`, or there is no such model.
+            RequestError: as in `TextCodec.encode_chat` and `TextCodec.encode_text`, or there is no such codec.
         """
-        codec = self._codecs.get(model)
+        codec = self._codecs.get(name)
         if codec is None:
-            raise RequestError(f"there is no model {model!r}", field="model", code="model_not_found")
+            raise RequestError(f"there is no model {name!r}", field="model", code="model_not_found")
         threads = self._long_threads if _is_long(prompt) else self._threads
         return tuple(await asyncio.get_running_loop().run_in_executor(threads, _encode, codec, prompt))
 
 
-async def ask_tokenizer(handle: DeploymentHandle, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
+async def ask_tokenizer(handle: DeploymentHandle, codec: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
     """Return the token ids of a prompt from the tokenizer deployment.
 
     Errors of `LocalTokenizer.encode` arrive wrapped by Ray; if the deployment is gone, Ray's own are raised.
@@ -94,7 +91,7 @@ async def ask_tokenizer(handle: DeploymentHandle, model: str, prompt: ChatPrompt
     """
     try:
         async with asyncio.timeout(ENCODE_TIMEOUT_S):
-            packed: bytes = await until_answered(handle.encode.remote(model, prompt))
+            packed: bytes = await until_answered(handle.encode.remote(codec, prompt))
     except TimeoutError as error:
         message = f"The tokenizer has not answered within {ENCODE_TIMEOUT_S:g} seconds."
         raise UnavailableError(message, retry_after_s=ENCODE_TIMEOUT_S) from error
@@ -109,9 +106,9 @@ class Tokenizer:
         self._tokenizer = LocalTokenizer(build_codecs(models))
         settle()
 
-    async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
+    async def encode(self, codec: str, prompt: ChatPrompt | TextPrompt) -> bytes:
         """Return packed token ids."""
-        return pack_ids(await self._tokenizer.encode(model, prompt))
+        return pack_ids(await self._tokenizer.encode(codec, prompt))
 
     async def trouble(self) -> str | None:
         """Return None: a tokenizer that answers is healthy. Gateways call this as a health check."""

@@ -54,16 +54,17 @@ def test_chat_templates_are_read_from_their_files(folder: Path, tmp_path: Path) 
     files = {name: tmp_path / f"{name}.jinja" for name in ("all", "small")}
     for name, file in files.items():
         file.write_text(name)
-    adapters = [
-        {"name": f"{name}-again", "path": str(folder / "adapters" / name), "chat_template": template}
-        for name, template in (("small", str(files["small"])), ("large", None))
-    ]
-    fields = {"name": "chat", "path": str(folder / "chat"), "chat_template": str(files["all"]), "adapters": adapters}
+    fields = {
+        "name": "chat",
+        "path": str(folder / "chat"),
+        "chat_template": str(files["all"]),
+        "adapter_chat_templates": {"small*": str(files["small"])},
+    }
     (model,) = gateway_config(Settings.model_validate({"models": [fields]})).models
-    assert (model.chat_template, model.template_by_adapter) == ("all", {"small-again": "small"})
+    assert (model.chat_template, model.template_by_pattern) == ("all", {"small*": "small"})
     files["small"].write_text("{% if %}")
-    (told,) = mistakes(Settings.model_validate({"models": [fields]}), reads_all=True)
-    assert told.startswith("args.models[0].adapters[0].chat_template:")
+    (told,) = mistakes(Settings.model_validate({"models": [fields]}), reads_all=False)
+    assert told.startswith("args.models[0].adapter_chat_templates.small*:")
 
 
 @pytest.mark.parametrize(("asked", "expected"), [("model", {"temperature": 0.6}), ("openai", {})])

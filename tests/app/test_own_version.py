@@ -36,7 +36,7 @@ def test_what_a_model_s_replicas_are_made_of_decides_and_nothing_else(model: Mod
     version = model_version(model, channel)
     adapter = AdapterRef(name="sql", digest=b"d", path=str(tmp_path))  # type: ignore[arg-type]
     assert model_version(replace(model, adapters=(adapter,)), channel) == version
-    assert model_version(replace(model, chat_template="t", template_by_adapter={"sql": "t"}), channel) == version
+    assert model_version(replace(model, chat_template="t", template_by_pattern={"sql": "t"}), channel) == version
     changed = [
         model_version(replace(model, engine=replace(model.engine, max_num_seqs=3)), channel),
         model_version(model, replace(channel, transport="handle")),

@@ -17,7 +17,6 @@ from adapters.identity import AdapterDigest, AdapterRef
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.exposition import join
 from deployments.gateway.gateway import Gateway
-from deployments.gateway.served_names import Target
 from deployments.generation import (
     EndReason,
     Finished,
@@ -333,22 +332,17 @@ async def test_what_the_engine_says_of_a_refusal_arrives_as_it_was(gateway: Open
 async def test_an_adapter_may_have_a_chat_template_of_its_own(
     gateway: OpenGateway, serving: Serving, tmp_path: Path
 ) -> None:
-    model = replace(
-        serving.model,
-        adapters=tuple(AdapterRef(name=name, path=str(tmp_path), digest=AdapterDigest(name)) for name in ("own", "as")),
-        template_by_adapter={"own": "{{ messages[0].content }}", "gone": "{{ messages[0].role }}"},
-    )
-    opened = await gateway(model=model)
-    found = [await opened.tokenize(name, ask("Hi").prompt, with_texts=True) for name in ("chat", "as", "own")]
+    refs = [AdapterRef(name=name, path=str(tmp_path), digest=AdapterDigest(name)) for name in ("own-1", "as", "own")]
+    templates = {"own": "{{ messages[0].role }}", "own*": "{{ messages[0].content }}"}
+    opened = await gateway(model=replace(serving.model, adapters=tuple(refs), template_by_pattern=templates))
+    names = ("chat", "as", "own", "own-1")
+    found = [await opened.tokenize(name, ask("Hi").prompt, with_texts=True) for name in names]
     assert found[0].token_ids == found[1].token_ids
-    assert "".join(found[2].texts or ()) == "Hi"
+    assert ["".join(each.texts or ()) for each in found[2:]] == ["user", "Hi"]
     with suppress(EngineError, RequestError):
-        await events_of(opened, ask("Hi", model="own"))
+        await events_of(opened, ask("Hi", model="own-1"))
     (call,) = serving.replicas.calls
-    assert (unpack_ids(call.prompt_ids), call.adapter) == (found[2].token_ids, model.adapters[0])
-    # The name may pass to an adapter of another model.
-    opened._served["other"] = replace(opened._served["chat"], config=replace(model, name="other"))
-    assert opened._model_of(Target(model="other", adapter=model.adapters[0])) is opened._served["other"]
+    assert (unpack_ids(call.prompt_ids), call.adapter) == (found[3].token_ids, refs[0])
 
 
 async def test_bases_are_listed_before_their_adapters(gateway: OpenGateway) -> None:

@@ -34,15 +34,18 @@ def test_models_that_share_a_folder_share_a_codec(tiny_model: ModelConfig) -> No
     assert codecs["long"] is not codecs["chat"]
 
 
-def test_adapters_with_templates_of_their_own_have_codecs_and_share_those_of_one_text(tiny_model: ModelConfig) -> None:
+def test_adapters_with_other_templates_have_codecs_and_share_those_of_one_text(tiny_model: ModelConfig) -> None:
     said, other = "{{ messages[0].content }}", "{{ messages[0].role }}"
-    model = replace(tiny_model, chat_template=said, template_by_adapter={"a": other, "b": other, "c": said})
-    codecs = build_codecs([tiny_model, replace(model, name="said")])
-    assert codecs["a"] is codecs["b"]
-    assert codecs["c"] is codecs["said"]
-    assert codecs["chat"].pieces is codecs["a"].pieces
-    texts = [codec.pieces.decode(codec.encode_chat(CHAT)) for codec in (codecs["a"], codecs["said"])]
+    templates = {"a": other, "b*": other, "*": said}
+    model = replace(tiny_model, name="said", chat_template=said, template_by_pattern=templates)
+    codecs = build_codecs([tiny_model, model])
+    a, b, c, base = (codecs[model.codec_of(name)] for name in ("a", "b1", "c", None))
+    assert a is b
+    assert c is base
+    assert codecs["chat"].pieces is a.pieces
+    texts = [codec.pieces.decode(codec.encode_chat(CHAT)) for codec in (a, base)]
     assert texts == ["user", CHAT.messages[0].content]
+    assert codecs[tiny_model.codec_of("a")] is codecs["chat"]
 
 
 class Handle:
