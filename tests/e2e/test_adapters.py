@@ -29,6 +29,7 @@ BEGINNINGS = {"markdown": "**os.getcwd**: ", "json-answers": "{"}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "dropin").mkdir()
+    (folder / "plain.jinja").write_text("{{ messages[0].content }}")
     for name in BEGINNINGS:
         shutil.copytree(LIBRARY / name, folder / "allowed" / name)
     return folder
@@ -39,7 +40,10 @@ def config(folder: Path) -> Path:
     path = config_on_a_free_port(ROOT / "serve_config.yaml", folder)
     tree = yaml.safe_load(path.read_text())
     (application,) = tree["applications"]
-    application["args"]["models"][0]["adapter_folder"] = str(folder / "dropin")
+    application["args"]["models"][0] |= {
+        "adapter_folder": str(folder / "dropin"),
+        "adapter_chat_templates": {"plain-*": str(folder / "plain.jinja")},
+    }
     application["args"]["registry"] |= {"allowed_folders": [str(folder / "allowed")], "max_versions": 4}
     del application["args"]["safety"]
     application["deployments"] = [part for part in application["deployments"] if part["name"] != "Safety"]
@@ -82,6 +86,19 @@ def test_an_adapter_is_served_from_the_answer_on_and_gone_from_the_answer_on(ser
         for _ in range(6):
             with pytest.raises(openai.NotFoundError):
                 ask(client, "passing")
+
+
+def test_an_adapter_has_the_chat_template_that_its_name_matches(server: Server) -> None:
+    names = ("plain-markdown", "other-markdown")
+    for name in names:
+        load(server, name, "markdown")
+    asked = {"messages": QUESTION, "return_token_strs": True}
+    plain, other = (post(server, "/tokenize", model=name, **asked)["token_strs"] for name in names)
+    assert "".join(plain) == QUESTION[0]["content"] != "".join(other)
+    answer = post(server, "/v1/chat/completions", model="plain-markdown", messages=QUESTION, max_tokens=4)
+    assert answer["usage"]["prompt_tokens"] == len(plain)
+    for name in names:
+        post(server, "/v1/unload_lora_adapter", lora_name=name)
 
 
 def test_a_reload_under_traffic_fails_nothing_and_leaves_nothing_old(server: Server, client: OpenAI) -> None:
