@@ -136,7 +136,7 @@ class Gateway:
         encode = LocalTokenizer(codecs).encode if handle is None else partial(ask_tokenizer, handle)
         sources, room = await self._sources(), Room()
         for model in self._config.models:
-            # Probes each template once, however many adapters share it.
+            # Probes each template once, however many patterns share it.
             dialect = cache(partial(dialect_of, model))
             self._served |= {
                 name: ServedModel(
