@@ -35,8 +35,10 @@ serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)
 	@$(BIN)/python -m app.cli.entry serve $(CONFIG)
 
 # Test files run in parallel, one per core (at most 8); tests that start a server run one at a time.
+# By default files with few tests come last: one that takes minutes would run alone.
 test: $(STAMP)  ## run all tests, including those that start a server; not those that need a GPU or take minutes
-	$(BIN)/python -m pytest -m "not gpu and not thorough and not e2e" -n logical --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu and not thorough and not e2e" -n logical --maxprocesses 8 --dist loadfile \
+		--no-loadscope-reorder
 	$(BIN)/python -m pytest -m "e2e and not thorough" tests/e2e
 
 check: $(STAMP)  ## run what CI runs: format, lint, types, layers, tests
