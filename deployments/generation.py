@@ -97,7 +97,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompt:
-    """Raw text, tokenized as is.
+    """Raw text, tokenized as is; with a `suffix`, the answer fills in what is between the two.
 
     Attributes:
         has_special_tokens: add the tokenizer's own special tokens, as `tokenizer(text)` does.
@@ -105,6 +105,7 @@ class TextPrompt:
 
     text: str
     has_special_tokens: bool = True
+    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,11 +218,10 @@ class GenerationRequest:
     @property
     def num_chars(self) -> int:
         """Characters of the prompt; a token id counts as 4, the average length of a token."""
-        match self.prompt:
-            case TextPrompt():
-                return len(self.prompt.text)
-            case TokenPrompt():
-                return 4 * len(self.prompt.token_ids)
+        if isinstance(self.prompt, TextPrompt):
+            return len(self.prompt.text) + len(self.prompt.suffix)
+        if isinstance(self.prompt, TokenPrompt):
+            return 4 * len(self.prompt.token_ids)
         return sum(len(message.content) for message in self.prompt.messages)
 
 

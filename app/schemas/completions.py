@@ -45,18 +45,17 @@ WirePrompt = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    """Ask for the continuation of one or more prompts; each prompt yields `n` choices, in order.
-
-    `suffix` is refused unless it is empty.
-    """
+    """Ask for the continuation of one or more prompts; each prompt yields `n` choices, in order."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         **SamplingFields.NEUTRAL,
         "add_special_tokens": (None, True),
-        "suffix": (None, ""),
     }
 
     prompt: WirePrompt = Field(description="Text or token ids, or an array of either for several continuations.")
+    suffix: str | None = Field(
+        default=None, description="Text after the answer, which fills in what is between; for models that can do so."
+    )
     max_tokens: int | None = Field(
         default=16, ge=0, le=2**31 - 1, description="Maximum tokens of each answer; 0 requires `echo`."
     )

@@ -100,7 +100,10 @@ def text_generations(
     """Return the requests of a text completion: for each prompt in order, one per computed answer."""
     prompts = plain_prompts(body.prompt)
     check_count(len(prompts), limits.max_prompts, "prompts", field="prompt")
-    _check_chars(sum(len(p.text) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
+    if body.suffix:
+        prompts = _with_suffix(prompts, body.suffix, echoes=bool(body.echo))
+    num_chars = sum(len(p.text) + len(p.suffix) for p in prompts if isinstance(p, TextPrompt))
+    _check_chars(num_chars, limits, field="prompt")
     _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("'max_tokens' must be at least 1 unless 'echo' is true.", field="max_tokens")
@@ -123,6 +126,15 @@ def text_generations(
     field = "n" if num_answers == num_wanted else "best_of"
     choices = _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed), field=field)
     return with_beams(body, choices, num_answers)
+
+
+def _with_suffix(prompts: Sequence[TextPrompt | TokenPrompt], suffix: str, *, echoes: bool) -> tuple[TextPrompt, ...]:
+    texts = [prompt for prompt in prompts if isinstance(prompt, TextPrompt)]
+    if len(texts) < len(prompts):
+        raise RequestError("'suffix' requires prompts that are text.", field="suffix")
+    if echoes:
+        raise RequestError("'suffix' and 'echo' cannot be combined.", field="suffix")
+    return tuple(replace(prompt, suffix=suffix) for prompt in texts)
 
 
 def answers_per_prompt(body: CompletionRequest) -> int:

@@ -212,7 +212,7 @@ class Answer:
     def _input_texts(self) -> list[str]:
         prompt = self._request.prompt
         if isinstance(prompt, TextPrompt):
-            return [prompt.text]
+            return [text for text in (prompt.text, prompt.suffix) if text] or [""]
         if isinstance(prompt, TokenPrompt):
             return [self._model.codec.pieces.decode(prompt.token_ids)]
         return texts_of(prompt)

@@ -25,6 +25,15 @@ from engine.errors import CheckpointError, RequestError
 DEFAULT_MAX_CHARS = 1_000_000
 OTHER_FORMS = ("tekken.json", "tokenizer.model", "vocab.json")
 """Tokenizer files that specify less than tokenizer.json and are not read."""
+PREFIX, SUFFIX = "prefix", "suffix"
+MIDDLE_FORMS = (
+    ("<|fim_prefix|>", PREFIX, "<|fim_suffix|>", SUFFIX, "<|fim_middle|>"),
+    ("<fim_prefix>", PREFIX, "<fim_suffix>", SUFFIX, "<fim_middle>"),
+    ("<｜fim▁begin｜>", PREFIX, "<｜fim▁hole｜>", SUFFIX, "<｜fim▁end｜>"),
+    ("[SUFFIX]", SUFFIX, "[PREFIX]", PREFIX),
+)
+"""Prompts to fill in text, by tokens of the tokenizer: Qwen Coder and CodeGemma, StarCoder and Granite, DeepSeek Coder,
+Codestral (Bavarian et al., 2022, arXiv 2207.14255)."""
 
 
 class TextCodec:
@@ -129,6 +138,22 @@ class TextCodec:
         """
         self._check([text], field="prompt")
         return self._encode(text, has_special_tokens=has_special_tokens)
+
+    def encode_between(self, prefix: str, suffix: str) -> list[int]:
+        """Return the token ids of a prompt whose answer fills in what is between two texts.
+
+        Raises:
+            RequestError: the tokenizer has no marks for it, or a text is too long or not Unicode.
+        """
+        forms = (
+            form for form in MIDDLE_FORMS if all(self._backend.token_to_id(mark) is not None for mark in form[::2])
+        )
+        form = next(forms, None)
+        if form is None:
+            raise RequestError("this model cannot fill in text: its tokenizer has no marks for it", field="suffix")
+        self._check([prefix, suffix], field="prompt")
+        texts = {PREFIX: prefix, SUFFIX: suffix}
+        return self._encode("".join(texts.get(part, part) for part in form), has_special_tokens=True)
 
     def breakers(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the token id sequences of DRY sequence breakers: repeats do not extend across them.

@@ -72,7 +72,7 @@ class LocalTokenizer:
         """Return the token ids of a prompt by the codec of that name.
 
         Raises:
-            RequestError: as in `TextCodec.encode_chat` and `TextCodec.encode_text`, or there is no such codec.
+            RequestError: as in the `encode` methods of `TextCodec`, or there is no such codec.
         """
         codec = self._codecs.get(name)
         if codec is None:
@@ -122,7 +122,7 @@ def _is_long(prompt: ChatPrompt | TextPrompt) -> bool:
 def _texts(prompt: ChatPrompt | TextPrompt) -> Iterator[str]:
     """Yield what makes a prompt long."""
     if isinstance(prompt, TextPrompt):
-        yield prompt.text
+        yield from (prompt.text, prompt.suffix)
         return
     for message in prompt.messages:
         yield message.content
@@ -136,4 +136,6 @@ def _texts(prompt: ChatPrompt | TextPrompt) -> Iterator[str]:
 def _encode(codec: TextCodec, prompt: ChatPrompt | TextPrompt) -> list[int]:
     if isinstance(prompt, ChatPrompt):
         return codec.encode_chat(prompt)
+    if prompt.suffix:
+        return codec.encode_between(prompt.text, prompt.suffix)
     return codec.encode_text(prompt.text, has_special_tokens=prompt.has_special_tokens)

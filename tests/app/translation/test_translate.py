@@ -9,7 +9,7 @@ from app.schemas.chat import ChatCompletionRequest
 from app.schemas.completions import CompletionRequest
 from app.settings import LimitSettings
 from app.translation.translate import chat_generations, random_seed, text_generations
-from deployments.generation import GenerationRequest
+from deployments.generation import GenerationRequest, TextPrompt
 from engine.errors import RequestError
 from engine.request import DryPenalty, LzPenalty, SamplingParams
 
@@ -164,6 +164,12 @@ def test_each_answer_to_a_prompt_has_its_own_id_and_seed_and_the_first_is_as_if_
     assert seeds[:3] == seeds[3:]
     body = ChatCompletionRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "n": 2})
     assert [one.params.seed for one in chat_generations(body, LIMITS, request_id="r", draw_seed=lambda: 7)] == seeds[:2]
+
+
+def test_a_suffix_goes_with_each_text() -> None:
+    found = [choice.prompt for choice in choices(prompt=["a", "b"], suffix="c")]
+    assert found == [TextPrompt(text="a", suffix="c"), TextPrompt(text="b", suffix="c")]
+    assert choices(suffix="") == choices()
 
 
 def test_best_of_computes_more_than_it_returns_and_needs_their_log_probabilities() -> None:

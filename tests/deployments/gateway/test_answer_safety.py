@@ -27,6 +27,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.timeline import Recorder, Timeline
+from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import EngineError, RequestError
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import Judge, ask, events_of, text_of
@@ -221,6 +222,14 @@ async def test_token_ids_are_judged_as_the_text_they_make(gateway: OpenGateway) 
     ids = opened._served["chat"].codec.pieces
     await events_of(opened, ask(TokenPrompt(token_ids=(50, 60, 70)), max_tokens=2))
     assert judge.texts[0] == ids.decode((50, 60, 70))
+
+
+async def test_the_text_after_an_answer_is_judged_too(gateway: OpenGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge()
+    opened = await gateway(judge)
+    monkeypatch.setattr(TextCodec, "encode_between", lambda codec, before, after: codec.encode_text(before + after))
+    await events_of(opened, ask(TextPrompt(text="def f(", suffix="): x"), max_tokens=2))
+    assert judge.texts[:2] == ["def f(", "): x"]
 
 
 async def test_alongside_nothing_is_shown_before_the_verdict(gateway: OpenGateway, serving: Serving) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from deployments.generation import ChatMessage, ChatPrompt
@@ -188,3 +188,37 @@ def test_another_template_renders_with_the_same_tokens(codec: TextCodec) -> None
     assert other.breakers(["am"]) == codec.breakers(["am"]) != ()
     with pytest.raises(CheckpointError, match="cannot be compiled"):
         codec.with_template("{% for m in messages %}")
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        (
+            ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+            "<|fim_prefix|>def f(<|fim_suffix|>): x<|fim_middle|>",
+        ),
+        (("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), "<fim_prefix>def f(<fim_suffix>): x<fim_middle>"),
+        (
+            ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+            "<｜fim▁begin｜>def f(<｜fim▁hole｜>): x<｜fim▁end｜>",
+        ),
+        (("[PREFIX]", "[SUFFIX]"), "[SUFFIX]): x[PREFIX]def f("),
+    ],
+)
+def test_what_is_between_two_texts_is_asked_for_by_the_marks_of_the_tokenizer(
+    tmp_path: Path, marks: tuple[str, ...], expected: str, is_special: bool
+) -> None:
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    tokenizer.add_tokens([AddedToken(mark, special=is_special, normalized=False) for mark in marks])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    codec = TextCodec(str(tmp_path))
+    found = codec.encode_between("def f(", "): x")
+    assert found == tokenizer.encode(expected).ids
+    assert {tokenizer.token_to_id(mark) for mark in marks} < set(found)
+
+
+def test_a_model_without_marks_cannot_fill_in_text(codec: TextCodec) -> None:
+    with pytest.raises(RequestError, match="no marks for it") as refused:
+        codec.encode_between("def f(", "): x")
+    assert refused.value.field == "suffix"
