@@ -30,7 +30,7 @@ def test_all_kernels_compile_and_fit(every: int, every_of_others: int) -> None:
     others = sorted(set(USUAL_TARGETS) - {"sm_90"})
     lines = run_uninterpreted("-m", "kernels.ahead_of_time", "sm_90", "--every", str(every)).splitlines()[1:]
     assert {line.split()[4] for line in lines} == kernels
-    if Version(version("triton")) < Version("3.7"):
+    if Version(version("triton")).release[:2] != (3, 7):
         pytest.skip("for the others, some kernels spill by this compiler: docs/decisions.md")
     lines = run_uninterpreted("-m", "kernels.ahead_of_time", *others, "--every", str(every_of_others)).splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(others)
