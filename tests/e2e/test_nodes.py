@@ -22,7 +22,7 @@ import yaml
 
 from adapters.identity import adapter_digest
 from app.cli import serve_environment
-from app.cli.preflight import free_ports, haproxy_places
+from app.cli.preflight import answers, free_ports, haproxy_places
 from app.cli.server_process import kill_session, session_members
 from deployments.actor_process import MAX_MISSES, PERIOD_S
 from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, end_shared, until
@@ -69,8 +69,11 @@ class Nodes:
         return process.pid
 
     def start_head(self, **options: Any) -> int:
+        """Start the head and wait until it listens: a server is not started without one."""
         dashboard = f"--dashboard-port={self.dashboard.rpartition(':')[2]}"
-        return self.start("--head", f"--port={self.port}", "--resources", '{"head": 1}', dashboard, **options)
+        session = self.start("--head", f"--port={self.port}", "--resources", '{"head": 1}', dashboard, **options)
+        until(lambda: answers(self.address), "the head to listen", patience_s=PATIENCE_S)
+        return session
 
     def go_on_with(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a process anew."""
