@@ -67,8 +67,10 @@ class ModelConfig:
 
     def codec_of(self, adapter: str | None) -> str:
         """Return the name of the codec for an adapter's name, or for the base model."""
-        patterns = () if adapter is None else self.template_by_pattern
-        return next((self._codec(pattern) for pattern in patterns if fnmatchcase(adapter or "", pattern)), self.name)
+        if adapter is None:
+            return self.name
+        matching = (pattern for pattern in self.template_by_pattern if fnmatchcase(adapter, pattern))
+        return next(map(self._codec, matching), self.name)
 
     def _codec(self, pattern: str) -> str:
         # No public name has a space.

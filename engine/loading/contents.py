@@ -125,7 +125,7 @@ def check_complete(
     """Check the tensors against the wanted parameters; raises as `check_contents`."""
     of_stored = spec.stored_shapes()
     kind_by_name: dict[str, TensorKind] = {}
-    parts = ((name, parameter.stored_shapes(shape)) for parameter in wanted for name, shape in parameter.parts)
+    parts = ((name, parameter.shapes_in_file(shape)) for parameter in wanted for name, shape in parameter.parts)
     for name, shapes in parts:
         if spec.stored is not None and name.removesuffix(".weight") in of_stored:
             dtype = tensors[name].dtype if name in tensors else None

@@ -57,7 +57,7 @@ class Parameter:
         """Number of elements."""
         return prod(self.shape)
 
-    def stored_shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    def shapes_in_file(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the shapes that a part of `shape` may have in the checkpoint."""
         if self.is_transposed is False:
             return (shape,)

@@ -30,7 +30,7 @@ GPT_OSS: dict[str, Any] = {
 def tensors_of(spec: DecoderSpec) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     return {
-        name: torch.randn(parameter.stored_shapes(shape)[0], generator=generator)
+        name: torch.randn(parameter.shapes_in_file(shape)[0], generator=generator)
         for parameter in parameters(spec)
         for name, shape in parameter.parts
     }
