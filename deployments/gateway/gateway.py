@@ -133,7 +133,8 @@ class Gateway:
         await self._verdicts.start()
         codecs = await asyncio.to_thread(build_codecs, self._config.models)
         handle = self._tokenizer_handle
-        encode = LocalTokenizer(codecs).encode if handle is None else partial(ask_tokenizer, handle)
+        local = LocalTokenizer()
+        encode = local.encode if handle is None else partial(ask_tokenizer, handle, local)
         sources, room = await self._sources(), Room()
         for model in self._config.models:
             # Probes each template once, however many patterns share it.
@@ -143,7 +144,7 @@ class Gateway:
                     config=model,
                     codec=codecs[name],
                     dialect=dialect(codecs[name]),
-                    encode=partial(reached, "tokenizer", partial(encode, name)),
+                    encode=partial(reached, "tokenizer", partial(encode, codecs[name])),
                     room=room,
                     source=sources[model.name],
                     pool=partial(ask_vector, self._handles[model.name]),

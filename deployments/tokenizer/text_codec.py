@@ -6,11 +6,13 @@ the configuration, never from an adapter's files. Thread-safe; independent of Ra
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from deployments.generation import ChatPrompt
@@ -45,6 +47,7 @@ class TextCodec:
 
     Attributes:
         pieces: the tokens and the conversion back to text.
+        key: digest of the tokenizer's files, the bound and the chat templates; equal for codecs that encode alike.
 
     Raises:
         CheckpointError: the folder has no usable tokenizer.json.
@@ -58,6 +61,7 @@ class TextCodec:
             hint = f"; it has {others[0]}, which is not read: save the tokenizer by transformers" if others else ""
             raise CheckpointError(f"{tokenizer_path}: there is no tokenizer.json{hint}")
         loaded = load_tokenizer(tokenizer_path)
+        self._files_digest = _files_digest(Path(tokenizer_path))
         backend = loaded.backend
         # The file may still have padding and truncation settings from training.
         backend.no_padding()
@@ -83,6 +87,8 @@ class TextCodec:
 
     def _set_templates(self, sources: Mapping[str, str]) -> None:
         self._sources = sources
+        told = repr((self._files_digest, self._max_chars, sources))
+        self.key = hashlib.sha256(told.encode()).hexdigest()
         self._template = ChatTemplate(sources, self._special_tokens, max_chars=self._max_chars)
 
     @property
@@ -201,6 +207,14 @@ class TextCodec:
             except UnicodeEncodeError:
                 # Not chained: the error quotes the text.
                 raise RequestError(f"{field} must be valid Unicode, and holds a lone surrogate", field=field) from None
+
+
+def _files_digest(folder: Path) -> bytes:
+    """Return a digest of tokenizer.json and the files that name special tokens."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*token*.json")):
+        digest.update(f"\n{path.name}\n".encode() + path.read_bytes())
+    return digest.digest()
 
 
 def texts_in(value: Any) -> Iterator[str]:

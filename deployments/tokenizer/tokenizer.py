@@ -7,7 +7,7 @@ waiting for others would, and the tokenizer library releases the GIL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
@@ -20,7 +20,6 @@ from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import pack_ids, unpack_ids
 from deployments.handle_calls import until_answered
 from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec, texts_in
-from engine.errors import RequestError
 
 MAX_CHARS_PER_TOKEN = 16
 """Bound on a prompt's characters per token of context length, but at least `DEFAULT_MAX_CHARS`; longer is refused."""
@@ -61,28 +60,29 @@ def _codec(known: _Codecs, model: ModelConfig, template: str | None) -> TextCode
 
 
 class LocalTokenizer:
-    """The codecs of several models in this process; encodes in a thread pool to keep the event loop free."""
+    """Encodes in this process, in threads to keep the event loop free."""
 
-    def __init__(self, codecs: Mapping[str, TextCodec]) -> None:
-        self._codecs = codecs
+    def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
         self._long_threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer-long")
 
-    async def encode(self, name: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt by the codec of that name.
+    async def encode(self, codec: TextCodec, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt.
 
         Raises:
-            RequestError: as in the `encode` methods of `TextCodec`, or there is no such codec.
+            RequestError: as in the `encode` methods of `TextCodec`.
         """
-        codec = self._codecs.get(name)
-        if codec is None:
-            raise RequestError(f"there is no model {name!r}", field="model", code="model_not_found")
         threads = self._long_threads if _is_long(prompt) else self._threads
         return tuple(await asyncio.get_running_loop().run_in_executor(threads, _encode, codec, prompt))
 
 
-async def ask_tokenizer(handle: DeploymentHandle, codec: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-    """Return the token ids of a prompt from the tokenizer deployment.
+async def ask_tokenizer(
+    handle: DeploymentHandle, local: LocalTokenizer, codec: TextCodec, prompt: ChatPrompt | TextPrompt
+) -> tuple[int, ...]:
+    """Return the token ids of a prompt from the tokenizer deployment, or from `local` if that lacks the codec.
+
+    While a changed configuration is rolled out, a gateway and a tokenizer may have different versions of it, and an old
+    gateway may meet only new tokenizers until its last request has ended.
 
     Errors of `LocalTokenizer.encode` arrive wrapped by Ray; if the deployment is gone, Ray's own are raised.
 
@@ -91,11 +91,11 @@ async def ask_tokenizer(handle: DeploymentHandle, codec: str, prompt: ChatPrompt
     """
     try:
         async with asyncio.timeout(ENCODE_TIMEOUT_S):
-            packed: bytes = await until_answered(handle.encode.remote(codec, prompt))
+            packed: bytes | None = await until_answered(handle.encode.remote(codec.key, prompt))
     except TimeoutError as error:
         message = f"The tokenizer has not answered within {ENCODE_TIMEOUT_S:g} seconds."
         raise UnavailableError(message, retry_after_s=ENCODE_TIMEOUT_S) from error
-    return unpack_ids(packed)
+    return await local.encode(codec, prompt) if packed is None else unpack_ids(packed)
 
 
 class Tokenizer:
@@ -103,12 +103,14 @@ class Tokenizer:
 
     def __init__(self, models: tuple[ModelConfig, ...]) -> None:
         begin_actor()
-        self._tokenizer = LocalTokenizer(build_codecs(models))
+        self._codec_by_key = {codec.key: codec for codec in build_codecs(models).values()}
+        self._local = LocalTokenizer()
         settle()
 
-    async def encode(self, codec: str, prompt: ChatPrompt | TextPrompt) -> bytes:
-        """Return packed token ids."""
-        return pack_ids(await self._tokenizer.encode(codec, prompt))
+    async def encode(self, key: str, prompt: ChatPrompt | TextPrompt) -> bytes | None:
+        """Return packed token ids; None if there is no codec with this `TextCodec.key`."""
+        codec = self._codec_by_key.get(key)
+        return None if codec is None else pack_ids(await self._local.encode(codec, prompt))
 
     async def trouble(self) -> str | None:
         """Return None: a tokenizer that answers is healthy. Gateways call this as a health check."""

@@ -11,7 +11,9 @@ import pytest
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ChatMessage, ChatPrompt, TextPrompt, ToolCall, ToolSpec
+from deployments.generation_calls import unpack_ids
 from deployments.tokenizer import tokenizer
+from deployments.tokenizer.text_codec import TextCodec
 from deployments.tokenizer.tokenizer import (
     LONG_CHARS,
     NUM_THREADS,
@@ -20,7 +22,6 @@ from deployments.tokenizer.tokenizer import (
     ask_tokenizer,
     build_codecs,
 )
-from engine.errors import RequestError
 from tests.deployments.in_process import Method, Response
 
 PATIENCE_S = 20.0
@@ -55,25 +56,37 @@ class Handle:
         self._actor = actor
         self.encode = self
 
-    async def remote(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
-        return await self._actor.encode(model, prompt)
+    async def remote(self, key: str, prompt: ChatPrompt | TextPrompt) -> bytes | None:
+        return await self._actor.encode(key, prompt)
 
 
-async def test_here_or_in_an_actor_a_prompt_becomes_the_same_tokens(tiny_model: ModelConfig) -> None:
-    local = LocalTokenizer(build_codecs([tiny_model]))
-    handle = Handle(Tokenizer((tiny_model,)))
+@pytest.fixture
+def codec(tiny_model: ModelConfig) -> TextCodec:
+    return build_codecs([tiny_model])["chat"]
+
+
+async def test_here_or_in_an_actor_a_prompt_becomes_the_same_tokens(tiny_model: ModelConfig, codec: TextCodec) -> None:
+    handle, local = Handle(Tokenizer((tiny_model,))), LocalTokenizer()
     for prompt in (CHAT, TextPrompt(text="raw text")):
-        token_ids = await local.encode("chat", prompt)
+        token_ids = await local.encode(codec, prompt)
         assert token_ids
-        assert await ask_tokenizer(handle, "chat", prompt) == token_ids  # type: ignore[arg-type]
+        assert unpack_ids(await handle.remote(codec.key, prompt) or b"") == token_ids
+        assert await ask_tokenizer(handle, local, codec, prompt) == token_ids  # type: ignore[arg-type]
+
+
+async def test_an_actor_of_another_configuration_is_not_used(tiny_model: ModelConfig, codec: TextCodec) -> None:
+    """A gateway that waited for its successor's tokenizer answered 503: none of its own version was left."""
+    handle = Handle(Tokenizer((replace(tiny_model, chat_template="{{ messages[0].role }}"),)))
+    token_ids = await ask_tokenizer(handle, LocalTokenizer(), codec, CHAT)  # type: ignore[arg-type]
+    assert token_ids == tuple(codec.encode_chat(CHAT))
 
 
 async def test_while_a_prompt_is_encoded_the_event_loop_goes_on(
-    tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop_goes_on, local = threading.Event(), LocalTokenizer(build_codecs([tiny_model]))
+    loop_goes_on, local = threading.Event(), LocalTokenizer()
     monkeypatch.setattr(tokenizer, "_encode", lambda codec, prompt: (int(loop_goes_on.wait(PATIENCE_S)),))
-    encoding = asyncio.create_task(local.encode("chat", CHAT))
+    encoding = asyncio.create_task(local.encode(codec, CHAT))
     asyncio.get_running_loop().call_later(0.01, loop_goes_on.set)
     assert await encoding == (1,)
 
@@ -93,21 +106,21 @@ CALL = ToolCall(call_id="1", name="get", arguments=LONG)
     ],
 )
 async def test_a_short_prompt_does_not_wait_for_long_ones(
-    tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch, prompt: ChatPrompt | TextPrompt
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch, prompt: ChatPrompt | TextPrompt
 ) -> None:
     """Twenty requests with 120 tools each held up everybody for four seconds."""
-    has_short, local = threading.Event(), LocalTokenizer(build_codecs([tiny_model]))
+    has_short, local = threading.Event(), LocalTokenizer()
     monkeypatch.setattr(
         tokenizer, "_encode", lambda codec, asked: (int(has_short.wait(PATIENCE_S)) if asked is prompt else 2,)
     )
-    long = [asyncio.create_task(local.encode("chat", prompt)) for _ in range(NUM_THREADS)]
+    long = [asyncio.create_task(local.encode(codec, prompt)) for _ in range(NUM_THREADS)]
     await asyncio.sleep(0)
-    assert await local.encode("chat", CHAT) == (2,)
+    assert await local.encode(codec, CHAT) == (2,)
     has_short.set()
     assert await asyncio.gather(*long) == [(1,)] * NUM_THREADS
 
 
-async def test_an_actor_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_actor_that_hangs_is_unavailable(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Response(asyncio.Future())
 
     class Hung:
@@ -115,12 +128,6 @@ async def test_an_actor_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(tokenizer, "ENCODE_TIMEOUT_S", 0.01)
     with pytest.raises(UnavailableError, match="not answered"):
-        await ask_tokenizer(Hung(), "chat", CHAT)  # type: ignore[arg-type]
+        await ask_tokenizer(Hung(), LocalTokenizer(), codec, CHAT)  # type: ignore[arg-type]
     # One that is only slow must not encode what nobody waits for any more.
     assert asked.task.cancelled()
-
-
-async def test_a_model_that_is_not_there_is_refused_by_name(tiny_model: ModelConfig) -> None:
-    with pytest.raises(RequestError, match="'other'") as refused:
-        await LocalTokenizer(build_codecs([tiny_model])).encode("other", CHAT)
-    assert (refused.value.field, refused.value.code) == ("model", "model_not_found")
