@@ -50,13 +50,12 @@ class ModelReplica(ReplicaServer):
         begin_actor()
         locate = locator(adapter_cache, serve.get_replica_context().app_name)
         engine = await asyncio.to_thread(_build, config, locate)
-        dial = partial(ChannelDialer, channel) if channel.transport == "tcp" else None
         super().__init__(
             engine,
-            dial,
+            ReplicaName(config.name, serve.get_replica_context().replica_id.unique_id),
+            partial(ChannelDialer, channel),
             max_step_s=MAX_STEP_S_BY_DEVICE[engine.config.device],
             orphans=OrphanRecorder() if has_accounts else None,
-            name=ReplicaName(config.name, serve.get_replica_context().replica_id.unique_id),
         )
         self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)
         settle()

@@ -63,28 +63,25 @@ class ReplicaServer:
     Bound to the event loop that it is created on.
 
     Args:
-        dial: creates the dialer for token channels, given a callback for gateways that are gone; None if tokens return
-            over the Serve handle.
+        name: the name by which gateways know this replica.
+        dial: creates the dialer for token channels, given a callback for gateways that are gone.
         max_step_s: see `EngineThread`.
         orphans: receives the usage that a gateway may die before recording; None if usage is not recorded.
-        name: the name by which gateways know this replica; None if it sends no load reports.
     """
 
     def __init__(
         self,
         engine: Engine,
-        dial: Callable[[Callable[[TokenAddress], None]], ChannelDialer] | None,
+        name: ReplicaName,
+        dial: Callable[[Callable[[TokenAddress], None]], ChannelDialer],
         *,
         max_step_s: float,
         orphans: OrphanRecorder | None = None,
-        name: ReplicaName | None = None,
     ) -> None:
         self._engine = engine
         self._orphans = orphans
-        self._dialer = None if dial is None else dial(self.forget_gateway)
-        self._reporter: Reporter | None = None
-        if self._dialer is not None and name is not None:
-            self._reporter = Reporter(name, engine.load, engine.adapters, self._dialer.send_report)
+        self._dialer = dial(self.forget_gateway)
+        self._reporter = Reporter(name, engine.load, engine.adapters, self._dialer.send_report)
         self._generations: dict[RequestId, _Generation] = {}
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, max_step_s=max_step_s)
         self._thread.start()
@@ -92,7 +89,6 @@ class ReplicaServer:
     async def generate(self, call: GenerationCall) -> GenerationResult:
         """Serve one call whose tokens go to `call.reply_to`; cancelling it frees the request in the engine."""
         assert call.reply_to is not None
-        assert self._dialer is not None
         fault = await self._grammar_fault(call)
         if fault is not None:
             return GenerationResult(fault=fault)
@@ -132,8 +128,6 @@ class ReplicaServer:
 
     async def watch(self, address: TokenAddress) -> None:
         """Send load reports to a gateway from now on."""
-        if self._dialer is None or self._reporter is None:
-            return
         try:
             await self._dialer.connect(address)
         except OSError as error:
@@ -143,8 +137,7 @@ class ReplicaServer:
 
     def forget_gateway(self, address: TokenAddress) -> None:
         """Free all requests of a gateway that is gone: its calls may never be canceled."""
-        if self._reporter is not None:
-            self._reporter.forget(address)
+        self._reporter.forget(address)
         left = [g for g in self._generations.values() if g.reply_to == address and not g.ended.done()]
         if self._orphans is not None:
             self._orphans.gateway_lost(address, [(generation.call, generation.num_tokens) for generation in left])
@@ -189,10 +182,8 @@ class ReplicaServer:
     async def stop(self) -> None:
         """Stop the engine, which ends every open call."""
         await self._thread.stop()
-        if self._reporter is not None:
-            self._reporter.close()
-        if self._dialer is not None:
-            await self._dialer.close()
+        self._reporter.close()
+        await self._dialer.close()
 
     async def _until_ended(self, call: GenerationCall) -> GenerationResult:
         generation = self._open(call)
@@ -219,7 +210,7 @@ class ReplicaServer:
             if call.adapter is not None:
                 self._engine.adapters.learn(call.adapter)
             self._engine.add(call.to_request(time.monotonic()))
-            if self._reporter is not None and call.reply_to is not None:
+            if call.reply_to is not None:
                 self._reporter.note(call.reply_to, call.request_id)
         except (RequestError, OverloadError, EngineError) as error:
             self._end(generation, GenerationResult(fault=_fault_of(error)))
@@ -256,9 +247,8 @@ class ReplicaServer:
                     num_cached_tokens=emission.num_cached_tokens, pooled=emission.pooled, fault=fault
                 )
                 ended.append((generation, result))
-        if self._dialer is not None:
-            for address, frame in by_gateway.items():
-                self._dialer.send(address, frame, begun)
+        for address, frame in by_gateway.items():
+            self._dialer.send(address, frame, begun)
         for generation, result in ended:
             self._end(generation, result)
 

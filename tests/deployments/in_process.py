@@ -30,6 +30,7 @@ from deployments.generation import (
 )
 from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.replica.replica_server import ReplicaServer
+from deployments.routing.reporter import ReplicaName
 from engine.engine import Engine
 from engine.request import Emission, RequestId, SamplingParams
 from engine.scheduling.step_costs import StepCosts
@@ -105,7 +106,7 @@ class HeldEngine:
         self.hold_after_steps: int | None = None
         self.config = engine.config
         self.add, self.snapshot, self.compile_grammar = engine.add, engine.snapshot, engine.compile_grammar
-        self.adapters = engine.adapters
+        self.adapters, self.load = engine.adapters, engine.load
 
     def learn_costs(self, costs: StepCosts) -> None:
         """Let the engine's door believe that steps cost so much."""
@@ -154,8 +155,8 @@ class Replicas:
 
     def start(self) -> None:
         self.engine = HeldEngine(self._make_engine())
-        dial = partial(ChannelDialer, self._channel) if self._channel.transport == "tcp" else None
-        self.server = ReplicaServer(self.engine, dial, max_step_s=60)
+        name, dial = ReplicaName("chat", "only"), partial(ChannelDialer, self._channel)
+        self.server = ReplicaServer(self.engine, name, dial, max_step_s=60)
 
     async def kill(self) -> None:
         """End the replica as SIGKILL does: its calls fail, its channel closes, nobody is told anything else."""
