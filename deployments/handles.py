@@ -236,6 +236,6 @@ async def release_adapter(gateways: DeploymentHandle, replicas: DeploymentHandle
     return await ask_all(replicas, "release_adapter", digest, timeout_s=RELEASE_TIMEOUT_S)
 
 
-async def tell_gateways(gateways: DeploymentHandle, catalogue: Catalogue) -> None:
-    """Push a change of the adapters' names to every gateway; one that is not reached polls for it."""
-    await ask_all(gateways, "adopt", catalogue, timeout_s=TELL_TIMEOUT_S)
+async def tell_gateways(gateways: DeploymentHandle, catalogue: Catalogue) -> list[str]:
+    """Push a change of the adapters' names to the gateways and return the names of those that it has reached."""
+    return await ask_all(gateways, "adopt", catalogue, timeout_s=TELL_TIMEOUT_S)

@@ -106,7 +106,8 @@ class Gateway:
         self._handles = models
         self._tokenizer_handle = tokenizer
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
-        self.adapters = AdapterDirectory(config.models, models, registry)
+        self._name = uuid.uuid4().hex
+        self.adapters = AdapterDirectory(self._name, config.models, models, registry)
         self._names = ServedNames(config, self.adapters, self._rerankers)
         self._metrics = GatewayMetrics(config.slo, models)
         self._verdicts = Verdicts(config.safety, safety)
@@ -114,7 +115,6 @@ class Gateway:
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
         self._overview = Overview(models, parts)
         self._log = AnswerLog(self._count_answer)
-        self._name = uuid.uuid4().hex
         self.meter: Meter | None = None
         if config.accounts is not None and accounts is not None:
             spool = Spool(config.accounts.spool_folder, self._name)
@@ -318,9 +318,10 @@ class Gateway:
         if self._traced is not None:
             await self._traced.close()
 
-    async def adopt(self, catalogue: Catalogue) -> None:
-        """Apply a change of the adapters' names. Called by the gateway that made it."""
+    async def adopt(self, catalogue: Catalogue) -> str:
+        """Apply a change of the adapters' names and return this gateway's name. Called by the registry."""
         self.adapters.adopt(catalogue)
+        return self._name
 
     async def until_unused(self, adapter: AdapterDigest) -> None:
         """Wait until this gateway's running answers that use an adapter have ended. Called before it is freed."""

@@ -1,7 +1,7 @@
 """A gateway's view of the adapters and its client of the registry, which makes all changes.
 
-The registry notifies every gateway of a change before it acknowledges the change, so that no later request sees the old
-state. Gateways also poll the registry every `REFRESH_S`, in case a notification was lost.
+The registry acknowledges a change once every gateway has it, so that no later request sees the old state. It notifies
+those that it can reach; all poll it every `REFRESH_S`, by which it knows of the others.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class AdapterDirectory:
     """The adapter names known to one gateway.
 
     Args:
+        gateway: the name by which the registry knows it.
         models: their declared adapters are known before the registry answers.
         replicas: handle of each base model's deployment by name.
         registry: None if adapters cannot be changed.
@@ -43,12 +44,14 @@ class AdapterDirectory:
 
     def __init__(
         self,
+        gateway: str,
         models: Sequence[ModelConfig],
         replicas: Mapping[str, DeploymentHandle],
         registry: DeploymentHandle | None,
         *,
         draw: Callable[[], float] = random.random,
     ) -> None:
+        self._gateway = gateway
         self._catalogue = declared_catalogue(models)
         self._replicas = replicas
         self._registry = registry
@@ -175,11 +178,14 @@ class AdapterDirectory:
         return await ask_actor(self._registry, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)
 
     async def _ask(self, registry: DeploymentHandle) -> None:
+        """Adopt the registry's catalogue if it is new, and confirm that by asking once more."""
         async with asyncio.timeout(TELL_TIMEOUT_S):
-            known = self._catalogue.store, self._catalogue.revision
-            found: Catalogue | None = await registry.catalogue.remote(*known)
-        if found is not None:
-            self.adopt(found)
+            for _ in range(2):
+                known = self._catalogue.store, self._catalogue.revision
+                found: Catalogue | None = await registry.catalogue.remote(self._gateway, *known)
+                if found is None:
+                    return
+                self.adopt(found)
 
     async def _ask_for_ever(self, registry: DeploymentHandle) -> None:
         while True:

@@ -29,6 +29,7 @@ from deployments.config import GATEWAY, RegistryConfig, model_deployment
 from deployments.handles import release_adapter, tell_gateways
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import Displaced, RegistryServer
+from deployments.registry.followers import Followers
 from deployments.waits import detached
 from engine.errors import ConfigError
 
@@ -36,6 +37,7 @@ _logger = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.2
 NUM_LOCK_TRIES = 25
+CONFIRM_POLL_S = 0.02
 
 
 class Registry:
@@ -63,6 +65,7 @@ class Registry:
             seen_by_base=config.seen_by_base,
         )
         self._handles: dict[str, DeploymentHandle] = {}
+        self._followers = Followers()
         self._telling = asyncio.Lock()
         self._told: Catalogue | None = None
         try:
@@ -72,8 +75,9 @@ class Registry:
             raise ConfigError(reason) from error
         self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
 
-    async def catalogue(self, store: str, revision: int) -> Catalogue | None:
-        """Return the catalogue, or None if the caller's copy is current."""
+    async def catalogue(self, gateway: str, store: str, revision: int) -> Catalogue | None:
+        """Return the catalogue, or None if the gateway's copy, of this revision, is current."""
+        self._followers.confirm(gateway, store, revision)
         found = self._server.catalogue
         return None if (found.store, found.revision) == (store, revision) else found
 
@@ -117,7 +121,9 @@ class Registry:
         return [num_bytes for answers in freed for num_bytes in answers]
 
     async def _tell(self) -> None:
-        """Send the current catalogue to the gateways. A gateway that cannot be reached gets it by polling.
+        """Send the current catalogue to the gateways, and wait until each has it.
+
+        A gateway that cannot be reached gets it by polling.
 
         Changes made during a notification share the next one: a catalogue of thousands of names is several MiB.
         """
@@ -126,7 +132,10 @@ class Registry:
             if self._told is not None and self._told.revision >= wanted.revision:
                 return
             told = self._server.catalogue
-            await tell_gateways(self._handle(GATEWAY), told)
+            for gateway in await tell_gateways(self._handle(GATEWAY), told):
+                self._followers.confirm(gateway, told.store, told.revision)
+            while not self._followers.have(told):
+                await asyncio.sleep(CONFIRM_POLL_S)
             self._told = told
 
     def _handle(self, deployment: str) -> DeploymentHandle:

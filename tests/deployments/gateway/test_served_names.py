@@ -18,7 +18,7 @@ UNASKED: Any = None
 @pytest.fixture
 def names() -> ServedNames:
     config = GatewayConfig(models=(MODEL,), channel=ChannelConfig(secret=b""), created_s=5)
-    adapters = AdapterDirectory([MODEL], {"m": UNASKED}, None)
+    adapters = AdapterDirectory("g", [MODEL], {"m": UNASKED}, None)
     return ServedNames(config, adapters, Rerankers([], {}))
 
 
@@ -34,7 +34,7 @@ def test_a_version_is_described_as_it_is_asked_for_and_not_listed(names: ServedN
 
 def test_a_model_that_makes_vectors_only_says_so() -> None:
     config = GatewayConfig(models=(replace(MODEL, generates=False),), channel=ChannelConfig(secret=b""), created_s=5)
-    adapters = AdapterDirectory(config.models, {"m": UNASKED}, None)
+    adapters = AdapterDirectory("g", config.models, {"m": UNASKED}, None)
     assert {card.task for card in ServedNames(config, adapters, Rerankers([], {})).cards()} == {"embed"}
 
 

@@ -48,6 +48,7 @@ class RegistryHandle:
         self.store = AdapterStore(":memory:")
         self.store.add(REF, "m")
         self.unloaded: list[str] = []
+        self.confirmed: list[tuple[str, int]] = []
         self.dies = False
         for name in ("catalogue", "register", "unload", "route"):
             setattr(self, name, Call(getattr(self, f"_{name}")))
@@ -56,8 +57,9 @@ class RegistryHandle:
         if self.dies:
             raise ActorDiedError
 
-    def _catalogue(self, store: str, revision: int) -> Catalogue | None:
+    def _catalogue(self, gateway: str, store: str, revision: int) -> Catalogue | None:
         self._alive()
+        self.confirmed.append((gateway, revision))
         found = self.store.catalogue()
         return None if (found.store, found.revision) == (store, revision) else found
 
@@ -102,7 +104,7 @@ class Broadcast:
 
 
 def a_directory(registry: RegistryHandle | None, replicas: Broadcast | None = None) -> AdapterDirectory:
-    return AdapterDirectory([MODEL], {"m": replicas or Broadcast()}, registry, draw=lambda: 0.0)  # type: ignore
+    return AdapterDirectory("g", [MODEL], {"m": replicas or Broadcast()}, registry, draw=lambda: 0.0)  # type: ignore
 
 
 def digest(directory: AdapterDirectory, name: str) -> str | None:
@@ -126,6 +128,12 @@ async def test_a_change_is_followed_and_nothing_older_is() -> None:
     assert digest(directory, "sql") == "d0"
     directory.adopt(told)
     assert digest(directory, "sql") == "d0"
+
+
+async def test_what_is_adopted_is_confirmed_at_once() -> None:
+    registry = RegistryHandle()
+    await a_directory(registry).start()
+    assert registry.confirmed == [("g", -1), ("g", registry.store.catalogue().revision)]
 
 
 async def test_unloading_says_how_much_was_freed() -> None:
@@ -278,7 +286,7 @@ async def test_the_status_says_where_contents_lie() -> None:
 
 
 def test_what_belongs_to_a_model_that_is_not_served_is_not_there() -> None:
-    directory = AdapterDirectory([MODEL], {}, None)
+    directory = AdapterDirectory("g", [MODEL], {}, None)
     assert directory.find("sql") is None
     assert directory.entries() == []
     assert declared_catalogue([MODEL]).revision < 0
