@@ -42,11 +42,13 @@ class StoreTakenError(Exception):
     """Another process holds the store.
 
     Attributes:
-        build: the other process's `AdapterStore.build`.
+        holder: as that process has given it.
+        build: that process's `AdapterStore.build`.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, holder: str) -> None:
         super().__init__(path)
+        self.holder = holder
         self.build = ""
         with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as database:
             self.build = _build(database)
@@ -57,6 +59,7 @@ class AdapterStore:
 
     Args:
         path: of the file; created with its folder if missing; ":memory:" for a store that is not persisted.
+        holder: told to other processes that want the store meanwhile.
         max_versions: bound on the versions of a name; at least 2.
 
     Raises:
@@ -64,17 +67,23 @@ class AdapterStore:
         OSError, sqlite3.Error: the file cannot be created or is not an adapter store.
     """
 
-    def __init__(self, path: str, *, max_versions: int = 64, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: str, *, holder: str = "", max_versions: int = 64, clock: Callable[[], float] = time.time
+    ) -> None:
         self._lock_file = None
         if path != ":memory:":
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._lock_file = open(f"{path}.lock", "w")  # noqa: SIM115 - held open as long as the store is
+            self._lock_file = open(f"{path}.lock", "a+")  # noqa: SIM115 - held open as long as the store is
             try:
                 # The kernel releases the lock however the process ends.
                 fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                self._lock_file.close()
-                raise StoreTakenError(path) from error
+                with self._lock_file:
+                    self._lock_file.seek(0)
+                    raise StoreTakenError(path, self._lock_file.read()) from error
+            self._lock_file.truncate(0)
+            self._lock_file.write(holder)
+            self._lock_file.flush()
         self._max_versions = max_versions
         self._clock = clock
         # A registry calls from threads, one at a time.

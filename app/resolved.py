@@ -101,6 +101,7 @@ def registry_config(
         declared_by_base={model.name: model.adapters for model in models},
         seen_by_base={base: dict(found) for base, found in (seen or {}).items()},
         build=secrets.token_hex(8),
+        server=remembered("server", partial(secrets.token_bytes, 8)).hex(),
         cross_encoders=tuple(reranker.name for reranker in settings.rerankers),
         watch_period_s=registry.watch_period_s,
     )

@@ -162,6 +162,7 @@ class RegistryConfig:
         declared_by_base: adapters that the configuration names.
         seen_by_base: signatures of each drop-in folder's contents, taken before it was read for `declared_by_base`.
         build: identifies the build of the application.
+        server: identifies the cluster, whatever it has built.
         cross_encoders: names of cross-encoders, which no adapter may have.
     """
 
@@ -175,6 +176,7 @@ class RegistryConfig:
     declared_by_base: dict[str, tuple[AdapterRef, ...]] = field(default_factory=dict)
     seen_by_base: dict[str, dict[str, Signature]] = field(default_factory=dict)
     build: str = ""
+    server: str = ""
     cross_encoders: tuple[str, ...] = ()
     watch_period_s: float = 2.0
 

@@ -36,7 +36,9 @@ from engine.errors import ConfigError
 _logger = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.2
-NUM_LOCK_TRIES = 25
+NUM_LOCK_TRIES, NUM_LOCK_TRIES_IN_ROLLOUT = 25, 300
+"""How often a registry tries to lock a store that another server, or another build of its own, has. In a rollout it
+starts while its predecessor finishes what it has begun, for which Serve gives that 20 s."""
 CONFIRM_POLL_S = 0.02
 
 
@@ -161,8 +163,8 @@ class Registry:
 def open_store(config: RegistryConfig) -> tuple[AdapterStore, FileStore]:
     """Open the store, which only one registry may hold; if another server holds it, names last only for this process.
 
-    The files then go to a temporary folder, as the other registry would delete those it does not know. A predecessor in
-    the same server is waited for however long it takes to end: gateways know the names meanwhile.
+    The files then go to a temporary folder, as the other registry would delete those it does not know. A predecessor of
+    the same build is waited for however long it takes to end: gateways know the names meanwhile.
 
     Raises:
         ConfigError: the store is damaged, or its disk is full.
@@ -170,9 +172,11 @@ def open_store(config: RegistryConfig) -> tuple[AdapterStore, FileStore]:
     path = config.store_path
     for attempt in count(1):
         try:
-            store = AdapterStore(path, max_versions=config.max_versions)
+            store = AdapterStore(path, holder=config.server, max_versions=config.max_versions)
         except StoreTakenError as taken:
-            if attempt >= NUM_LOCK_TRIES and (not config.build or taken.build != config.build):
+            is_predecessor = config.build != "" and taken.build == config.build
+            is_of_server = config.server != "" and taken.holder == config.server
+            if attempt >= (NUM_LOCK_TRIES_IN_ROLLOUT if is_of_server else NUM_LOCK_TRIES) and not is_predecessor:
                 break
             time.sleep(LOCK_POLL_S)
         except sqlite3.Error as error:

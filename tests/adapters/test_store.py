@@ -52,10 +52,12 @@ def test_names_outlive_the_process(tmp_path: Path) -> None:
 def test_a_store_has_one_owner_and_none_after_its_death(tmp_path: Path) -> None:
     path = str(tmp_path / "adapters.sqlite")
     script = f"from adapters.store import AdapterStore; import os; AdapterStore({path!r}); os._exit(9)"
-    owner = AdapterStore(path)
-    with pytest.raises(StoreTakenError):
-        AdapterStore(path)
-    owner.close()
+    for holder in ("long", "me"):
+        owner = AdapterStore(path, holder=holder)
+        with pytest.raises(StoreTakenError) as taken:
+            AdapterStore(path, holder="you")
+        assert taken.value.holder == holder
+        owner.close()
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
     AdapterStore(path).close()
 

@@ -242,15 +242,19 @@ def test_a_damaged_store_is_named(actor: Actor) -> None:
         open_store(actor.config)
 
 
-async def test_a_registry_waits_for_the_one_before_it_which_may_be_frozen(
-    actor: Actor, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("build", ["1", "2"], ids=["which may be frozen", "which finishes in a rollout"])
+async def test_a_registry_waits_for_the_one_before_it(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch, build: str
 ) -> None:
     """It began without the names that its own server had loaded, and told every gateway that they were gone."""
     monkeypatch.setattr(registry_actor, "NUM_LOCK_TRIES", 1)
     monkeypatch.setattr(registry_actor, "LOCK_POLL_S", 0.001)
-    config = replace(actor.config, build="1")
+    if build == "1":
+        monkeypatch.setattr(registry_actor, "NUM_LOCK_TRIES_IN_ROLLOUT", 1)
+    config = replace(actor.config, build="1", server="s")
     frozen, _ = open_store(config)
     frozen.tell([], "1")
+    config = replace(config, build=build)
     taken = threading.Semaphore(0)
 
     class Counted(AdapterStore):
