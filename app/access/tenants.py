@@ -19,7 +19,7 @@ from app.access.limits import CHARS_PER_TOKEN, over_limit, quota_headers
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
 from deployments.accounts.values import Charge, TenantLimits
-from deployments.errors import unknown_model
+from deployments.errors import UnavailableError, unknown_model
 from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from deployments.accounts.meter import Meter
 
 ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
+RETRY_AFTER_S = 2.0
 
 Computed = TypeVar("Computed", GenerationRequest, EmbeddingRequest)
 """A request to an engine."""
@@ -82,17 +83,20 @@ class KeyRing:
     tenant_by_name: Mapping[str, Tenant] = field(default_factory=dict)
     name_by_digest: Mapping[str, str] = field(default_factory=dict)
 
-    def identify(self, headers: Headers, made_later: Mapping[str, str]) -> Tenant:
+    def identify(self, headers: Headers, made_later: Mapping[str, str] | None) -> Tenant:
         """Return the tenant of a request's key; `made_later` maps digests of further keys to tenant names.
 
         Raises:
             ApiError: 401 if the key is missing or unknown.
+            UnavailableError: the key is not one of the configuration's, and further ones are not known yet (None).
         """
         key = given_key(headers)
         # Looking up a digest has no timing that reveals keys.
         digest = "" if key is None else key_digest(key)
-        name = self.name_by_digest.get(digest) or made_later.get(digest, "")
+        name = self.name_by_digest.get(digest) or (made_later or {}).get(digest, "")
         tenant = self.tenant_by_name.get(name)
+        if tenant is None and key is not None and made_later is None:
+            raise UnavailableError("The API keys are not known yet.", retry_after_s=RETRY_AFTER_S)
         if tenant is None:
             message = "No API key was given." if key is None else "The API key is wrong."
             raise wrong_key(f"{message} Send one as 'Authorization: Bearer ...' or 'x-api-key'.")

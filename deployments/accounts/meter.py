@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +33,8 @@ from engine.request import RequestId
 _logger = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
+FIRST_WORD_S, FIRST_WORD_POLL_S = 10.0, 0.25
+"""How long, and how often, a starting gateway asks for the keys: the accounts restart within seconds."""
 ORPHANS_EVERY = 30
 """Iterations of the store loop between two scans for spools of dead gateways."""
 ADMIT_TIMEOUT_S = 2.0
@@ -50,7 +53,8 @@ class Meter:
         spool: records that the ledger may not have yet.
         refused: number of refusals by tenant and limit.
         num_unchecked: requests admitted because the accounts could not be reached.
-        tenant_by_key: tenant of each run-time key by its digest, as of the last exchange with the accounts.
+        tenant_by_key: tenant of each run-time key by its digest, as of the last exchange with the accounts; None before
+            the first.
     """
 
     def __init__(self, accounts: DeploymentHandle, spool: Spool, gateway: str, traces: TraceSource) -> None:
@@ -76,11 +80,15 @@ class Meter:
         self._tasks: list[asyncio.Task[None]] = []
         self.num_unchecked = 0
         self.refused: Counter[tuple[str, str]] = Counter()
-        self.tenant_by_key: Mapping[str, str] = {}
+        self.tenant_by_key: Mapping[str, str] | None = None
 
     async def start(self) -> None:
-        """Fetch the keys and start the background tasks."""
+        """Wait for the keys, for up to `FIRST_WORD_S`, and start the background tasks."""
+        last_s = time.monotonic() + FIRST_WORD_S
         await self._tell_used()
+        while self.tenant_by_key is None and time.monotonic() < last_s:
+            await asyncio.sleep(FIRST_WORD_POLL_S)
+            await self._tell_used()
         # Two tasks: a slow ledger must not delay counting of limits or the refresh of keys.
         self._tasks = [asyncio.create_task(_for_ever(work)) for work in (self._settle_once, self._store_once)]
 

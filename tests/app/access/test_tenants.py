@@ -12,6 +12,7 @@ from app.access.tenants import KeyRing, Tenant, check_admin, given_key, key_dige
 from app.http.api import create_app
 from app.http.errors import ApiError
 from deployments.accounts.values import TenantLimits
+from deployments.errors import UnavailableError
 from tests.app.scripted_gateway import ScriptedGateway
 
 ALL, SOME = Tenant(name="all", priority=3), Tenant(name="some", models=frozenset({"shout"}))
@@ -50,6 +51,18 @@ def bearer(key: str) -> dict[str, str]:
 )
 def test_a_key_comes_as_openai_or_as_anthropic_sends_it(headers: dict[str, str], key: str | None) -> None:
     assert given_key(Headers(headers)) == key
+
+
+def test_a_key_that_may_be_one_of_those_made_later_is_not_called_wrong_before_they_are_known() -> None:
+    ring = KeyRing(tenant_by_name={"all": ALL}, name_by_digest={key_digest("k"): "all"})
+    assert ring.identify(Headers(bearer("k")), None) is ALL
+    assert ring.identify(Headers(bearer("later")), {key_digest("later"): "all"}) is ALL
+    with pytest.raises(UnavailableError):
+        ring.identify(Headers(bearer("later")), None)
+    for headers, made_later in ((bearer("later"), {}), ({}, None)):
+        with pytest.raises(ApiError) as refused:
+            ring.identify(Headers(headers), made_later)
+        assert refused.value.status == 401
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,32 @@ async def test_one_after_the_other_they_are_not_at_once(
             await asyncio.sleep(0.01)
 
 
+async def test_a_gateway_waits_for_the_keys_before_it_starts(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that started while the accounts were away told clients that their keys were wrong."""
+    monkeypatch.setattr(meter_module, "FIRST_WORD_POLL_S", 0.01)
+    await a_meter(handle, tmp_path, "g0").add_key("digest", "blue")
+    meter = a_meter(handle, tmp_path)
+    handle.is_away = True
+    starting = asyncio.create_task(meter.start())
+    await asyncio.sleep(0.05)
+    assert (meter.tenant_by_key, starting.done()) == (None, False)
+    handle.is_away = False
+    await starting
+    assert meter.tenant_by_key == {"digest": "blue"}
+
+
+async def test_a_gateway_does_not_wait_for_the_keys_for_ever(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter_module, "FIRST_WORD_S", 0.0)
+    handle.is_away = True
+    meter = a_meter(handle, tmp_path)
+    await meter.start()
+    assert meter.tenant_by_key is None
+
+
 async def test_what_was_told_is_counted_once_though_no_answer_came(handle: LocalHandle, tmp_path: Path) -> None:
     meter, limits = a_meter(handle, tmp_path), TenantLimits(output_tokens_per_minute=100)
     handle.is_mute = True
