@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from llguidance import LLMatcher, StructTag, grammar_from
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.common import SamplingFields
@@ -16,6 +20,16 @@ from deployments.gateway.grammars import without_hints
 from deployments.generation import Grammar
 from deployments.tools.grammar import JSON_STYLE
 from engine.errors import RequestError
+
+T = TypeVar("T")
+
+_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:)", re.MULTILINE)
+"""Where a grammar is not GBNF. The library's own pattern takes time quadratic in the number of empty lines."""
+
+
+async def aside(body: SamplingFields, translate: Callable[[], T]) -> T:
+    """Return the translation of a request, made off the event loop if it has a grammar, which takes up to seconds."""
+    return translate() if body.structured_outputs is None else await asyncio.to_thread(translate)
 
 
 def chat_grammar(body: ChatCompletionRequest, limits: LimitSettings) -> Grammar | None:
@@ -67,8 +81,9 @@ def _of_extension(wanted: StructuredOutputs, limits: LimitSettings) -> Grammar:
         field = "structured_outputs.grammar"
         _check_size(len(wanted.grammar), limits, field)
         try:
-            source = grammar_from("grammar", wanted.grammar)
-        except ValueError as error:
+            lark = wanted.grammar if _LARK.search(wanted.grammar) else gbnf_to_lark(wanted.grammar)
+            source = LLMatcher.grammar_from_lark(lark)
+        except (GbnfToLarkError, RecursionError, ValueError) as error:
             raise RequestError(f"'{field}' is not a valid grammar: {str(error)[:300]}", field=field) from None
     else:
         assert wanted.structural_tag is not None

@@ -74,6 +74,23 @@ def test_every_way_to_say_it_becomes_a_grammar_that_can_be_followed(wanted: dict
     assert of_chat(structured_outputs=wanted) == grammar
 
 
+@pytest.mark.parametrize("gap", ["\n", "\r\n", "\n\t", "\n "])
+def test_empty_lines_cost_no_time(gap: str) -> None:
+    """64 kB of them held the process for 40 s: the library looks for Lark's marks in quadratic time."""
+    limits = LimitSettings(max_schema_chars=1_000_000)
+    wanted = {"grammar": 'root ::= "a"' + gap * 300_000}
+    body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "structured_outputs": wanted})
+    assert text_grammar(body, limits) is not None
+
+
+def test_a_grammar_that_is_nested_too_deeply_is_refused() -> None:
+    limits = LimitSettings(max_schema_chars=1_000_000)
+    wanted = {"grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000}
+    body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "structured_outputs": wanted})
+    with pytest.raises(RequestError, match="not a valid grammar"):
+        text_grammar(body, limits)
+
+
 def nested(depth: int) -> Any:
     schema: Any = {"type": "null"}
     for _ in range(depth):
