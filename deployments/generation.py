@@ -215,15 +215,6 @@ class GenerationRequest:
     timeout_s: float | None = None
     trace_parent: str = ""
 
-    @property
-    def num_chars(self) -> int:
-        """Characters of the prompt; a token id counts as 4, the average length of a token."""
-        if isinstance(self.prompt, TextPrompt):
-            return len(self.prompt.text) + len(self.prompt.suffix)
-        if isinstance(self.prompt, TokenPrompt):
-            return 4 * len(self.prompt.token_ids)
-        return sum(len(message.content) for message in self.prompt.messages)
-
 
 class TokenScore(NamedTuple):
     """The log-probability of a token, with the token as text.

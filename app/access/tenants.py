@@ -32,6 +32,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.prompt_texts import num_chars
 from deployments.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ class TenantGateway:
 
     async def _metered(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         async with (
-            self._admitted(request.num_chars) as used,
+            self._admitted(num_chars(request.prompt)) as used,
             aclosing(self._gateway.generate(request)) as events,
         ):
             async for event in events:
@@ -242,14 +243,14 @@ class TenantGateway:
                 yield event
 
     @asynccontextmanager
-    async def _admitted(self, num_chars: int) -> AsyncIterator[_Used]:
-        """Count a request of `num_chars` characters against the tenant's limits, then what the block records as used.
+    async def _admitted(self, size: int) -> AsyncIterator[_Used]:
+        """Count a request of `size` characters against the tenant's limits, then what the block records as used.
 
         Raises:
             ApiError: 429 if the tenant is over one of its limits.
         """
         meter, name, limits = self._meter, self._tenant.name, self._tenant.limits
-        guess = num_chars // CHARS_PER_TOKEN + 1
+        guess = size // CHARS_PER_TOKEN + 1
         used = _Used(guess)
         if meter is None or not limits.has_any:
             yield used

@@ -123,8 +123,11 @@ class Meter:
             self._has_ended.set()
 
     def record(self, timeline: Timeline) -> None:
-        """Spool the record of an answer that has ended; requests without a prompt or refused as invalid have none."""
-        if not timeline.num_prompt_tokens or timeline.outcome == "RequestError":
+        """Spool the record of an answer that has ended; requests without a prompt or refused as invalid have none.
+
+        A grammar may turn out to be invalid after some tokens, which count.
+        """
+        if not timeline.num_prompt_tokens or (timeline.outcome == "RequestError" and not timeline.num_tokens):
             return
         record = UsageRecord(
             record_id=timeline.request_id,

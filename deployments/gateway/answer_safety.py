@@ -6,7 +6,6 @@ and the same verdict is reported. A text whose verdict is only reported is judge
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import groupby
@@ -14,10 +13,11 @@ from itertools import groupby
 from deployments.config import SafetyConfig
 from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import ChatPrompt, Moderated, Moderation, Verdict
+from deployments.prompt_texts import texts_in
 from deployments.stream.harmony import without_signs
 from deployments.stream.screening import OutputScreen
 from deployments.timeline import Recorder
-from deployments.tokenizer.text_codec import texts_in
+from deployments.tokenizer.chat_template import arguments_read
 from deployments.waits import patiently
 from deployments.worst_verdict import worst
 from engine.errors import EngineError, OverloadError, RequestError
@@ -121,9 +121,11 @@ def texts_of(prompt: ChatPrompt) -> list[str]:
         if len(contents) > 1:
             texts.append("\n".join(contents))
     texts += [message.reasoning or "" for message in prompt.messages]
-    texts += [call.arguments for message in prompt.messages for call in message.tool_calls]
+    # JSON is judged without its escapes, as a template shows it.
+    for call in (call for message in prompt.messages for call in message.tool_calls):
+        texts.append("\n".join(texts_in(arguments_read(call.arguments))))
     for tool in prompt.tools:
-        texts += [tool.description, json.dumps(tool.parameters, ensure_ascii=False) if tool.parameters else ""]
+        texts += [tool.description, "\n".join(texts_in(tool.parameters))]
     # A template may write any of these into the prompt.
     texts.append("\n".join(texts_in(list(prompt.template_options.values()))))
     texts.append("\n".join(message.name for message in prompt.messages if message.name is not None))

@@ -201,7 +201,10 @@ def turn_fields(messages: Sequence[ChatMessage], change: Change = str) -> list[d
                 {
                     "id": change(call.call_id),
                     "type": "function",
-                    "function": {"name": change(call.name), "arguments": changed(_arguments(call.arguments), change)},
+                    "function": {
+                        "name": change(call.name),
+                        "arguments": changed(arguments_read(call.arguments), change),
+                    },
                 }
                 for call in message.tool_calls
             ]
@@ -233,7 +236,8 @@ def changed(value: Any, change: Change) -> Any:
     return [changed(inner, change) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _arguments(text: str) -> Any:
+def arguments_read(text: str) -> Any:
+    """Return the arguments of a call as a template gets them: an object, or the text if it is no JSON of one."""
     try:
         parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):

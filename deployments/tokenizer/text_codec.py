@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from deployments.generation import ChatPrompt
+from deployments.prompt_texts import texts_in
 from deployments.tokenizer.chat_template import ChatTemplate, changed, tool_fields, turn_fields
 from deployments.tokenizer.control_tokens import ControlTokens
 from deployments.tokenizer.spelling_index import SpellingIndex
@@ -215,16 +215,3 @@ def _files_digest(folder: Path) -> bytes:
     for path in sorted(folder.glob("*token*.json")):
         digest.update(f"\n{path.name}\n".encode() + path.read_bytes())
     return digest.digest()
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """Yield every text in nested values, including the keys of objects."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from texts_in(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from texts_in(inner)

@@ -7,7 +7,7 @@ waiting for others would, and the tokenizer library releases the GIL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
@@ -19,7 +19,8 @@ from deployments.errors import UnavailableError
 from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import pack_ids, unpack_ids
 from deployments.handle_calls import until_answered
-from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec, texts_in
+from deployments.prompt_texts import texts_read
+from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec
 
 MAX_CHARS_PER_TOKEN = 16
 """Bound on a prompt's characters per token of context length, but at least `DEFAULT_MAX_CHARS`; longer is refused."""
@@ -118,21 +119,7 @@ class Tokenizer:
 
 
 def _is_long(prompt: ChatPrompt | TextPrompt) -> bool:
-    return any(num_chars > LONG_CHARS for num_chars in accumulate(map(len, _texts(prompt))))
-
-
-def _texts(prompt: ChatPrompt | TextPrompt) -> Iterator[str]:
-    """Yield what makes a prompt long."""
-    if isinstance(prompt, TextPrompt):
-        yield from (prompt.text, prompt.suffix)
-        return
-    for message in prompt.messages:
-        yield message.content
-        yield from (call.arguments for call in message.tool_calls)
-    for tool in prompt.tools:
-        yield tool.description
-        yield from texts_in(tool.parameters)
-    yield from texts_in(prompt.template_options)
+    return any(num_chars > LONG_CHARS for num_chars in accumulate(map(len, texts_read(prompt))))
 
 
 def _encode(codec: TextCodec, prompt: ChatPrompt | TextPrompt) -> list[int]:

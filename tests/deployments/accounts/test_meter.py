@@ -109,10 +109,19 @@ async def test_answers_that_end_while_records_are_sent_hold_up_no_settling(handl
 
 async def test_what_never_was_an_answer_is_not_paid_for(handle: LocalHandle, tmp_path: Path) -> None:
     meter = a_meter(handle, tmp_path)
-    meter.record(a_timeline("r1", outcome="RequestError"))
+    meter.record(a_timeline("r1", outcome="RequestError", num_tokens=0))
     meter.record(a_timeline("r2", num_prompt_tokens=0))
     await meter.settle()
     assert await meter.totals(UsageQuestion()) == []
+
+
+async def test_tokens_before_a_grammar_turned_out_to_be_invalid_are_paid_for(
+    handle: LocalHandle, tmp_path: Path
+) -> None:
+    meter = a_meter(handle, tmp_path)
+    meter.record(a_timeline("r1", outcome="RequestError"))
+    await meter.settle()
+    assert [total.num_requests for total in await meter.totals(UsageQuestion())] == [1]
 
 
 async def test_while_the_accounts_are_away_requests_begin_and_records_wait(handle: LocalHandle, tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""The texts that make up a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from deployments.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+CHARS_PER_ID = 4
+"""The average length of a token."""
+
+
+def num_chars(prompt: Prompt) -> int:
+    """Return the characters of a prompt, including what a chat has besides messages."""
+    if isinstance(prompt, TokenPrompt):
+        return CHARS_PER_ID * len(prompt.token_ids)
+    return sum(map(len, texts_read(prompt)))
+
+
+def texts_read(prompt: ChatPrompt | TextPrompt) -> Iterator[str]:
+    """Yield all texts from which a prompt's tokens are made."""
+    if isinstance(prompt, TextPrompt):
+        yield from (prompt.text, prompt.suffix)
+        return
+    for message in prompt.messages:
+        yield message.content
+        yield message.reasoning or ""
+        yield from (call.arguments for call in message.tool_calls)
+    for tool in prompt.tools:
+        yield tool.description
+        yield from texts_in(tool.parameters)
+    yield from texts_in(prompt.template_options)
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield every text in nested values, including the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from texts_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts_in(inner)
