@@ -157,6 +157,7 @@ class Gateway:
             self._traced.start()
         if self.meter is not None:
             await self.meter.start()
+        await self._overview.until_parts_answer()
         self._app = self._create_app(self)
         settle()
         return self._app

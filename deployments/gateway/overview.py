@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ray import serve
@@ -23,6 +24,8 @@ from engine.trace import RequestTrace
 PROBE_TIMEOUT_S = 3.0
 SCRAPE_TIMEOUT_S = 8.0
 """Below Prometheus' own timeout of 10 s."""
+PARTS_START_S, PARTS_POLL_S = 20.0, 0.2
+"""How long a starting gateway waits for other parts, and how often it asks for them."""
 
 
 class Overview:
@@ -40,6 +43,15 @@ class Overview:
         self._parts = {name: handle for name, handle in parts.items() if handle is not None}
         self._health = SharedCall(self._ask_health)
         self._metrics = SharedCall(self._ask_metrics)
+
+    async def until_parts_answer(self) -> None:
+        """Wait until each part has a replica that answers, for up to `PARTS_START_S`.
+
+        While a configuration that adds a part is rolled out, older gateways serve until a new one has started.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PARTS_START_S):
+                await asyncio.gather(*map(_until_answered, self._parts.values()))
 
     async def health(self) -> HealthReport:
         """Report whether every part that an answer needs has a replica that makes progress."""
@@ -85,6 +97,11 @@ def gateways() -> DeploymentHandle:
     """Return the handle of this replica's own deployment."""
     context = serve.get_replica_context()
     return serve.get_deployment_handle(context.deployment, context.app_name)
+
+
+async def _until_answered(handle: DeploymentHandle) -> None:
+    while not await ask_all(handle, "trouble", timeout_s=PROBE_TIMEOUT_S):
+        await asyncio.sleep(PARTS_POLL_S)
 
 
 async def _state(handle: DeploymentHandle) -> str:

@@ -115,12 +115,17 @@ class Registry:
     async def _free(self, displaced: Sequence[Displaced]) -> list[int]:
         """Wait for requests that use the contents, then delete them everywhere; return the bytes freed on replicas."""
         await self._tell()
-        gateways = self._handle(GATEWAY)
-        freed = await asyncio.gather(
-            *(release_adapter(gateways, self._handle(model_deployment(base)), ref.digest) for base, ref in displaced)
-        )
+        freed = await asyncio.gather(*(self._release(base, ref) for base, ref in displaced))
         await self._server.discard([ref for _, ref in displaced])
         return [num_bytes for answers in freed for num_bytes in answers]
+
+    async def _release(self, base: str, ref: AdapterRef) -> list[int]:
+        try:
+            replicas = self._handle(model_deployment(base))
+        except KeyError:
+            # The base model is not in the configuration any more.
+            return []
+        return await release_adapter(self._handle(GATEWAY), replicas, ref.digest)
 
     async def _tell(self) -> None:
         """Send the current catalogue to the gateways, and wait until each has it.

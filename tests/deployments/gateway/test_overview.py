@@ -113,3 +113,19 @@ async def test_a_request_is_unknown_only_if_every_gateway_says_so(monkeypatch: p
         await Overview({}, {}).timelines("r1")
     is_hanging = False
     assert await Overview({}, {}).timelines("r1") == []
+
+
+async def test_a_gateway_waits_for_its_parts_but_not_for_ever(
+    replicas: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that began before its classifier had loaded answered with a 503."""
+    monkeypatch.setattr("deployments.gateway.overview.PARTS_POLL_S", 0.01)
+    overview = Overview({}, {"safety": HANDLE, "tokenizer": None})
+    waiting = asyncio.create_task(overview.until_parts_answer())
+    await asyncio.sleep(0.03)
+    assert not waiting.done()
+    replicas.append("it is slow")
+    await waiting
+    replicas.clear()
+    monkeypatch.setattr("deployments.gateway.overview.PARTS_START_S", 0.03)
+    await overview.until_parts_answer()

@@ -123,6 +123,16 @@ async def test_an_unload_tells_waits_frees_and_deletes_though_its_client_has_lef
     await actor.end(registry)
 
 
+async def test_adapters_of_a_model_that_is_gone_can_be_unloaded(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve has no handle for its deployment: the unload seemed to fail, and the files stayed."""
+    registry = await actor.open(monkeypatch)
+    await registry.register(actor.put("a"))
+    monkeypatch.setattr(Registry, "_handle", lambda _, deployment: {"Gateway": actor.gateways}[deployment])
+    _, freed = await registry.unload("a")
+    assert (freed, actor.kept()) == ([], set())
+    await actor.end(registry)
+
+
 async def test_no_replica_forgets_what_a_gateway_is_about_to_send_it(
     actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
