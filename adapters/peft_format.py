@@ -19,7 +19,7 @@ from adapters.patterns import END_OF_NAME, LAYER, WHOLE_NAME, Patterns
 _IGNORED = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
     "init_lora_weights", "lora_dropout", "loftq_config", "lora_ga_config", "megatron_core",
-    "peft_type", "qalora_group_size", "revision", "runtime_config", "task_type", "velora_config",
+    "peft_type", "qalora_group_size", "revision", "runtime_config", "task_type",
 })  # fmt: skip
 _UNDERSTOOD = frozenset({
     "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
@@ -40,8 +40,9 @@ _WHOLE = ("", "")
 _BY_BEGINNING = {
     # Trained on the decoder alone (`AutoModel`, as for embedding models).
     **dict.fromkeys(("layers.", "embed_tokens.", "norm."), ("", "model.")),
-    # Trained on a vision-language model: current transformers, and before 4.52.
+    # Trained on a vision-language model: current transformers, SmolVLM and Idefics3, and before 4.52.
     "model.language_model.": ("model.language_model.", "model."),
+    "model.text_model.": ("model.text_model.", "model."),
     "language_model.": ("language_model.", ""),
 }
 """Start of a tensor name -> (prefix of the adapter's module names, prefix of the same modules in a whole decoder)."""
@@ -125,15 +126,20 @@ class LoraConfig:
 
     def is_saved(self, module: str) -> bool:
         """Tell whether the adapter is to replace the weight of a module, given by its full name."""
-        return any(module.endswith(name) for name in self.modules_to_save)
+        return self.is_called(module, self.modules_to_save)
+
+    def is_called(self, module: str, endings: tuple[str, ...]) -> bool:
+        """Tell whether a module's full name, or the adapter's own name for it, has one of these endings."""
+        return module.endswith(endings) or self._own_name(module).endswith(endings)
 
     def has_target(self, module: str) -> bool:
         """Tell whether a linear module or the embedding, given by its full name, is targeted.
 
         A module in `modules_to_save` is not, whatever `target_modules` says.
         """
+        is_saved = self.is_saved(module)
         module = self._own_name(module)
-        if self.is_saved(module) or self._names(self.exclude_modules, module):
+        if is_saved or self._names(self.exclude_modules, module):
             return False
         if self.target_modules is None:
             # Some libraries leave routers out, as they are no linear modules everywhere.

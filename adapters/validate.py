@@ -145,7 +145,7 @@ def _check_parts(
     has_product = not parts.keys().isdisjoint({*_HALVES["A"], *_HALVES["B"]})
     if has_product and "weight" in parts:
         raise AdapterError(name, f"it has both a product and a weight for {module}")
-    parameter = f"{module}.weight" if is_router else module
+    parameter = module if ".experts." in module else f"{module}.weight"
     if has_product and not (config.has_target(module) or config.has_target_parameter(parameter)):
         raise AdapterError(name, f"it has tensors for {module}, which its target_modules do not name")
     for part, is_wanted, field in (
@@ -176,7 +176,7 @@ def _check_complete(
         if config.is_saved(module) and not module.endswith(".bias") and "weight" not in parts:
             raise AdapterError(name, f"its modules_to_save name {module}, for which it has no weight")
     for saved in config.modules_to_save:
-        if not any(module.endswith(saved) for module in shapes):
+        if not any(config.is_called(module, (saved,)) for module in shapes):
             raise AdapterError(
                 name, f"modules_to_save names {saved[:100]!r}, which is neither a norm, embed_tokens nor lm_head"
             )

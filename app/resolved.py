@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from adapters.registry import DeclaredNames, Signature
 from app.access.tenants import KeyRing, Tenant
@@ -317,6 +319,7 @@ def _model_config(
     return ModelConfig(
         name=model.name,
         fingerprint=fingerprint,
+        tokenizer_digest=_file_digest(Path(tokenizer_path) / "tokenizer.json"),
         engine=engine,
         tokenizer_path=tokenizer_path,
         max_model_len=max_model_len,
@@ -342,6 +345,11 @@ def _model_config(
 def _folder(path: str | None, place: str) -> str | None:
     with at(place):
         return None if path is None else str(local_folder(path))
+
+
+def _file_digest(path: Path) -> str:
+    """Return the digest of a file, whose absence others report."""
+    return hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest()
 
 
 def _template(path: str, place: str) -> str:

@@ -33,6 +33,7 @@ class ModelConfig:
         tokenizer_path: folder with tokenizer.json and the chat template; usually the model's own.
         max_model_len: resolved context length in tokens, known before any replica is up.
         fingerprint: digest of the weights and of the settings that affect the computation.
+        tokenizer_digest: of tokenizer.json; the same token ids mean the same text.
         hidden_size: dimensions of a vector of `/v1/embeddings`.
         pooling: "last" or "mean"; the default for embedding requests.
         eos_ids: token ids that end an answer.
@@ -51,6 +52,7 @@ class ModelConfig:
     hidden_size: int = 0
     pooling: str = "last"
     fingerprint: str = ""
+    tokenizer_digest: str = ""
     eos_ids: tuple[int, ...] = ()
     generates: bool = True
     sampling: dict[str, float] = field(default_factory=dict)

@@ -40,6 +40,7 @@ class GenerationCall:
     Attributes:
         request_id: unique across attempts too: a lost one may still run on its replica.
         prompt_ids, prior_output_ids, prediction_ids: token ids, packed by `pack_ids`.
+        tokenizer_digest: of the tokenizer that they are from, see `ModelConfig`.
         adapter: its identity and path: a replica need not know it before.
         timeout_s: seconds from arrival at the replica; the clocks of two machines are unrelated.
         reply_to: where the tokens go; None if they return over the handle.
@@ -51,6 +52,7 @@ class GenerationCall:
     prompt_ids: bytes
     params: SamplingParams
     prior_output_ids: bytes = b""
+    tokenizer_digest: str = ""
     adapter: AdapterRef | None = None
     tenant: str = ""
     salt: str = ""

@@ -181,6 +181,7 @@ class Answer:
         return GenerationCall(
             request_id=RequestId(self._request.request_id),
             prompt_ids=pack_ids(self._prompt_ids),
+            tokenizer_digest=self._model.config.tokenizer_digest,
             params=params,
             adapter=self._adapter,
             tenant=self._request.tenant or self._request.salt,

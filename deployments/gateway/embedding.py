@@ -141,6 +141,7 @@ class Embedding:
         call = GenerationCall(
             request_id=request_id,
             prompt_ids=pack_ids(token_ids),
+            tokenizer_digest=self._model.config.tokenizer_digest,
             params=SamplingParams(max_tokens=0),
             pooling=self._request.pooling or Pooling(self._model.config.pooling),
             adapter=self._adapter,

@@ -54,6 +54,7 @@ class ModelReplica(ReplicaServer):
             engine,
             ReplicaName(config.name, serve.get_replica_context().replica_id.unique_id),
             partial(ChannelDialer, channel),
+            tokenizer_digest=config.tokenizer_digest,
             max_step_s=MAX_STEP_S_BY_DEVICE[engine.config.device],
             orphans=OrphanRecorder() if has_accounts else None,
         )

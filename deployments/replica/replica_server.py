@@ -65,6 +65,7 @@ class ReplicaServer:
     Args:
         name: the name by which gateways know this replica.
         dial: creates the dialer for token channels, given a callback for gateways that are gone.
+        tokenizer_digest: of the model's tokenizer; calls with ids of another are refused.
         max_step_s: see `EngineThread`.
         orphans: receives the usage that a gateway may die before recording; None if usage is not recorded.
     """
@@ -75,11 +76,13 @@ class ReplicaServer:
         name: ReplicaName,
         dial: Callable[[Callable[[TokenAddress], None]], ChannelDialer],
         *,
+        tokenizer_digest: str = "",
         max_step_s: float,
         orphans: OrphanRecorder | None = None,
     ) -> None:
         self._engine = engine
         self._orphans = orphans
+        self._tokenizer_digest = tokenizer_digest
         self._dialer = dial(self.forget_gateway)
         self._reporter = Reporter(name, engine.load, engine.adapters, self._dialer.send_report)
         self._generations: dict[RequestId, _Generation] = {}
@@ -207,6 +210,9 @@ class ReplicaServer:
         generation = _Generation(call, asyncio.get_running_loop().create_future())
         self._generations[call.request_id] = generation
         try:
+            if call.tokenizer_digest != self._tokenizer_digest:
+                # While a configuration is rolled out in which the model has another tokenizer.
+                raise UnavailableError("The model is being replaced.", retry_after_s=RETRY_AFTER_S)
             if call.adapter is not None:
                 self._engine.adapters.learn(call.adapter)
             self._engine.add(call.to_request(time.monotonic()))

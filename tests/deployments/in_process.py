@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from ray.exceptions import ActorDiedError
@@ -213,6 +214,14 @@ class Judge:
         self.failure: Exception | None = None
         self.calls: list[Response] = []
         self.judge = Method(self._called)
+
+    def broadcast(self, method: str) -> SimpleNamespace:
+        """Answer that it is there; a gateway asks before it starts."""
+
+        async def results_async(*, return_exceptions: bool) -> list[None]:
+            return [None]
+
+        return SimpleNamespace(results_async=results_async)
 
     def _called(self, texts: Sequence[str], is_urgent: bool) -> Response:
         self.calls.append(Response(self._judge(texts)))

@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from adapters.identity import AdapterDigest, AdapterRef
+from deployments.config import ModelConfig
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.exposition import join
 from deployments.gateway.gateway import Gateway
@@ -112,6 +113,15 @@ async def test_a_dead_replica_s_stream_goes_on_elsewhere_as_if_nothing_had_been(
     assert first.params.dry is not None
     assert first.params.dry.breakers
     assert first.request_id != second.request_id
+
+
+async def test_a_replica_of_another_tokenizer_refuses_what_it_would_misread(
+    gateway: OpenGateway, tiny_model: ModelConfig
+) -> None:
+    """In a rollout of another tokenizer, clients got garbage with status 200."""
+    opened = await gateway(model=replace(tiny_model, tokenizer_digest="another"))
+    with pytest.raises(UnavailableError, match="is being replaced"):
+        await events_of(opened, ask())
 
 
 async def test_a_stream_whose_replicas_all_die_ends_with_an_error(gateway: OpenGateway, serving: Serving) -> None:
