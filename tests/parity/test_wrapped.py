@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
 )
 
 from adapters.registry import reference
@@ -124,6 +128,12 @@ def make_whole(text: str) -> PreTrainedModel:
     return fill(model_class(config))
 
 
+def make_smolvlm() -> PreTrainedModel:
+    torch.manual_seed(11)
+    config = SmolVLMConfig(text_config={**GEOMETRY, "model_type": "llama"}, vision_config=SIGHT)
+    return fill(SmolVLMForConditionalGeneration(config))
+
+
 OLD_PREFIXES = {"qwen2_vl_text": "model.layers.", "qwen2_5_vl_text": "model.layers."} | dict.fromkeys(
     ("qwen3_vl_text", "qwen3_vl_moe_text"), "model.language_model."
 )
@@ -175,11 +185,11 @@ def test_experts_may_be_stored_in_either_order(tmp_path: Path) -> None:
     assert_same(tmp_path, model)
 
 
-def save_adapter(text: str, folder: Path, options: dict[str, Any]) -> PreTrainedModel:
-    model = peft.get_peft_model(make_whole(text), peft.LoraConfig(task_type="CAUSAL_LM", **options))
+def save_adapter(base: PreTrainedModel, folder: Path, options: dict[str, Any]) -> PreTrainedModel:
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **options))
     torch.manual_seed(3)
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name or "modules_to_save" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     changed: PreTrainedModel = model.eval()
@@ -189,7 +199,9 @@ def save_adapter(text: str, folder: Path, options: dict[str, Any]) -> PreTrained
 def test_an_adapter_of_its_experts_is_what_it_is_to_peft(tmp_path: Path) -> None:
     text = "qwen3_vl_moe_text"
     make_whole(text).save_pretrained(tmp_path / "base")
-    model = save_adapter(text, tmp_path / "new", {"r": 3, "target_modules": [], "target_parameters": STACKS})
+    model = save_adapter(
+        make_whole(text), tmp_path / "new", {"r": 3, "target_modules": [], "target_parameters": STACKS}
+    )
     adapter = reference("new", str(tmp_path / "new"))
     engine = build_engine(EngineConfig(model_path=str(tmp_path / "base"), dtype="float32", num_threads=1), [adapter])
     prompt = random_prompts(2, longest=40)[1]
@@ -201,7 +213,7 @@ def test_an_adapter_of_its_experts_is_what_it_is_to_peft(tmp_path: Path) -> None
 @pytest.mark.parametrize("text", ["gemma3_text", "mistral", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"])
 def test_an_adapter_of_a_model_that_sees_is_what_it_is_to_peft(tmp_path: Path, text: str) -> None:
     make_whole(text).save_pretrained(tmp_path / "base")
-    model = save_adapter(text, tmp_path / "new", PEFT)
+    model = save_adapter(make_whole(text), tmp_path / "new", PEFT)
     paths = {"new": str(tmp_path / "new"), "old": renamed(tmp_path / "new", tmp_path / "old")}
     adapters = [reference(name, path) for name, path in paths.items()]
     engine = build_engine(EngineConfig(model_path=str(tmp_path / "base"), dtype="float32", num_threads=1), adapters)
@@ -210,6 +222,28 @@ def test_an_adapter_of_a_model_that_sees_is_what_it_is_to_peft(tmp_path: Path, t
     assert expected != Checkpoint(path="base", model=make_whole(text)).generate(prompt)
     requests = [greedy(adapter.name, prompt, adapter=adapter.digest) for adapter in adapters]
     assert run_engine(engine, requests) == {"new": expected, "old": expected}
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (make_smolvlm, {"r": 4, "target_modules": r".*text_model\.layers.*(q|down)_proj", "use_dora": True}),
+        (make_smolvlm, {"r": 4, "target_modules": ["q_proj", "up_proj"], "exclude_modules": r".*(vision|connector).*"}),
+        (partial(make_whole, "gemma3_text"), PEFT | {"modules_to_save": ["language_model.norm"]}),
+        (partial(make_whole, "qwen2_5_vl_text"), PEFT | {"modules_to_save": ["model.language_model.norm"]}),
+    ],
+)
+def test_an_adapter_may_have_its_own_names_for_modules(
+    tmp_path: Path, make: Callable[[], PreTrainedModel], options: dict[str, Any]
+) -> None:
+    make().save_pretrained(tmp_path / "base")
+    model = save_adapter(make(), tmp_path / "new", options)
+    adapter = reference("new", str(tmp_path / "new"))
+    engine = build_engine(EngineConfig(model_path=str(tmp_path / "base"), dtype="float32", num_threads=1), [adapter])
+    prompt = random_prompts(2, longest=40)[1]
+    expected = Checkpoint(path="new", model=model).generate(prompt)
+    assert expected != Checkpoint(path="base", model=make()).generate(prompt)
+    assert run_engine(engine, [greedy("a", prompt, adapter=adapter.digest)]) == {"a": expected}
 
 
 def renamed(source: Path, folder: Path) -> str:
