@@ -17,7 +17,7 @@ from app.access.tenants import KeyRing
 from app.gateway_port import WholeGatewayPort
 from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
-from app.http.hosts import HostRule
+from app.http.hosts import HostRule, OriginRule
 from app.http.json_route import error_response
 from app.http.middleware import Border, HeadAsGet, HostCheck, RequestBody
 from app.http.openapi import document
@@ -68,7 +68,8 @@ def create_app(
         admin_key_sha256: digest of the key that admin routes require; None disables them.
         key_ring: maps API keys to tenants; None if no key is required.
         host_rule: host names that the server accepts; None accepts any.
-        allowed_origins: origins whose pages may send requests from a browser (CORS); "*" for all.
+        allowed_origins: origins whose pages may send requests from a browser (CORS); "*" for all. Others may
+            send only what changes nothing, unless a key is required.
         batch_settings: bounds on files; None selects the defaults.
     """
 
@@ -98,7 +99,8 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
-    app.add_middleware(HostCheck, rule=host_rule or HostRule())
+    origins = OriginRule.of(allowed_origins, is_open=not app.state.key_ring.tenant_by_name)
+    app.add_middleware(HostCheck, hosts=host_rule or HostRule(), origins=origins)
     app.add_middleware(Border)
     if allowed_origins:
         _let_pages_ask(app, allowed_origins)

@@ -1,7 +1,8 @@
-"""Decide which names in a request's `Host` header this server accepts.
+"""Decide which names in `Host` and which pages in `Origin` this server accepts.
 
 With DNS rebinding, a malicious page makes its own name resolve to this machine, so that the browser sends the page's
-requests here as same-origin requests. The name in `Host` reveals them.
+requests here as same-origin requests. The name in `Host` reveals them. Without it, the browser still sends a form or an
+empty body here for any page and only hides the answer; `Origin` reveals that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_DEFAULT_PORT = re.compile(r":(80|443)$")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
 
 
@@ -42,6 +47,36 @@ class HostRule:
         name = matched["name"].strip("[]").lower().rstrip(".")
         parents = (f"*.{name[i + 1 :]}" for i, character in enumerate(name) if character == ".")
         return _is_local(name) or name in self.names or any(parent in self.names for parent in parents)
+
+
+@dataclass(frozen=True, slots=True)
+class OriginRule:
+    """Origins whose pages may change something.
+
+    Attributes:
+        origins: as browsers send them; None accepts anything. The server's own pages are always accepted.
+    """
+
+    origins: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, origins: Sequence[str], *, is_open: bool) -> OriginRule:
+        """Return the rule of a configuration; where keys are required, a page that has none achieves nothing."""
+        return cls(frozenset(origins)) if is_open and "*" not in origins else cls()
+
+    def allows(self, method: str, headers: Headers) -> bool:
+        """Return whether a request may come from where it comes from; only browsers send an `Origin`."""
+        origin = headers.get("origin")
+        if self.origins is None or origin is None or method in _SAFE_METHODS or origin in self.origins:
+            return True
+        # Browsers say so themselves on secure connections; it holds behind a proxy that changes `Host`, too.
+        return headers.get("sec-fetch-site") == "same-origin" or _is_same(origin, headers.get("host", ""))
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Return whether both have one host and port; a proxy that ends TLS changes the scheme and its default port."""
+    scheme, _, place = origin.lower().partition("://")
+    return scheme in ("http", "https") and _DEFAULT_PORT.sub("", place) == _DEFAULT_PORT.sub("", host.lower())
 
 
 def _is_local(name: str) -> bool:

@@ -1,8 +1,8 @@
 """Pure ASGI middleware around every route.
 
 `HeadAsGet` answers HEAD on every GET route. `Border` assigns the request id, measures the time, and converts exceptions
-to OpenAI's error format. `HostCheck` refuses requests with a foreign `Host`. `RequestBody` limits the body while it is
-read, and cancels the work when the client disconnects.
+to OpenAI's error format. `HostCheck` refuses requests with a foreign `Host`, and changes
+by foreign pages. `RequestBody` limits the body while it is read, and cancels the work when the client disconnects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
-from app.http.hosts import HostRule
+from app.http.hosts import HostRule, OriginRule
 from app.http.json_route import error_response
 
 _ID_HEADER = "x-request-id"
@@ -99,23 +99,36 @@ class HeadAsGet:
 
 
 class HostCheck:
-    """Refuses a request whose `Host` is there and not accepted."""
+    """Refuses a request whose `Host` is there and not accepted, or that a foreign page sends to change something."""
 
-    def __init__(self, app: ASGIApp, *, rule: HostRule) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: HostRule, origins: OriginRule) -> None:
         self._app = app
-        self._rule = rule
+        self._hosts = hosts
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if scope["type"] == "http":
+            self._check(scope["method"], Headers(scope=scope))
+        await self._app(scope, receive, send)
+
+    def _check(self, method: str, headers: Headers) -> None:
         # Health checks by HTTP/1.0 have none. Browsers, whose requests a hostile page may send here, always have.
-        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if host is not None and not self._rule.allows(host):
+        host = headers.get("host")
+        if host is not None and not self._hosts.allows(host):
             raise ApiError(
                 421,
                 "This server does not answer to the name in 'Host'; 'allowed_hosts' in its configuration may add it.",
                 code="host_not_allowed",
             )
-        await self._app(scope, receive, send)
+        if not self._origins.allows(method, headers):
+            raise ApiError(
+                403,
+                "Pages of the origin in 'Origin' may send nothing to this server; 'allowed_origins' in its "
+                "configuration may add it.",
+                error_type="permission_error",
+                code="origin_not_allowed",
+            )
 
 
 class RequestBody:

@@ -5,9 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
+from app.access.tenants import KeyRing, Tenant
 from app.http.api import create_app
-from app.http.hosts import HostRule
+from app.http.hosts import HostRule, OriginRule
 from tests.app.scripted_gateway import ScriptedGateway
 
 LOCAL = ["localhost", "LOCALHOST:8000", "api.localhost", "127.0.0.1:8000", "10.0.0.7", "[::1]:8000", "[::1]"]
@@ -57,3 +59,48 @@ async def test_a_health_check_without_a_host_is_answered() -> None:
     scope = {"type": "http", "http_version": "1.0", "method": "GET", "path": "/health", "headers": []}
     await app({**scope, "query_string": b"", "state": {}}, receive, send)
     assert told[0]["status"] == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "is_allowed"),
+    [
+        ("http://localhost:8000", "localhost:8000", True),
+        ("http://[::1]:8000", "[::1]:8000", True),
+        ("https://models.example", "models.example", True),
+        ("https://models.example", "Models.example:443", True),
+        ("https://listed.example", "localhost:8000", True),
+        ("http://localhost:3000", "localhost:8000", False),
+        ("http://localhost", "localhost:8000", False),
+        ("https://evil.example", "localhost:8000", False),
+        ("http://localhost:8000.evil.example", "localhost:8000", False),
+        ("null", "null", False),
+        ("null", "localhost:8000", False),
+        ("", "", False),
+        ("evil", "evil", False),
+    ],
+)
+def test_a_page_changes_what_is_its_own_server_s_or_lists_it(origin: str, host: str, is_allowed: bool) -> None:
+    rule = OriginRule.of(["https://listed.example"], is_open=True)
+    headers = Headers({"origin": origin, "host": host})
+    assert rule.allows("POST", headers) is rule.allows("DELETE", headers) is is_allowed
+    assert all(rule.allows(method, headers) for method in ("GET", "HEAD", "OPTIONS"))
+    assert OriginRule.of(["*"], is_open=True).allows("POST", headers)
+    assert rule.allows("POST", Headers({"host": host}))
+    # A proxy has changed `Host`, and the browser knows that the page is the server's own.
+    assert rule.allows("POST", headers.mutablecopy() | {"sec-fetch-site": "same-origin"})
+
+
+@pytest.mark.parametrize("url", ["/v1/files", "/v1/batches/batch_a/cancel", "/v1/chat/completions"])
+async def test_a_foreign_page_changes_nothing_on_an_open_server(url: str) -> None:
+    """Forms and empty bodies come without a question beforehand (no preflight)."""
+    for ring, is_refused in ((KeyRing(), True), (KeyRing(tenant_by_name={"a": Tenant(name="a")}), False)):
+        app = create_app(ScriptedGateway(), host_rule=HostRule.of(None, is_open=True), key_ring=ring)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://localhost:8000"
+        ) as client:
+            for origin in ("https://evil.example", "null", "http://localhost:3000"):
+                told = await client.post(url, files={"file": b"x"}, headers={"origin": origin})
+                assert (told.status_code == 403) is is_refused
+                assert (told.json()["error"]["code"] == "origin_not_allowed") is is_refused
+            own = await client.post(url, files={"file": b"x"}, headers={"origin": "http://localhost:8000"})
+            assert own.status_code != 403
