@@ -66,8 +66,8 @@ class GatewayPort(Protocol):
         """Return the text of some token ids of a model."""
         ...
 
-    async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
-        """Return the classifier's verdict on each text, in order."""
+    async def moderate(self, texts: Sequence[str], *, tenant: str = "") -> Sequence[Verdict]:
+        """Return the classifier's verdict on each text, in order. Tenants take turns."""
         ...
 
     async def timelines(self, client_id: str) -> list[Timeline]:

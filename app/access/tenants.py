@@ -210,7 +210,7 @@ class TenantGateway:
             return found
 
     async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
-        """Return the token ids of a prompt to a model."""
+        """Return the token ids of a prompt to a model. Counts towards no limit, as the same prompt mostly follows."""
         self._check(model)
         return await self._gateway.tokenize(model, prompt, with_texts=with_texts)
 
@@ -219,9 +219,17 @@ class TenantGateway:
         self._check(model)
         return await self._gateway.detokenize(model, token_ids)
 
-    async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
-        """Return the classifier's verdict on each text, in order."""
-        return await self._gateway.moderate(texts)
+    async def moderate(self, texts: Sequence[str], *, tenant: str = "") -> Sequence[Verdict]:
+        """Return the classifier's verdict on each text, in order. Counts as one request, however many texts it has.
+
+        Args:
+            tenant: ignored; it is this one.
+
+        Raises:
+            ApiError: 429 if the tenant is over one of its limits.
+        """
+        async with self._admitted(sum(map(len, texts))):
+            return await self._gateway.moderate(texts, tenant=self._tenant.name)
 
     async def timelines(self, client_id: str) -> list[Timeline]:
         """Return the timelines of one of the tenant's own requests."""

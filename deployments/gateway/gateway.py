@@ -258,14 +258,14 @@ class Gateway:
         check_vocabulary(token_ids, model.config.vocab_size, field="tokens")
         return await asyncio.to_thread(model.codec.pieces.decode, token_ids)
 
-    async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
+    async def moderate(self, texts: Sequence[str], *, tenant: str = "") -> Sequence[Verdict]:
         """Return the classifier's verdict on each text, in order.
 
         Raises:
             RequestError: there is no classifier, or it cannot take these texts.
             OverloadError: it cannot be reached in time, or is overloaded.
         """
-        return await self._verdicts.of(texts)
+        return await self._verdicts.of(("moderations", tenant), texts)
 
     async def rerank(self, request: RerankRequest) -> Reranking:
         """Return how well each document answers its query; raises the same errors as `generate`."""

@@ -54,14 +54,17 @@ class Verdicts:
         elif self._config is not None:
             self._classify = (await asyncio.to_thread(Safety, self._config)).judge
 
-    async def of(self, texts: Sequence[str]) -> Sequence[Verdict]:
+    async def of(self, flow: Hashable, texts: Sequence[str]) -> Sequence[Verdict]:
         """Return the verdict on each text, in order. Waiting for a place counts towards the time limit.
+
+        Args:
+            flow: takes turns with other flows if many texts wait.
 
         Raises:
             RequestError: there is no classifier, or it cannot take these texts.
             OverloadError: it cannot be reached in time, or is overloaded.
         """
-        async with self._limit(), self._room.place(None):
+        async with self._limit(), self._room.place(flow):
             return await self._found(texts)
 
     async def of_answer(self, flow: Hashable, texts: Sequence[str], *, is_running: bool = False) -> Sequence[Verdict]:

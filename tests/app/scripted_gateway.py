@@ -133,6 +133,7 @@ class ScriptedGateway:
         self.embedded: list[EmbeddingRequest] = []
         self.reranked: list[RerankRequest] = []
         self.tokenized: list[ChatPrompt | TextPrompt] = []
+        self.moderated_for: list[str] = []
         self.num_open = 0
         self.is_closed = False
         self.pieces = ["Hel", "lo", " 🙂"]
@@ -233,7 +234,8 @@ class ScriptedGateway:
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
 
-    async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
+    async def moderate(self, texts: Sequence[str], *, tenant: str = "") -> Sequence[Verdict]:
+        self.moderated_for.append(tenant)
         return [
             Verdict(score_by_hazard={"hate": 0.9, "elections": 0.1}, flagged=("hate",))
             if "bad" in text

@@ -8,12 +8,12 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from app.access.tenants import KeyRing, Tenant, check_admin, given_key, key_digest
+from app.access.tenants import KeyRing, Tenant, TenantGateway, check_admin, given_key, key_digest
 from app.http.api import create_app
 from app.http.errors import ApiError
-from deployments.accounts.values import TenantLimits
+from deployments.accounts.values import Admission, Charge, TenantLimits
 from deployments.errors import UnavailableError
-from tests.app.scripted_gateway import ScriptedGateway
+from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
 
 ALL, SOME = Tenant(name="all", priority=3), Tenant(name="some", models=frozenset({"shout"}))
 FEW = Tenant(name="few", limits=TenantLimits(concurrent_requests=2))
@@ -157,6 +157,18 @@ async def test_more_answers_than_may_ever_be_under_way_are_refused_before_any_is
     assert (refused.status_code, error["param"]) == (400, field)
     assert "3 answers are more than the limit of 2 requests at once" in error["message"]
     assert gateway.requests == []
+
+
+async def test_a_tenant_s_moderations_are_its_own_and_count_towards_its_limits(gateway: ScriptedGateway) -> None:
+    meter = ScriptedMeter()
+    own = TenantGateway(gateway, meter, FEW, {})
+    await own.moderate(["x" * 20, "y" * 20], tenant="all")
+    assert gateway.moderated_for == ["few"]
+    assert (meter.admitted, meter.charges) == ([("few", 11)], [Charge("few", FEW.limits, 0, 0)])
+    meter.admission = Admission(refused_by="concurrent_requests", retry_after_s=1.0)
+    with pytest.raises(ApiError) as refused:
+        await own.moderate(["x"])
+    assert (refused.value.status, gateway.moderated_for) == (429, ["few"])
 
 
 async def test_a_page_that_loads_from_elsewhere_is_not_served(guarded: httpx.AsyncClient) -> None:

@@ -62,14 +62,27 @@ async def test_inputs_wait_for_a_place_and_running_answers_do_not() -> None:
     assert [text for text, _ in judge.asked if text != "window"] == [f"{i}" for i in range(count)]
 
 
+async def test_moderations_of_one_tenant_hold_up_nobody_else_s() -> None:
+    judge = HeldJudge()
+    verdicts = await opened(judge, timeout_s=3600.0)
+    flood = [asyncio.create_task(verdicts.of("loud", ["loud"])) for _ in range(2 * NUM_PLACES)]
+    await until_asked(judge, NUM_PLACES)
+    quiet = asyncio.create_task(verdicts.of("quiet", ["quiet"]))
+    await until_asked(judge, NUM_PLACES + 1)
+    assert judge.asked[-1] == ("quiet", False)
+    for _ in range(len(flood) + 1):
+        judge.gate.release()
+    await asyncio.gather(quiet, *flood)
+
+
 async def test_the_time_limit_is_the_classifiers_own_and_ends_a_call_that_hangs() -> None:
     verdicts = await opened(HeldJudge(), timeout_s=0.01)
     with pytest.raises(UnavailableError, match=r"no verdict within 0\.01 seconds"):
-        await verdicts.of(["text"])
+        await verdicts.of("flow", ["text"])
 
 
 async def test_without_a_classifier_there_are_no_verdicts() -> None:
     verdicts = Verdicts(None, None)
     await verdicts.start()
     with pytest.raises(RequestError, match="no safety classifier"):
-        await verdicts.of(["text"])
+        await verdicts.of("flow", ["text"])
