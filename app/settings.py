@@ -224,7 +224,11 @@ class BatchSettings(SettingsNode):
         description="Folder for them; it outlives the server and belongs to one server only.",
     )
     max_file_bytes: int = Field(default=200_000_000, ge=1, description="Maximum size of an uploaded file in bytes.")
-    max_tenant_bytes: int = Field(default=10_000_000_000, ge=1, description="Maximum bytes of all files of a tenant.")
+    max_tenant_bytes: int = Field(
+        default=10_000_000_000,
+        ge=1,
+        description="Maximum bytes of all files of a tenant; no batch begins or goes on without room.",
+    )
     max_lines: int = Field(default=50_000, ge=1, description="Maximum requests per batch.")
     max_unfinished: int = Field(default=8, ge=1, description="Maximum unfinished batches per tenant.")
     max_concurrent_requests: int = Field(

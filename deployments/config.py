@@ -205,7 +205,7 @@ class BatchesConfig:
     """Clients' files, and the batches of requests run from them.
 
     Attributes:
-        max_tenant_bytes: bound on all files of a tenant together.
+        max_tenant_bytes: bound on all files of a tenant together, with what its unfinished batches have written.
         max_unfinished: bound on a tenant's unfinished batches.
         max_line_bytes: bound on a line of an input file.
     """

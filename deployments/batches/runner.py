@@ -36,6 +36,10 @@ Ask = Callable[[InsideCall], Awaitable[InsideAnswer]]
 """Answers a request; with a 503 if no gateway can be reached now."""
 
 _MESSAGE_BY_END = {
+    BatchStatus.COMPLETED: (
+        "storage_full",
+        "This request was not begun: all files together had reached their bound (`batches.max_tenant_bytes`).",
+    ),
     BatchStatus.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
     BatchStatus.EXPIRED: ("batch_expired", "The batch expired before this request was answered."),
 }
@@ -64,6 +68,7 @@ class BatchRunner:
         self._turns = turns
         self._batch = batch
         self._is_cancelled = asyncio.Event()
+        self._is_full = False
         self._results: ResultFile | None = None
         self._failures: ResultFile | None = None
 
@@ -135,7 +140,7 @@ class BatchRunner:
         end = BatchStatus.COMPLETED
         if self._batch.status is BatchStatus.CANCELLING:
             end = BatchStatus.CANCELLED
-        elif self._num_left:
+        elif self._num_left and not self._is_full:
             end = BatchStatus.EXPIRED
         await self._give_up_rest(end)
         self._batch = await self._disk.surely(self._store.finish, self._batch.batch_id, end, counts=self.counts)
@@ -154,7 +159,7 @@ class BatchRunner:
             self._disk.later(reader.close)
 
     async def _answer_some(self, reader: LineReader) -> None:
-        while not self._is_over:
+        while not self._is_over and not await self._has_no_room():
             line = await self._disk.surely(self._next, reader)
             if line is None:
                 return
@@ -164,9 +169,14 @@ class BatchRunner:
                 text = answered_line(line_id, line.custom_id, answer.status, answer.body)
                 await self._write(line.custom_id, text, is_good=200 <= answer.status < 300)
 
+    async def _has_no_room(self) -> bool:
+        # Answers may be a thousand times as long as their questions. Those under way are still written.
+        self._is_full = self._is_full or await self._disk.surely(self._store.is_full, self._batch.tenant)
+        return self._is_full
+
     async def _give_up_rest(self, end: BatchStatus) -> None:
         """Write an error line with the reason for every unanswered line."""
-        if end not in _MESSAGE_BY_END or not self._num_left:
+        if not self._num_left:
             return
         reader = await self._disk.surely(self._reader)
         try:

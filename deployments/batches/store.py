@@ -113,11 +113,9 @@ class BatchStore:
             num_bytes = file.seek(0, os.SEEK_END)
             os.fsync(file.fileno())
         used = self._tenant_bytes(new.tenant)
-        limit = self._config.max_tenant_bytes
-        if used + num_bytes > limit:
+        if used + num_bytes > self._config.max_tenant_bytes:
             self.drop_upload(upload_id)
-            message = f"Files of {used} bytes are kept already; {limit} are allowed. Delete some."
-            raise RequestError(message, field="file", code="storage_full")
+            raise self._full(used, field="file")
         stored = self._stored(f"file-{uuid.uuid4().hex}", new, num_bytes)
         # Content first: content without a row is removed at the next start, but a row without content would be broken.
         os.replace(self._uploads / upload_id, self._files / stored.file_id)
@@ -199,15 +197,21 @@ class BatchStore:
             self.drop_upload(upload_id)
         return len(expired)
 
+    def is_full(self, tenant: str) -> bool:
+        """Return whether a tenant's files, with what its unfinished batches have written, leave no room for more."""
+        return self._tenant_bytes(tenant) >= self._config.max_tenant_bytes
+
     # Batches
 
     def add_batch(self, new: NewBatch) -> Batch:
         """Store a new batch.
 
         Raises:
-            RequestError: its input is not a batch input file of the tenant, or too many batches are unfinished.
+            RequestError: its input is not a batch input file of the tenant, too many batches are unfinished, or there
+                is no room for its output.
         """
         now_s = int(self.clock())
+        used = self._tenant_bytes(new.tenant)
         with self._engine.begin() as connection:
             c = batches.c
             source = self._file(connection, new.tenant, new.input_file_id, field="input_file_id")
@@ -219,6 +223,8 @@ class BatchStore:
             if connection.execute(of_tenant).scalar_one() >= limit:
                 message = f"{limit} batches are unfinished already; no more are allowed at once."
                 raise RequestError(message, field="input_file_id", code="batch_limit_exceeded")
+            if used >= self._config.max_tenant_bytes:
+                raise self._full(used, field="input_file_id")
             batch = Batch(
                 **asdict(new),
                 batch_id=f"batch_{uuid.uuid4().hex}",
@@ -329,9 +335,21 @@ class BatchStore:
         return set(connection.execute(statement).scalars())
 
     def _tenant_bytes(self, tenant: str) -> int:
-        statement = select(func.coalesce(func.sum(files.c.num_bytes), 0)).where(files.c.tenant == tenant)
+        stored = select(func.coalesce(func.sum(files.c.num_bytes), 0)).where(files.c.tenant == tenant)
+        # Their output is not among the files before they end.
+        c = batches.c
+        running = select(c.batch_id).where(c.tenant == tenant, c.status.in_(UNFINISHED))
         with self._engine.connect() as connection:
-            return int(connection.execute(statement).scalar_one())
+            num_bytes = int(connection.execute(stored).scalar_one())
+            batch_ids = connection.execute(running).scalars().all()
+        return num_bytes + sum(_size(self._files / file_id) for i in batch_ids for file_id in output_ids(i))
+
+    def _full(self, used: int, *, field: str) -> RequestError:
+        limit = self._config.max_tenant_bytes
+        message = (
+            f"Files of {used} bytes are kept already; {limit} are allowed (`batches.max_tenant_bytes`). Delete some."
+        )
+        return RequestError(message, field=field, code="storage_full")
 
     def _upload(self, upload_id: str) -> Any:
         try:

@@ -19,6 +19,7 @@ from deployments.disk_trouble import RETRY_S
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
 from tests.deployments.batches.batch_world import (
+    LIMITS,
     Fate,
     KilledError,
     World,
@@ -27,6 +28,7 @@ from tests.deployments.batches.batch_world import (
     fateful_files,
     open_world,
     until_idle,
+    upload,
     written,
 )
 
@@ -129,6 +131,22 @@ async def test_what_is_not_answered_in_time_has_expired(world: World) -> None:
     assert batch.status is BatchStatus.EXPIRED
     assert sorted(set(world.ended(batch).values())) == ["200", "batch_expired"]
     assert len(world.ended(batch)) == 4
+
+
+async def test_a_batch_whose_tenant_has_no_more_room_ends_with_what_it_has(world: World) -> None:
+    def fill(call: InsideCall) -> None:
+        if len(world.ask.calls) == 4:
+            upload(world.store, b"x" * (LIMITS["max_tenant_bytes"] - world.store._tenant_bytes("blue")))
+
+    world.ask.on_call = fill
+    batch = await run(world, *lines(*"abcdefgh"))
+    assert batch.status is BatchStatus.COMPLETED
+    ends = sorted(world.ended(batch).values())
+    num_answered = ends.count("200")
+    # What was under way when there was no more room is kept.
+    assert 4 <= num_answered == len(world.ask.calls) <= 6
+    assert ends == ["200"] * num_answered + ["storage_full"] * (8 - num_answered)
+    assert batch.counts == BatchCounts(total=8, completed=num_answered, failed=8 - num_answered)
 
 
 async def test_so_many_requests_are_under_way_and_no_more(world: World) -> None:

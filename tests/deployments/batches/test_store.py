@@ -90,6 +90,21 @@ def test_bounds_are_told(store: BatchStore) -> None:
     assert len(list((Path(store.content_path("x")).parents[1] / "uploads").iterdir())) == 0
 
 
+def test_what_unfinished_batches_have_written_counts_and_nothing_begins_without_room(store: BatchStore) -> None:
+    batch = a_batch(store, a_line("a"))
+    new = NewBatch(tenant="blue", input_file_id=batch.input_file_id, endpoint=ENDPOINT)
+    Path(store.content_path(output_ids(batch.batch_id)[0])).write_bytes(b"x" * LIMITS["max_tenant_bytes"])
+    assert (store.is_full("blue"), store.is_full("red")) == (True, False)
+    assert refusal(store.add_batch, new) == "storage_full"
+    assert refusal(upload, store, b"x") == "storage_full"
+    a_batch(store, a_line("a"), tenant="red")
+    ended = store.finish(batch.batch_id, BatchStatus.COMPLETED)
+    assert refusal(store.add_batch, new) == "storage_full"
+    assert ended.output_file_id is not None
+    store.delete_file("blue", ended.output_file_id)
+    store.add_batch(new)
+
+
 def test_a_file_that_a_batch_reads_stays_until_the_batch_has_ended(store: BatchStore, now_s: list[float]) -> None:
     batch = a_batch(store, a_line("a"))
     assert refusal(store.delete_file, "blue", batch.input_file_id) == "file_in_use"
