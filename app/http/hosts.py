@@ -65,9 +65,15 @@ class OriginRule:
         return cls(frozenset(origins)) if is_open and "*" not in origins else cls()
 
     def allows(self, method: str, headers: Headers) -> bool:
-        """Return whether a request may come from where it comes from; only browsers send an `Origin`."""
+        """Return whether a request may come from where it comes from; only browsers send an `Origin`.
+
+        Origins of other schemes are extensions and desktop applications, which their user has installed.
+        """
         origin = headers.get("origin")
         if self.origins is None or origin is None or method in _SAFE_METHODS or origin in self.origins:
+            return True
+        scheme, mark, _ = origin.lower().partition("://")
+        if mark and scheme not in ("", "http", "https"):
             return True
         # Browsers say so themselves on secure connections; it holds behind a proxy that changes `Host`, too.
         return headers.get("sec-fetch-site") == "same-origin" or _is_same(origin, headers.get("host", ""))
