@@ -124,21 +124,17 @@ class LoraConfig:
         alpha = self._first_match(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    def is_saved(self, module: str) -> bool:
-        """Tell whether the adapter is to replace the weight of a module, given by its full name."""
-        return self.is_called(module, self.modules_to_save)
-
-    def is_called(self, module: str, endings: tuple[str, ...]) -> bool:
-        """Tell whether a module's full name, or the adapter's own name for it, has one of these endings."""
-        return module.endswith(endings) or self._own_name(module).endswith(endings)
+    def is_saved(self, module: str, names: tuple[str, ...] | None = None) -> bool:
+        """Tell whether the adapter is to replace the weight of a module, given by its full name; or these names do."""
+        names = self.modules_to_save if names is None else names
+        return module.endswith(names) or self._own_name(module).endswith(names)
 
     def has_target(self, module: str) -> bool:
         """Tell whether a linear module or the embedding, given by its full name, is targeted.
 
         A module in `modules_to_save` is not, whatever `target_modules` says.
         """
-        is_saved = self.is_saved(module)
-        module = self._own_name(module)
+        is_saved, module = self.is_saved(module), self._own_name(module)
         if is_saved or self._names(self.exclude_modules, module):
             return False
         if self.target_modules is None:

@@ -176,7 +176,7 @@ def _check_complete(
         if config.is_saved(module) and not module.endswith(".bias") and "weight" not in parts:
             raise AdapterError(name, f"its modules_to_save name {module}, for which it has no weight")
     for saved in config.modules_to_save:
-        if not any(config.is_called(module, (saved,)) for module in shapes):
+        if not any(config.is_saved(module, (saved,)) for module in shapes):
             raise AdapterError(
                 name, f"modules_to_save names {saved[:100]!r}, which is neither a norm, embed_tokens nor lm_head"
             )
