@@ -199,6 +199,8 @@ class CacheTiers:
         reserve = (1.0 if is_idle else RESERVE_SHARE) * self._pool.num_blocks
         while self._dirty and len(self._storing) < MAX_STORING and self._pool.num_free - len(self._dirty) < reserve:
             block, (name, depth) = self._dirty.popitem(last=False)
+            if all(name in tier.slot_by_name for tier in self._tiers):
+                continue  # Another block of this name was being stored when this one was queued.
             order = StoreOrder(block, name, depth, self._slots_for(name))
             if all(slot is None for slot in order.slots):
                 # No tier has a slot to give: all are being read or written.

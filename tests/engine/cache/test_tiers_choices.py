@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from engine.cache.prefix_index import landmark
-from engine.cache.tiers import MAX_FETCHES, MAX_STORING
+from engine.cache.blocks import BlockPool
+from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex, landmark
+from engine.cache.reach import Reach
+from engine.cache.tiers import MAX_FETCHES, MAX_STORING, CacheTiers, StoreOrder
 from engine.request import FinishReason
 from tests.engine.cache.test_tiers import (
     CONFIG,
@@ -260,3 +265,59 @@ def test_landmarks_tell_nothing_of_what_could_not_be_read() -> None:
     rest(harness)
     assert held(harness) == [False, True, True, True]
     assert landmark(names_of(PROMPT)[0]) not in harness.scheduler.landmarks.copy()
+
+
+class SlowMover:
+    """The part of a mover that stores; a test says when."""
+
+    capacities = (100,)
+
+    def __init__(self) -> None:
+        self.orders: list[StoreOrder] = []
+        self.done: list[tuple[StoreOrder, list[bool]]] = []
+
+    def contents(self) -> list[list[Any]]:
+        return [[]]
+
+    def store(self, orders: Sequence[StoreOrder]) -> None:
+        self.orders += orders
+
+    def abandon(self, block: int) -> None:
+        """Do nothing: the block has been read."""
+
+    def stored(self) -> list[tuple[StoreOrder, list[bool]]]:
+        done, self.done = self.done, []
+        return done
+
+    def fetched(self) -> list[Any]:
+        return []
+
+
+def test_a_block_that_another_of_its_name_has_stored_meanwhile_holds_up_no_other() -> None:
+    """It was taken for one that no tier has room for, and nothing went down any more."""
+    mover, marks = SlowMover(), Landmarks(16)
+    index = PrefixIndex(marks)
+
+    def reuse(block: int) -> None:
+        tiers.overwrite(block)
+        index.evict(block)
+
+    pool = BlockPool(16, on_reuse=reuse)
+    tiers = CacheTiers(pool, index, marks, Reach([0], 4, 16), mover)  # type: ignore[arg-type]
+
+    def compute(name: BlockName) -> None:
+        (block,) = pool.try_take(1) or ()
+        index.insert(name, block, 0)
+        pool.release([block])
+        tiers.let_go([block])
+
+    names = [BlockName(bytes([number]) * 32) for number in range(4)]
+    compute(names[0])
+    tiers.advance(now_s=0, is_idle=True)
+    pool.release(pool.try_take(16) or ())
+    compute(names[0])
+    mover.done.append((mover.orders.pop(), [True]))
+    for name in names[1:]:
+        compute(name)
+    tiers.advance(now_s=0, is_idle=True)
+    assert [order.name for order in mover.orders] == names[1:]
