@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from engine.scheduling.live_request import LiveRequest, flow_of
 
@@ -17,8 +18,9 @@ def who_yields(
     """Yield the requests that give up their row, each with the request that it must wait behind.
 
     A flow below its share gets rows for its first waiting requests from flows above theirs, whose last request by rank
-    yields first. A request that yields waits behind all requests that the other flow is entitled to run, and yields
-    only once: it then runs to its end.
+    yields first, unless it has priority. A request that yields waits behind all requests that the other flow is
+    entitled to run, and yields only once: it then runs to its end. Nobody yields while a flow that has its share waits
+    with a request that comes first by rank: that one would get the row.
 
     Args:
         running: the requests that hold all rows; guests count toward no flow's share.
@@ -35,13 +37,29 @@ def who_yields(
         queues.setdefault(flow_of(live.request), []).append(live)
     candidates = sorted((live for live in running if not live.has_yielded), key=lambda r: r.rank)
     for queue in queues.values():
+        if not is_ready(queue[0]):
+            continue
         entitled = queue[: max(0, share - held[flow_of(queue[0].request)])]
-        for _ in entitled if entitled and is_ready(entitled[0]) else ():
-            place = next(
-                (i for i in reversed(range(len(candidates))) if held[flow_of(candidates[i].request)] > share), None
-            )
-            if place is None:
-                return
-            victim = candidates.pop(place)
+        if not entitled:
+            return
+        for asker in entitled:
+            victim = _last_above(candidates, held, share, asker.request.priority)
+            if victim is None:
+                break
+            candidates.remove(victim)
             held[flow_of(victim.request)] -= 1
             yield victim, entitled[-1]
+
+
+def _last_above(
+    candidates: Sequence[LiveRequest], held: Mapping[Any, int], share: int, priority: int
+) -> LiveRequest | None:
+    """Return the last candidate of a flow above its share that has no better priority than this; lower is better."""
+    return next(
+        (
+            live
+            for live in reversed(candidates)
+            if held[flow_of(live.request)] > share and live.request.priority >= priority
+        ),
+        None,
+    )

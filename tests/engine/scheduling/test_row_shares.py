@@ -11,10 +11,10 @@ from engine.scheduling.row_shares import who_yields
 from tests.engine.scripted import Harness, a_config, a_request
 
 
-def live(name: str, flow: str, place: int, *, has_yielded: bool = False) -> LiveRequest:
+def live(name: str, flow: str, place: int, *, has_yielded: bool = False, priority: int = 0) -> LiveRequest:
     return LiveRequest(
-        request=a_request(name, tenant=flow),
-        rank=rank_of(0, tag=0.0, arrival=place),
+        request=a_request(name, tenant=flow, priority=priority),
+        rank=rank_of(priority, tag=0.0, arrival=place),
         tag=0.0,
         queued_at_s=0.0,
         output_ids=[],
@@ -38,6 +38,21 @@ def test_nobody_yields_to_his_own_flow_or_to_one_that_is_not_ready_or_a_second_t
     assert list(who_yields(running, [live("b", "b", 9)], 4, lambda _: False)) == []
     worn = [live(f"a{place}", "a", place, has_yielded=True) for place in range(4)]
     assert list(who_yields(worn, [live("b", "b", 9)], 4, lambda _: True)) == []
+
+
+def test_nobody_yields_to_lower_priority() -> None:
+    """Lines of a batch preempted answers that others waited for, which then stood still for hundreds of steps."""
+    running = [live(f"a{place}", "a", place) for place in range(4)]
+    assert list(who_yields(running, [live("line", "b", 9, priority=1)], 4, lambda _: True)) == []
+    (pair,) = who_yields(running, [live("urgent", "b", 9, priority=-1)], 4, lambda _: True)
+    assert pair[0] is running[-1]
+
+
+def test_nobody_yields_a_row_that_another_of_his_flow_would_get() -> None:
+    running = [live(f"a{place}", "a", place) for place in range(4)]
+    first, last = live("a9", "a", 9), live("b", "b", 10)
+    assert list(who_yields(running, [first, last], 4, lambda _: True)) == []
+    assert list(who_yields(running, [first, last], 4, lambda waiting: waiting is last)) != []
 
 
 FLOWS = st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_size=8)
