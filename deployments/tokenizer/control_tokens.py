@@ -13,12 +13,12 @@ Each process draws random names, so nobody can type them.
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
 
 from tokenizers import AddedToken, Tokenizer
 
+from deployments.tokenizer.word_pattern import any_of
 from engine.errors import RequestError
 
 
@@ -30,7 +30,7 @@ class ControlTokens:
         added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
         self._id_by_text = {token.content: token_id for token_id, token in added.items() if token.special}
         self._tokens = [token for token in added.values() if token.special]
-        self._any = re.compile("|".join(map(re.escape, sorted(self._id_by_text, key=len, reverse=True))) or r"(?!)")
+        self._any = any_of(self._id_by_text)
         self._beginnings = frozenset(text[:cut] for text in self._id_by_text for cut in range(1, len(text)))
         self._endings = frozenset(text[cut:] for text in self._id_by_text for cut in range(1, len(text)))
         self._longest = max(map(len, self._id_by_text), default=0)
@@ -40,7 +40,7 @@ class ControlTokens:
         self._mark_by_text = {text: f"\ue000{nonce}m{i}\ue001" for i, text in enumerate(self._id_by_text)}
         self._gap = f"\ue000{nonce}g\ue001"
         self._text_by_mark = {mark: text for text, mark in self._mark_by_text.items()} | {self._gap: ""}
-        self._any_mark = re.compile("|".join(map(re.escape, self._text_by_mark)))
+        self._any_mark = any_of(self._text_by_mark)
         self._deaf: Tokenizer | None = None
         self._lock = threading.Lock()
 
