@@ -33,7 +33,6 @@ _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment
 """Schema keys that do not constrain a value."""
 _LIST = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", *_NOTES}
 """Schema keys of an object that is just a list of parameters."""
-_CHOICES = {"enum", "const"}
 _MAX_DEPTH = 16
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 
@@ -106,7 +105,7 @@ def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
                 is_required=name in required,
                 types=frozenset().union(*(_types(part) for part in parts)),
                 choices=choices,
-                is_text=choices is not None or all(_may_be_any_text(part) for part in parts),
+                is_text=choices is not None or _may_be_any_text(parts),
                 schema={**own, **shared} if isinstance(own, Mapping) else {},
             )
         )
@@ -225,10 +224,10 @@ def _parts(schema: object, shared: Mapping[str, Any], followed: set[str], depth:
         yield schema
 
 
-def _may_be_any_text(part: Mapping[str, Any]) -> bool:
-    """Return whether the schema excludes text, or constrains it by nothing but its type and choices."""
-    asked = part.keys() - _NOTES
-    return asked <= {"type", *_CHOICES} or ("type" in part and "string" not in _types(part))
+def _may_be_any_text(parts: list[Mapping[str, Any]]) -> bool:
+    """Return whether the alternatives exclude text, or one of them asks nothing of it but its type."""
+    asked = [part.keys() - _NOTES for part in parts if "string" in _types(part)]
+    return not asked or any(names <= {"type"} for names in asked)
 
 
 def _choices(parts: list[Mapping[str, Any]]) -> tuple[Any, ...] | None:

@@ -106,6 +106,8 @@ def test_a_tool_may_have_no_parameters() -> None:
         {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]},
         {"not": {"const": "x"}},
         {"type": ["string", "array"], "items": {}},
+        {"anyOf": [{"type": "integer"}, {"const": "auto", "type": "string"}]},
+        {"anyOf": [{"enum": ["a", "b"]}, {"type": "array", "items": {"type": "string"}}]},
     ],
 )
 def test_text_of_which_more_is_asked_is_quoted(own: dict[str, Any]) -> None:
@@ -121,6 +123,8 @@ def test_text_of_which_more_is_asked_is_quoted(own: dict[str, Any]) -> None:
         {"$ref": "#/$defs/A", "title": "a"},
         {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "array", "items": {"type": "string", "minLength": 1}}]},
         {"enum": ["a", "b"], "minLength": 1},
+        {"anyOf": [{"const": "auto", "type": "string"}, {"type": "string"}]},
+        {"anyOf": [{"enum": [1, 2]}, {"type": "string"}]},
         {},
     ],
 )
@@ -285,6 +289,16 @@ def test_a_value_that_passes_as_an_enumerated_one_is_one(tokenizer: LLTokenizer,
         if may_be_whole(tokenizer, f"<tool_call>\n<function=f>\n{arguments}\n</tool_call>", tool):
             found.append(json.loads(scanned([arguments], schema)[0])["a"])
     assert {(type(value), value) for value in found} == {(type(choice), choice) for choice in choices}
+
+
+def test_a_choice_among_values_of_another_type_is_the_only_text(tokenizer: LLTokenizer) -> None:
+    """What Python writes as `int | Literal["auto"]` took any text, in strict tools too."""
+    own = {"anyOf": [{"type": "integer"}, {"const": "auto", "type": "string"}]}
+    schema = {"type": "object", "properties": {"a": own}, "required": ["a"]}
+    tool = ToolSpec(name="f", parameters=schema)
+    for value, is_valid in (("5", True), ('"auto"', True), ("auto", False), ('"whatever"', False), ("5.5", False)):
+        assert may_be_whole(tokenizer, call(a=value), tool) is is_valid
+    assert json.loads(scanned([tags(a='"auto"') + "</function>"], schema)[0]) == {"a": "auto"}
 
 
 def test_where_nothing_is_known_of_arguments_any_pass(tokenizer: LLTokenizer) -> None:
