@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deployments.gateway.dialect import Dialect
-from deployments.gateway.grammars import admitted, check_grammar, followable, unfollowable
+from deployments.gateway.grammars import (
+    ANY_OBJECT,
+    admitted,
+    check_grammar,
+    followable,
+    unfollowable,
+    without_hints,
+)
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolSpec, ToolUse
 from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounter, HarmonyParts, HarmonyStops
 from deployments.stream.reasoning import ReasoningCounter, ReasoningSplit
@@ -62,6 +69,7 @@ class AnswerShape:
         self._content = request.grammar
         self._stop = request.stop
         self._tool_use: ToolUse | None = request.tool_use
+        self._unenforced: frozenset[str] = frozenset()
         self._dialect = dialect
         self._reasoning = dialect.reasoning if isinstance(request.prompt, ChatPrompt) else None
         self._has_begun = self._reasoning is not None and prompt_tail.rstrip().endswith(self._reasoning.begin)
@@ -86,13 +94,14 @@ class AnswerShape:
         return StopStrings(self._stop)
 
     def parts(self) -> AnswerParts | HarmonyParts:
-        """Return the stages for the answer's text."""
+        """Return the stages for the answer's text; if `grammar` constrains it, they are to be made after that."""
         split = None if self._reasoning is None else ReasoningSplit(self._reasoning, has_begun=self._has_begun)
         use = self._tool_use
         if use is None or not use.callable_names:
             return AnswerParts(split)
-        tools = {tool.name: tool.parameters for tool in use.tools if tool.name in use.callable_names}
-        calls = CallParser(self._tool_format(), tools, is_required=use.is_required)
+        # The grammar reads the same schemas, and both have to agree on which values are quoted.
+        tools = {tool.name: without_hints(tool.parameters) for tool in use.tools if tool.name in use.callable_names}
+        calls = CallParser(self._tool_format(), tools, unenforced=self._unenforced, is_required=use.is_required)
         return AnswerParts(split, calls)
 
     def counter(self) -> ReasoningCounter | HarmonyCounter | None:
@@ -132,6 +141,7 @@ class AnswerShape:
         if self._content is not None and not use.is_required and tool_format.is_alone:
             await self._check_distinct(self._content, use.callable_names, tool_format)
         tools = await followable(use.tools)
+        self._unenforced = frozenset(tool.name for tool in tools if tool.parameters == ANY_OBJECT)
         if tool_format.is_tagged:
             _check_lists(tools)
         return CallRules(

@@ -15,6 +15,8 @@ from deployments.tools.grammar import JSON_STYLE
 from engine.errors import RequestError
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+"""What is enforced of the parameters of a tool whose schema cannot be."""
 
 _HINTS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
 """Formats that any string satisfies; pydantic writes them for secrets, bytes and paths."""
@@ -108,7 +110,7 @@ def _followable(index: int, tool: ToolSpec) -> ToolSpec:
     if reason and tool.is_strict:
         field = f"tools[{index}].function.parameters"
         raise unfollowable(field, reason)
-    return replace(tool, parameters={"type": "object"} if reason else parameters)
+    return replace(tool, parameters=ANY_OBJECT if reason else parameters)
 
 
 @lru_cache(MAX_KNOWN)

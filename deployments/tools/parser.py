@@ -33,6 +33,7 @@ class CallParser:
 
     Args:
         tools: parameter schemas of the callable tools by name.
+        unenforced: names of the tools whose schemas the answer's grammar does not enforce.
         is_required: the answer consists of calls only.
         new_call_id: generates the id of each call.
     """
@@ -42,11 +43,13 @@ class CallParser:
         tool_format: ToolFormat,
         tools: Mapping[str, Mapping[str, Any]],
         *,
+        unenforced: frozenset[str] = frozenset(),
         is_required: bool = False,
         new_call_id: Callable[[], str] | None = None,
     ) -> None:
         self._format = tool_format
         self._tools = tools
+        self._unenforced = unenforced
         self._is_required = is_required
         self._new_call_id = new_call_id or tool_format.new_call_id
         self._state = _State.CONTENT
@@ -121,7 +124,8 @@ class CallParser:
                 calls.append(CallDelta(index=self._num_started, call_id=self._new_call_id(), name=tool))
                 self._num_started += 1
                 self._held = self._held[end if is_tagged else end - 1 :]
-                self._arguments = TagScan(parameters_of(schema)) if is_tagged else _ObjectScan()
+                parameters = parameters_of(schema, is_enforced=tool not in self._unenforced) if is_tagged else None
+                self._arguments = TagScan(parameters) if is_tagged else _ObjectScan()
                 self._state = _State.ARGUMENTS
                 return True
         if not is_open:

@@ -45,6 +45,7 @@ class Parameter:
         types: JSON types that its value may have.
         choices: all allowed values, None if they are not enumerated.
         is_text: text is written verbatim; else it is quoted, because the schema constrains it further.
+        is_enforced: a grammar holds the value to the schema; else it ends at the first closing tag, whatever it is.
         schema: the self-contained schema of its value.
     """
 
@@ -53,6 +54,7 @@ class Parameter:
     types: frozenset[str]
     choices: tuple[Any, ...] | None
     is_text: bool
+    is_enforced: bool = True
     schema: Mapping[str, Any]
 
     @property
@@ -62,8 +64,8 @@ class Parameter:
 
     @property
     def is_json(self) -> bool:
-        """Whether it is JSON, in whose strings the closing tag is text, unless the schema could not be followed."""
-        return self.choices is None and not (self.is_text and "string" in self.types)
+        """Whether it is certainly JSON, in whose strings the closing tag is text."""
+        return self.is_enforced and self.choices is None and not (self.is_text and "string" in self.types)
 
     def value(self, written: str) -> str:
         """Return the written value as JSON."""
@@ -84,8 +86,12 @@ class Parameter:
         return any(type(choice) is type(value) and choice == value for choice in self.choices)
 
 
-def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
-    """Return a tool's parameters in schema order, or None if its schema is not just a list of parameters."""
+def parameters_of(schema: Mapping[str, Any], *, is_enforced: bool = True) -> tuple[Parameter, ...] | None:
+    """Return a tool's parameters in schema order, or None if its schema is not just a list of parameters.
+
+    Args:
+        is_enforced: a grammar holds the arguments to the schema.
+    """
     properties, required = schema.get("properties", {}), schema.get("required", [])
     is_open = not properties and schema.get("additionalProperties", True) is not False
     if is_open or schema.keys() - _LIST or not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -105,7 +111,9 @@ def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
                 is_required=name in required,
                 types=frozenset().union(*(_types(part) for part in parts)),
                 choices=choices,
-                is_text=choices is not None or _may_be_any_text(parts),
+                # A model quotes text only where a grammar makes it.
+                is_text=choices is not None or not is_enforced or _may_be_any_text(parts),
+                is_enforced=is_enforced,
                 schema={**own, **shared} if isinstance(own, Mapping) else {},
             )
         )

@@ -144,6 +144,34 @@ async def test_a_strict_schema_that_is_no_list_of_parameters_is_refused_where_ea
     assert refused.value.field == "tools[2].function.parameters"
 
 
+@pytest.mark.parametrize(
+    ("own", "written", "expected"),
+    [
+        ({"path": {"type": "string", "format": "path"}}, "12345", "12345"),
+        ({"path": {"type": "string", "format": "path"}}, 'a 5" pipe', 'a 5" pipe'),
+        ({"path": {"type": "string", "format": "uuid4"}}, '"a"', "a"),
+        # The grammar library knows no unique items, so that nothing is enforced.
+        ({"path": {"type": "string", "minLength": 1}, "b": {"uniqueItems": True}}, "12345", "12345"),
+        ({"path": {"type": "string", "minLength": 1}, "b": {"uniqueItems": True}}, 'a 5" pipe', 'a 5" pipe'),
+        ({"path": {"type": "array", "uniqueItems": True}}, '["a"]', ["a"]),
+        ({"path": {"type": "array", "uniqueItems": True}}, '5" 6', '5" 6'),
+    ],
+)
+async def test_tagged_values_are_read_as_the_grammar_has_them_written(
+    own: dict[str, Any], written: str, expected: object
+) -> None:
+    """Text became a number, and a call whose text had one quote never ended."""
+    tool = ToolSpec(name="f", parameters={"type": "object", "properties": own})
+    use = ToolUse(tools=(tool,), callable_names=frozenset({"f"}))
+    shape = shape_of(ask(tool_use=use), replace(PLAIN, tool_format=FORMATS["qwen3_coder"]), "")
+    assert await shape.grammar()
+    parts = shape.parts()
+    text = f"<tool_call>\n<function=f>\n<parameter=path>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    _, content, deltas = parts.feed(text)
+    assert (content, parts.has_calls) == ("", True)
+    assert json.loads(joined_calls(deltas)[0].arguments) == {"path": expected}
+
+
 @pytest.mark.parametrize("name", FORMATS)
 async def test_calls_that_are_required_come_valid_in_every_format(
     gateway: OpenGateway, serving: Serving, name: str
