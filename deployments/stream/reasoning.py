@@ -11,9 +11,12 @@ Pure; the result does not depend on how the text was split into pieces.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 WHITE_SPACE = " \t\r\n"
+_LITERAL_END = r"""(?:\\n|\s)*+(?:['"]|\{[%{]|$)"""
+"""What follows the last word that a template writes: a quote or a tag, behind line breaks as such or as escapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +36,16 @@ REASONING_FORMATS = {reasoning.name: reasoning for reasoning in (THINK, MISTRAL_
 
 def reasoning_of_template(template: str) -> ReasoningFormat | None:
     """Return the reasoning format of the model with this chat template, or None if it does not reason."""
-    found = next((reasoning for reasoning in REASONING_FORMATS.values() if reasoning.end in template), None)
+    found = next((reasoning for reasoning in REASONING_FORMATS.values() if _has(template, reasoning)), None)
     # A template with only a switch for thinking does not show the marks; nearly all such models use these.
     return THINK if found is None and "enable_thinking" in template else found
+
+
+def _has(template: str, reasoning: ReasoningFormat) -> bool:
+    # A template that keeps earlier thoughts as they are (OLMo 3) shows no end, but begins the answer with thoughts.
+    # Instructions may name the mark too, but not as the last word before the answer.
+    _, _, prompt_end = template.partition("add_generation_prompt")
+    return reasoning.end in template or bool(re.search(re.escape(reasoning.begin) + _LITERAL_END, prompt_end))
 
 
 class ReasoningSplit:

@@ -76,3 +76,23 @@ def test_the_template_shows_how_a_model_thinks() -> None:
     assert reasoning_of_template("[THINK]{{ x }}[/THINK]") is MISTRAL_THINK
     assert reasoning_of_template("{% if enable_thinking %}Think deeply.{% endif %}") is THINK
     assert reasoning_of_template("{{ messages }}") is None
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "expected"),
+    [
+        ("{{ '<|im_start|>assistant\\n<think>' }}{% endif %}", THINK),
+        ('{{- "<|im_start|>assistant\\n<think>\\n" -}}{% endif %}', THINK),
+        ("<|assistant|>\n<think>\n{%- endif %}", THINK),
+        ("<|assistant|>[THINK]{% endif %}", MISTRAL_THINK),
+        ("{{ '<|assistant|>' }}{% endif %}", None),
+        ("{{ 'Never write <think> or the like.<|assistant|>' }}{% endif %}", None),
+    ],
+)
+def test_a_template_that_begins_the_answer_with_thoughts_need_not_show_their_end(
+    prompt_end: str, expected: object
+) -> None:
+    """The thoughts of OLMo 3 were content."""
+    turns = "{% if not system %}{{ 'You may think in <think>' }}{% endif %}{{ messages }}"
+    assert reasoning_of_template(turns + "{% if add_generation_prompt %}" + prompt_end) is expected
+    assert reasoning_of_template(turns + prompt_end) is None
