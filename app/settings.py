@@ -51,7 +51,7 @@ class ModelSettings(SettingsNode):
     tool_format: ToolFormatName | None = Field(
         default=None, description="Tool call format of the model; null: detected from its chat template."
     )
-    reasoning_format: Literal["think", "mistral", "none"] | None = Field(
+    reasoning_format: Literal["think", "mistral", "seed", "none"] | None = Field(
         default=None, description="How the model marks reasoning content; null: detected from its chat template."
     )
     sampling_defaults: Literal["model", "openai"] = Field(

@@ -30,15 +30,20 @@ class ReasoningFormat:
 
 THINK = ReasoningFormat(name="think", begin="<think>", end="</think>")
 MISTRAL_THINK = ReasoningFormat(name="mistral", begin="[THINK]", end="[/THINK]")
+SEED_THINK = ReasoningFormat(name="seed", begin="<seed:think>", end="</seed:think>")
 
-REASONING_FORMATS = {reasoning.name: reasoning for reasoning in (THINK, MISTRAL_THINK)}
+REASONING_FORMATS = {reasoning.name: reasoning for reasoning in (THINK, MISTRAL_THINK, SEED_THINK)}
+_OTHER_MARKS = ("<|channel>", "<|inner_prefix|>", "<|START_THINKING|>")
+"""Marks of thoughts in no format of ours: Gemma 4, Apertus, Command R7B."""
 
 
 def reasoning_of_template(template: str) -> ReasoningFormat | None:
     """Return the reasoning format of the model with this chat template, or None if it does not reason."""
     found = next((reasoning for reasoning in REASONING_FORMATS.values() if _has(template, reasoning)), None)
+    if found is not None or any(mark in template for mark in _OTHER_MARKS):
+        return found
     # A template with only a switch for thinking does not show the marks; nearly all such models use these.
-    return THINK if found is None and "enable_thinking" in template else found
+    return THINK if "enable_thinking" in template else None
 
 
 def _has(template: str, reasoning: ReasoningFormat) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deployments.stream.reasoning import (
     MISTRAL_THINK,
+    SEED_THINK,
     THINK,
     ReasoningCounter,
     ReasoningSplit,
@@ -75,7 +76,16 @@ def test_the_template_shows_how_a_model_thinks() -> None:
     assert reasoning_of_template("{% if '</think>' in content %}") is THINK
     assert reasoning_of_template("[THINK]{{ x }}[/THINK]") is MISTRAL_THINK
     assert reasoning_of_template("{% if enable_thinking %}Think deeply.{% endif %}") is THINK
+    assert reasoning_of_template("{% set end = '</seed:think>' %}{{ enable_thinking }}") is SEED_THINK
     assert reasoning_of_template("{{ messages }}") is None
+
+
+@pytest.mark.parametrize("mark", ["<|channel>thought", "<|inner_prefix|>", "<|START_THINKING|>"])
+def test_a_template_with_a_switch_and_other_marks_is_of_no_format(mark: str) -> None:
+    """Gemma 4, Apertus and Command R7B were taken for models that write <think>."""
+    template = "{% if not enable_thinking %}" + mark + "{% endif %}"
+    assert reasoning_of_template(template) is None
+    assert reasoning_of_template(template + "</think>") is THINK
 
 
 @pytest.mark.parametrize(
