@@ -16,7 +16,7 @@ from deployments.gateway.grammars import (
 )
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolSpec, ToolUse
 from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounter, HarmonyParts, HarmonyStops
-from deployments.stream.reasoning import ReasoningCounter, ReasoningSplit
+from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
 from deployments.stream.stop_strings import StopStrings
 from deployments.tools.formats import ToolFormat
 from deployments.tools.grammar import AnswerGrammar, CallRules
@@ -71,8 +71,12 @@ class AnswerShape:
         self._tool_use: ToolUse | None = request.tool_use
         self._unenforced: frozenset[str] = frozenset()
         self._dialect = dialect
-        self._reasoning = dialect.reasoning if isinstance(request.prompt, ChatPrompt) else None
-        self._has_begun = self._reasoning is not None and prompt_tail.rstrip().endswith(self._reasoning.begin)
+        self._reasoning: ReasoningFormat | None = None
+        self._has_begun = False
+        if dialect.reasoning is not None and isinstance(request.prompt, ChatPrompt):
+            self._reasoning = dialect.reasoning
+            ends_with_begin = prompt_tail.rstrip().endswith(dialect.reasoning.begin)
+            self._has_begun = ends_with_begin or _continues_thoughts(request.prompt, dialect.reasoning)
 
     @property
     def shown(self) -> dict[int, str]:
@@ -171,6 +175,15 @@ class AnswerShape:
                 field="tools",
             )
         return self._dialect.tool_format
+
+
+def _continues_thoughts(prompt: ChatPrompt, reasoning: ReasoningFormat) -> bool:
+    """Return whether the answer continues a message that begins with thoughts and does not end them."""
+    if not prompt.continues_final_message:
+        return False
+    split = ReasoningSplit(reasoning, has_begun=False)
+    split.feed(prompt.messages[-1].content)
+    return split.has_thought and not split.is_over
 
 
 def _check_lists(tools: Sequence[ToolSpec]) -> None:

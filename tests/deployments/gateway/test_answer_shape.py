@@ -71,6 +71,22 @@ async def test_thoughts_alone_need_no_grammar_and_come_apart() -> None:
     assert shape.parts().feed("Hm.</think> Yes.") == ("Hm.", "Yes.", ())
 
 
+@pytest.mark.parametrize(
+    ("begun", "expected"),
+    [
+        ("<think>\nHmm, so", ("it is 4.", "4")),
+        ("<think>\nHmm.\n</think>\n\nSo", ("", " it is 4.</think>4")),
+        ("One writes <think> and", ("", " it is 4.</think>4")),
+    ],
+)
+def test_thoughts_that_a_continued_message_leaves_open_go_on(begun: str, expected: tuple[str, str]) -> None:
+    """They were content, with the mark of their end in it."""
+    turns = (ChatMessage(role="user", content="?"), ChatMessage(role="assistant", content=begun))
+    shape = shape_of(ask(ChatPrompt(messages=turns, continues_final_message=True)), THINKING, begun)
+    assert shape.parts().feed(" it is 4.</think>4") == (*expected, ())
+    assert shape_of(ask(ChatPrompt(messages=turns)), THINKING, begun).parts().feed(" 4.") == ("", " 4.", ())
+
+
 async def test_a_text_prompt_has_neither_thoughts_nor_marks() -> None:
     shape = shape_of(ask(TextPrompt(text="a"), grammar=CHOICE), THINKING, "<think>")
     assert await shape.grammar() == CHOICE.source
