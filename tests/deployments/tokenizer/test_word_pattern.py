@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,13 +37,6 @@ def test_a_word_may_be_long() -> None:
     assert any_of([word, word + "y"]).fullmatch(word + "y")
 
 
-def test_text_that_begins_like_many_words_takes_no_time() -> None:
+def test_many_words_with_one_beginning_are_one_alternative() -> None:
     """A message of "<" alone stopped a tokenizer with a thousand control tokens for 25 s."""
-    words, text = ["[INST]", *(f"<SPECIAL_{number}>" for number in range(1000))], "<" * 20_000
-    assert seconds(any_of(words), text) < seconds(alternation(words), text) / 5
-
-
-def seconds(pattern: re.Pattern[str], text: str) -> float:
-    start = time.process_time()
-    assert not pattern.search(text)
-    return time.process_time() - start
+    assert any_of(f"<SPECIAL_{number}>" for number in range(1000)).pattern.count("<") == 1
