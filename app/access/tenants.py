@@ -34,6 +34,7 @@ from deployments.generation import (
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.prompt_texts import num_chars
 from deployments.timeline import Timeline
+from engine.errors import OverloadError, RequestError
 
 if TYPE_CHECKING:
     from deployments.accounts.meter import Meter
@@ -152,9 +153,9 @@ def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
 
 @dataclass(slots=True)
 class _Used:
-    """Tokens that one request has used so far, counted against its tenant's limits."""
+    """Tokens that one request has used so far, counted against its tenant's limits; None if not known yet."""
 
-    num_input: int
+    num_input: int | None = None
     num_output: int = 0
 
 
@@ -259,7 +260,7 @@ class TenantGateway:
         """
         meter, name, limits = self._meter, self._tenant.name, self._tenant.limits
         guess = size // CHARS_PER_TOKEN + 1
-        used = _Used(guess)
+        used = _Used()
         if meter is None or not limits.has_any:
             yield used
             return
@@ -269,8 +270,13 @@ class TenantGateway:
             raise over_limit(admission, getattr(limits, admission.refused_by))
         try:
             yield used
+        except (RequestError, OverloadError):
+            if used.num_input is None:
+                used.num_input = 0
+            raise
         finally:
-            meter.release(Charge(name, limits, max(0, used.num_input - guess), used.num_output))
+            num_input = guess if used.num_input is None else used.num_input
+            meter.release(Charge(name, limits, num_input - guess, used.num_output))
 
     def _own(self, request: Computed) -> Computed:
         """Return a request with the tenant's name, priority and separate prefix cache."""

@@ -1,8 +1,8 @@
 """Per-minute rate limits of tenants, counted in one place for all gateways with the `limits` library.
 
 A window begins with a tenant's first use and lasts one minute. Requests and input tokens are counted when a request
-begins, output tokens when an answer ends: a tenant with any output tokens left may begin, and the overrun is counted
-in the window in which the answer ends.
+begins, the latter by an estimate that is corrected when it ends; output tokens when an answer ends: a tenant with any
+output tokens left may begin, and the overrun is counted in the window in which the answer ends.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage, storage_from_string
@@ -92,11 +93,16 @@ class Limiter:
         return Admission(quotas=self._quotas(tenant, limits))
 
     def charge(self, charge: Charge) -> None:
-        """Count used tokens against the windows."""
+        """Count used tokens against the windows; fewer than none were counted before and not used."""
         used = dict(zip(WINDOWED, (0, charge.input_tokens, charge.output_tokens), strict=True))
         for name, item in _items(charge.limits).items():
-            if used[name]:
+            if used[name] > 0:
                 self._strategy.hit(item, charge.tenant, name, cost=used[name])
+            elif used[name] < 0:
+                key = item.key_for(charge.tenant, name)
+                # Not below zero: the window in which they were counted may have ended.
+                counted = cast(int, self._storage.get(key))
+                self._storage.incr(key, item.get_expiry(), -min(-used[name], counted))
 
     def hear(
         self,

@@ -55,7 +55,7 @@ class Admission:
 
 
 class Charge(NamedTuple):
-    """Tokens that a tenant has used."""
+    """Tokens that a tenant has used; `input_tokens` beyond those that admission counted, negative if it was fewer."""
 
     tenant: str
     limits: TenantLimits

@@ -13,6 +13,9 @@ from app.http.api import create_app
 from app.http.errors import ApiError
 from deployments.accounts.values import Admission, Charge, TenantLimits
 from deployments.errors import UnavailableError
+from deployments.generation import TextPrompt
+from deployments.pooled import EmbeddingRequest
+from engine.errors import RequestError
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
 
 ALL, SOME = Tenant(name="all", priority=3), Tenant(name="some", models=frozenset({"shout"}))
@@ -207,3 +210,12 @@ def test_nothing_else_does(headers: dict[str, str], digest: str | None, status: 
     with pytest.raises(ApiError) as refused:
         check_admin(Headers(headers), digest)
     assert refused.value.status == status
+
+
+async def test_a_refused_prompt_is_not_counted(gateway: ScriptedGateway) -> None:
+    meter = ScriptedMeter()
+    own = TenantGateway(gateway, meter, FEW, {})
+    request = EmbeddingRequest(request_id="e", model="nobody", inputs=(TextPrompt(text="x" * 400),))
+    with pytest.raises(RequestError):
+        await own.embed(request)
+    assert (meter.admitted, meter.charges) == ([("few", 101)], [Charge("few", FEW.limits, -101, 0)])

@@ -150,3 +150,13 @@ def test_the_tokens_of_an_answer_are_counted_as_it_ends_and_not_before(limiter: 
     limiter.charge(Charge("ends", LIMITS, 2, 9))
     later = admit(limiter, "ends", LIMITS, "g", 1).quotas
     assert (later["output_tokens_per_minute"].remaining, later["input_tokens_per_minute"].remaining) == (41, 90)
+
+
+def test_what_was_counted_and_not_used_is_given_back(limiter: Limiter) -> None:
+    """A prompt that was refused for its length took a whole window of its tenant."""
+    admit(limiter, "refused", LIMITS, "g", 5000)
+    limiter.charge(Charge("refused", LIMITS, -5000, 0))
+    assert admit(limiter, "refused", LIMITS, "g", 30).quotas["input_tokens_per_minute"].remaining == 70
+    # Of a window that has ended: it makes no credit.
+    limiter.charge(Charge("refused", LIMITS, -5000, 0))
+    assert admit(limiter, "refused", LIMITS, "g", 30).quotas["input_tokens_per_minute"].remaining == 70
