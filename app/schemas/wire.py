@@ -67,13 +67,22 @@ class WireRequest(BaseModel):
         """Return the fields as they are written in JSON."""
         return {info.alias or name for name, info in cls.model_fields.items()}
 
+    @classmethod
+    def _is_absent(cls, name: str, value: Any) -> bool:
+        """Return whether a field is null that may be left out and means something else than null then."""
+        if value is not None:
+            return False
+        fields = cls.model_fields
+        info = fields.get(name) or next((info for info in fields.values() if info.alias == name), None)
+        return info is not None and not info.is_required() and info.default is not None
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_we_do_not_do(cls, data: Any) -> Any:
         known = cls.wire_names()
         if not isinstance(data, dict):
             return data
-        data = {name: _whole(value) for name, value in data.items()}
+        data = {name: _whole(value) for name, value in data.items() if not cls._is_absent(name, value)}
         if data.keys() <= known:
             return data
         kept = {}

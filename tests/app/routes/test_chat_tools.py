@@ -131,3 +131,13 @@ async def test_tools_calls_and_results_reach_the_gateway(client: httpx.AsyncClie
     assert request.tool_use is not None
     assert request.tool_use.callable_names == {"f"}
     assert json.loads(json.dumps(request.tool_use.tools[0].parameters)) == SCHEMA
+
+
+async def test_a_null_type_of_an_earlier_call_is_as_if_it_was_absent(client: httpx.AsyncClient) -> None:
+    earlier = {"id": "1", "type": None, "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        *GOOD["messages"],
+        {"role": "assistant", "tool_calls": [earlier]},
+        {"role": "tool", "content": "5", "tool_call_id": "1"},
+    ]
+    assert (await client.post(PATH, json=GOOD | {"messages": messages})).status_code == 200

@@ -18,6 +18,8 @@ async def test_an_answer_has_every_field_of_the_contract(client: httpx.AsyncClie
     assert answer["object"] == "text_completion"
     assert answer["choices"] == [{"index": 0, "text": "Hello 🙂", "logprobs": None, "finish_reason": "stop"}]
     assert gateway.requests[0].max_tokens == 16
+    assert (await client.post(PATH, json={"model": "base", "prompt": "Hi", "max_tokens": None})).status_code == 200
+    assert (gateway.requests[1].max_tokens, gateway.requests[1].clips_max_tokens) == (16, True)
 
 
 @pytest.mark.parametrize(
