@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -40,7 +39,7 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thre
 
 def message(head: ResponseHead, answer: Answer, *, max_tokens: int) -> MessageObject:
     """Return a whole answer, without a truncated call, whose input is not valid JSON."""
-    blocks = [block for block in blocks_of(answer) if block.kind is not BlockKind.CALL or _input(block) is not None]
+    blocks = [block for block in blocks_of(answer) if block.kind is not BlockKind.CALL or block.arguments() is not None]
     return MessageObject(
         id=head.response_id,
         model=head.model,
@@ -145,16 +144,7 @@ def _content(block: Block, *, is_open: bool = False) -> dict[str, Any]:
         case BlockKind.TEXT:
             return {"type": "text", "text": "" if is_open else block.text}
         case BlockKind.CALL:
-            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(block) or {}}
-
-
-def _input(block: Block) -> dict[str, Any] | None:
-    try:
-        # Not by orjson: beyond 64 bits it makes floats of integers.
-        found: dict[str, Any] = json.loads(block.text)
-    except (ValueError, RecursionError):
-        return None
-    return found
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": block.arguments() or {}}
 
 
 def _whole_usage(finished: Finished) -> MessagesUsage:

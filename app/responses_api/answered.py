@@ -64,9 +64,8 @@ class ResponseWriter:
         """Return the response so far; it is in progress if `finished` and `error` are None."""
         body = self._body
         why = None if finished is None else _WHY_INCOMPLETE.get(finished.reason)
-        is_whole = finished is not None and why is None
         # A truncated answer is truncated in its last item.
-        items = [self.item(block, is_whole=is_whole or block is not blocks[-1]) for block in blocks]
+        items = [self.item(block, is_whole=block is not blocks[-1] or _is_whole(block, finished)) for block in blocks]
         if finished is not None and finished.refusal is not None:
             items.append(self.refusal(finished.refusal))
         status: Status = "completed"
@@ -194,7 +193,7 @@ class ResponseFrames:
             return added + self._part(block, "added", "")
         if not step.closes:
             return self._frame(f"response.{_GROWING[block.kind]}.delta", **self._place(block), **self._grown(step))
-        is_whole = self._finished is None or self._finished.reason not in _WHY_INCOMPLETE
+        is_whole = self._finished is None or _is_whole(block, self._finished)
         return (
             self._frame(f"response.{_GROWING[block.kind]}.done", **self._place(block), **self._whole(block))
             + self._part(block, "done", block.text)
@@ -246,6 +245,16 @@ class ResponseFrames:
     def _frame(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return typed_frame(kind, sequence_number=number, **fields)
+
+
+def _is_whole(last: Block, finished: Finished | None) -> bool:
+    """Return whether the last block of an answer is all that it was to be.
+
+    A stop string completes a response, for which the contract has no other word, but not a call that it cuts.
+    """
+    if finished is None or finished.reason in _WHY_INCOMPLETE:
+        return False
+    return last.kind is not BlockKind.CALL or finished.reason is EndReason.TOOL_CALLS or last.arguments() is not None
 
 
 def _usage(finished: Finished) -> ResponseUsage:

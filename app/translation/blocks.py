@@ -5,10 +5,12 @@ Two wire formats consist of blocks that open, grow and close: OpenAI's Responses
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from app.translation.streaming import Answer
 from deployments.generation import TextDelta, TokenScore
@@ -39,6 +41,15 @@ class Block:
     call_id: str = ""
     name: str = ""
     scores: list[TokenScore] = field(default_factory=list)
+
+    def arguments(self) -> dict[str, Any] | None:
+        """Return the arguments of a call, None if they are no JSON object, as those of a call that was cut."""
+        try:
+            # Not by orjson: beyond 64 bits it makes floats of integers.
+            found = json.loads(self.text)
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,6 +131,21 @@ async def test_only_the_last_item_of_an_answer_that_was_cut_is_incomplete(
     assert events[-1]["response"]["output"] == done
 
 
+@pytest.mark.parametrize(("num_deltas", "status"), [(5, "incomplete"), (6, "completed")])
+async def test_a_call_that_a_stop_string_cuts_is_incomplete(
+    client: httpx.AsyncClient, calling: ScriptedGateway, num_deltas: int, status: str
+) -> None:
+    calling.deltas, calling.end = calling.deltas[:num_deltas], EndReason.STOP
+    answer = (await client.post(PATH, json=GOOD)).json()
+    statuses = ["completed", "completed", "completed", status]
+    assert [item["status"] for item in answer["output"]] == statuses
+    assert (answer["status"], answer["incomplete_details"]) == ("completed", None)
+    events = await streamed(client, GOOD)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in done] == statuses
+    assert events[-1]["response"]["output"] == done
+
+
 async def test_a_refused_input_is_a_refusal(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
     gateway.pieces, gateway.end, gateway.refusal = [], EndReason.CONTENT_FILTER, "No."
     answer = (await client.post(PATH, json=GOOD)).json()
