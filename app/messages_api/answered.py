@@ -38,12 +38,11 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thre
 
 
 def message(head: ResponseHead, answer: Answer, *, max_tokens: int) -> MessageObject:
-    """Return a whole answer, without a truncated call, whose input is not valid JSON."""
-    blocks = [block for block in blocks_of(answer) if block.kind is not BlockKind.CALL or block.arguments() is not None]
+    """Return a whole answer; a truncated call, whose input is not valid JSON, has an empty one."""
     return MessageObject(
         id=head.response_id,
         model=head.model,
-        content=[_content(block) for block in blocks],
+        content=[_content(block) for block in blocks_of(answer)],
         stop_reason=stop_reason(answer.finished, max_tokens),
         stop_sequence=answer.finished.stop,
         usage=_whole_usage(answer.finished),

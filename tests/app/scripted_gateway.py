@@ -139,6 +139,7 @@ class ScriptedGateway:
         self.pieces = ["Hel", "lo", " 🙂"]
         self.deltas: list[TextDelta] = []
         self.end = EndReason.STOP
+        self.stop: str | None = None
         self.refusal: str | None = None
         self.moderation: Moderated | None = None
         self.error_before: Exception | None = None
@@ -183,6 +184,7 @@ class ScriptedGateway:
                 await asyncio.Event().wait()
             yield Finished(
                 reason=self.end,
+                stop=self.stop,
                 num_prompt_tokens=7,
                 num_completion_tokens=len(self.pieces),
                 num_cached_tokens=4,

@@ -92,12 +92,19 @@ async def test_a_stream_opens_fills_and_closes_its_blocks(client: httpx.AsyncCli
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
-async def test_a_call_that_was_cut_is_left_out_of_a_whole_message(
-    client: httpx.AsyncClient, calling: ScriptedGateway
+@pytest.mark.parametrize(
+    ("end", "stop", "reason"),
+    [(EndReason.LENGTH, None, "model_context_window_exceeded"), (EndReason.STOP, "}", "stop_sequence")],
+)
+async def test_a_call_that_was_cut_is_in_a_whole_message_as_in_a_stream(
+    client: httpx.AsyncClient, calling: ScriptedGateway, end: EndReason, stop: str | None, reason: str
 ) -> None:
-    calling.deltas, calling.end = calling.deltas[:-1], EndReason.LENGTH
-    answer = (await client.post(PATH, json=GOOD | {"max_tokens": 1})).json()
-    assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+    calling.deltas, calling.end, calling.stop = calling.deltas[:-1], end, stop
+    answer = (await client.post(PATH, json=GOOD)).json()
+    opened = [event["content_block"] for event in await streamed(client) if event["type"] == "content_block_start"]
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use"]
+    assert answer["content"][-1] == opened[-1] == {"type": "tool_use", "id": "call_a", "name": "f", "input": {}}
+    assert answer["stop_reason"] == reason
 
 
 @pytest.mark.parametrize(
