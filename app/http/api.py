@@ -19,7 +19,7 @@ from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
 from app.http.hosts import HostRule, OriginRule
 from app.http.json_route import error_response
-from app.http.middleware import Border, HeadAsGet, HostCheck, RequestBody
+from app.http.middleware import Border, HeadAsGet, HostCheck, KeyCheck, RequestBody
 from app.http.openapi import document
 from app.routes import (
     accounts,
@@ -39,6 +39,7 @@ from app.routes import (
     responses,
     tokens,
 )
+from app.routes.context import GUARDS
 from app.settings import BatchSettings, LimitSettings
 
 _RESOURCES = (
@@ -99,6 +100,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
+    app.add_middleware(KeyCheck, check=_check_key)
     origins = OriginRule.of(allowed_origins, is_open=not app.state.key_ring.tenant_by_name)
     app.add_middleware(HostCheck, hosts=host_rule or HostRule(), origins=origins)
     app.add_middleware(Border)
@@ -107,6 +109,21 @@ def create_app(
     app.add_middleware(HeadAsGet)  # added last, so outermost
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
+
+
+async def _check_key(request: Request) -> None:
+    """Run the guards of the route that answers a request.
+
+    Raises:
+        ApiError: as the route raises it, if the key is missing or wrong.
+    """
+    for resource in _RESOURCES:
+        for route in resource.router.routes:
+            if route.matches(request.scope)[0] is Match.FULL:
+                for guard in (dependency.call for dependency in route.dependant.dependencies):
+                    if guard in GUARDS:
+                        await guard(request)
+                return
 
 
 def _let_pages_ask(app: FastAPI, origins: Sequence[str]) -> None:

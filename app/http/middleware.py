@@ -1,8 +1,9 @@
 """Pure ASGI middleware around every route.
 
 `HeadAsGet` answers HEAD on every GET route. `Border` assigns the request id, measures the time, and converts exceptions
-to OpenAI's error format. `HostCheck` refuses requests with a foreign `Host`, and changes
-by foreign pages. `RequestBody` limits the body while it is read, and cancels the work when the client disconnects.
+to OpenAI's error format. `HostCheck` refuses requests with a foreign `Host`, and changes by foreign pages. `KeyCheck`
+refuses requests without the key that their route needs. `RequestBody` limits the body while it is read, and cancels the
+work when the client disconnects.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
@@ -129,6 +131,24 @@ class HostCheck:
                 error_type="permission_error",
                 code="origin_not_allowed",
             )
+
+
+class KeyCheck:
+    """Checks a request's key before its body is read: whoever has none shall not cost the memory and time of one.
+
+    Args:
+        check: raises if the key is missing or wrong; the route checks again.
+    """
+
+    def __init__(self, app: ASGIApp, *, check: Callable[[Request], Awaitable[None]]) -> None:
+        self._app = app
+        self._check = check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http":
+            await self._check(Request(scope))
+        await self._app(scope, receive, send)
 
 
 class RequestBody:

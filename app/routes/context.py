@@ -183,3 +183,5 @@ ReaderContext = Annotated[RouteContext, Depends(_reader_context)]
 """Of a tenant, who sees its own, or of whoever brings the admin key, who sees everything."""
 OpenContext = Annotated[RouteContext, Depends(_open_context)]
 """Of whoever asks: routes for operators, and those that guard themselves."""
+GUARDS = frozenset({only_admin, _context, _reader_context})
+"""The dependencies that check a key; they change nothing, and may run twice for one request."""

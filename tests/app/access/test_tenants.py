@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -9,8 +10,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from app.access.tenants import KeyRing, Tenant, TenantGateway, check_admin, given_key, key_digest
-from app.http.api import create_app
+from app.http.api import _RESOURCES, create_app
 from app.http.errors import ApiError
+from app.routes.context import GUARDS
 from deployments.accounts.values import Admission, Charge, TenantLimits
 from deployments.errors import UnavailableError
 from deployments.generation import TextPrompt
@@ -110,6 +112,38 @@ async def test_messages_says_so_in_anthropic_s_shape_and_takes_its_header(guarde
     refused = await guarded.post("/v1/messages", json=MESSAGE)
     assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
     assert (await guarded.post("/v1/messages", json=MESSAGE, headers={"x-api-key": "key-a"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/messages", bearer("wrong")),
+        ("/v1/files", bearer("admin")),
+        ("/v1/load_lora_adapter", bearer("key-a")),
+    ],
+)
+async def test_the_body_of_whoever_has_no_key_is_not_read(
+    guarded: httpx.AsyncClient, path: str, headers: dict[str, str]
+) -> None:
+    num_read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        for _ in range(9):
+            num_read += 1
+            yield b"["
+
+    refused = await guarded.post(path, content=body(), headers=headers | {"content-type": "application/json"})
+    assert (refused.status_code, refused.headers["www-authenticate"], num_read) == (401, "Bearer", 0)
+
+
+def test_every_route_but_the_operators_checks_the_key_before_it_reads_the_body() -> None:
+    routes = [route for resource in _RESOURCES for route in resource.router.routes]
+    unguarded = [
+        route.path for route in routes if GUARDS.isdisjoint(each.call for each in route.dependant.dependencies)
+    ]
+    assert unguarded == ["/health", "/metrics", "/", "/page/{name}"]
 
 
 async def test_a_tenant_s_requests_carry_its_name_its_salt_and_its_priority(
