@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
+import orjson
 import pytest
 from fastapi import FastAPI
 
@@ -24,6 +26,7 @@ async def sdk(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
         yield openai.AsyncOpenAI(api_key="none", base_url="http://test/v1", http_client=http, max_retries=0)
 
 
+JSON = {"content-type": "application/json"}
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
@@ -111,6 +114,34 @@ async def test_only_json_is_read(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/chat/completions", content=b"{}", headers=json | {"content-encoding": "gzip"})
     assert (response.status_code, response.json()["error"]["param"]) == (415, "content-encoding")
     assert response.headers["accept-encoding"] == "identity"
+
+
+async def test_a_large_body_is_parsed_off_the_event_loop(
+    gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_on_loop: list[bool] = []
+    parse = orjson.loads
+
+    def loads(body: bytes) -> Any:
+        is_on_loop.append(threading.current_thread() is threading.main_thread())
+        return parse(body)
+
+    monkeypatch.setattr("app.http.json_route.orjson.loads", loads)
+    transport = httpx.ASGITransport(app=create_app(gateway))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for text in ("Hi", "Hi" * 50_000):
+            body = {"model": "base", "messages": [{"role": "user", "content": text}]}
+            assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+            assert gateway.requests[-1].num_chars >= len(text)
+        doubled = '{"model":"base","model":"base","messages":[' + '{"role":"user","content":"Hi"},' * 5000 + "{}]}"
+        for text, code in (
+            (doubled, "duplicate_key"),
+            ("[" * 100_000, "invalid_json"),
+            ("{}" * 50_000, "invalid_json"),
+        ):
+            refused = await http.post("/v1/chat/completions", content=text, headers=JSON)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, code)
+    assert is_on_loop == [True, False, False]
 
 
 async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncClient) -> None:
