@@ -52,7 +52,6 @@ from deployments.config import (
 )
 from deployments.slo import Slo
 from deployments.tokenizer.chat_template import read_template
-from deployments.tokenizer.text_codec import TextCodec
 from engine.config import EngineConfig
 from engine.decoder.model_spec import ModelSpec
 from engine.errors import ConfigError
@@ -202,10 +201,11 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 def mistakes(settings: Settings, *, reads_all: bool) -> list[str]:
     """Return what `gateway_config` and `registry_config` would refuse, or warn of, based on local files.
 
-    There is one mistake per part and per adapter. Parts that would have to be downloaded from a hub are skipped.
+    There is one mistake per part and per adapter. Parts that would have to be downloaded from a hub are skipped, and
+    tokenizers are left to `app.tokenizer_check`.
 
     Args:
-        reads_all: also read tokenizers and all declared adapters completely, as when the server starts.
+        reads_all: also read all declared adapters completely, as when the server starts.
     """
     names = DeclaredNames()
     found: list[str] = []
@@ -215,8 +215,6 @@ def mistakes(settings: Settings, *, reads_all: bool) -> list[str]:
             model = model.model_copy(update={"adapters": (), "adapter_folder": None})
         if not any(map(is_hub_id, model.sources().values())):
             parts.append(partial(_check_model, model, f"models[{index}]", names, settings, found))
-            if reads_all:
-                parts.append(partial(_check_tokenizer, model, f"models[{index}]"))
     if settings.safety is not None and not is_hub_id(settings.safety.path):
         parts.append(partial(_check_safety, settings.safety))
     for index, reranker in enumerate(settings.rerankers):
@@ -245,11 +243,6 @@ def _check_model(
             with at(f"{place}.{part}"):
                 path = str(local_folder(folder))
                 check_contents(path, read_checkpoint_spec(path))
-
-
-def _check_tokenizer(model: ModelSettings, place: str) -> None:
-    with at(f"{place}.{'path' if model.tokenizer_path is None else 'tokenizer_path'}"):
-        TextCodec(str(local_folder(model.tokenizer_path or model.path)))
 
 
 def _check_safety(safety: SafetySettings) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -26,6 +27,7 @@ from app.cli.preflight import is_loopback, listen_address
 from app.resolved import mistakes
 from app.settings import Settings
 from app.settings_node import hint
+from app.tokenizer_check import tokenizer_mistakes
 from deployments.config import GATEWAY, REGISTRY, model_deployment
 from deployments.database import sqlite_folder
 
@@ -44,7 +46,7 @@ def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
     """Return one line for each mistake in the Serve config file at `path`; empty if it is valid.
 
     Args:
-        reads_all: see `app.resolved.mistakes`.
+        reads_all: see `app.resolved.mistakes`; also read tokenizers.
     """
     try:
         tree = read_config(path)
@@ -61,6 +63,8 @@ def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
             lines += _lint_application(application, place, reads_all=reads_all)
         elif isinstance(application, dict):
             lines += _missing_module(application, f"{place}.import_path")
+    if reads_all:
+        lines += _tokenizer_lines(tree)
     if not lines:
         lines += _open_to_strangers(tree)
         lines += _shared_folders(tree)
@@ -145,6 +149,16 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_all: boo
     lines += _missing_folders(settings, f"{place}.args")
     lines += _unwritable_folders(settings, f"{place}.args")
     return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_all=reads_all)]
+
+
+def _tokenizer_lines(tree: Mapping[str, Any]) -> Iterator[str]:
+    for index, application in enumerate(_list(tree.get("applications"))):
+        if not isinstance(application, dict) or application.get("import_path") != BUILDER:
+            continue
+        with suppress(ValidationError):
+            settings = Settings.model_validate(application.get("args") or {})
+            if not any(_missing_folders(settings, "")):
+                yield from (f"applications[{index}].{mistake}" for mistake in tokenizer_mistakes(settings))
 
 
 def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
