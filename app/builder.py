@@ -24,6 +24,7 @@ from app.own_version import model_version, with_version
 from app.resolved import adapter_cache_config, batches_config, gateway_config, key_ring, registry_config
 from app.settings import BatchSettings, Settings
 from deployments.config import (
+    CPUS_BY_PART,
     GATEWAY,
     REGISTRY,
     AccountsConfig,
@@ -75,7 +76,7 @@ def build(settings: Settings) -> serve.Application:
         safety = _safety(config.safety)
     tokenizer = None
     if settings.tokenizer.placement == "deployment":
-        tokenizer = _helper("Tokenizer", Tokenizer, config.models, max_requests=_TOKENIZER_REQUESTS, num_cpus=0.1)
+        tokenizer = _helper("Tokenizer", Tokenizer, config.models, max_requests=_TOKENIZER_REQUESTS)
     rerankers = {reranker.name: _reranker(reranker) for reranker in config.rerankers}
     app = partial(
         create_app,
@@ -91,7 +92,7 @@ def build(settings: Settings) -> serve.Application:
         name=GATEWAY,
         max_ongoing_requests=_GATEWAY_REQUESTS,
         max_queued_requests=_GATEWAY_REQUESTS,
-        ray_actor_options={"num_cpus": 0.2},
+        ray_actor_options={"num_cpus": CPUS_BY_PART["Gateway"]},
         max_surge_percent=_SURGE,
         **_LIFE_CYCLE,
     )
@@ -120,7 +121,8 @@ def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> 
         max_ongoing_requests=max_requests,
         max_queued_requests=max_requests,
         # Ray hides all GPUs from an actor that does not request one.
-        ray_actor_options={"num_cpus": 0.5} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
+        ray_actor_options={"num_cpus": CPUS_BY_PART["Model"]}
+        | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
         request_router_config=_request_router(model, channel),
         **_LIFE_CYCLE,
     )
@@ -142,16 +144,16 @@ def _request_router(model: ModelConfig, channel: ChannelConfig) -> RequestRouter
 def _safety(config: SafetyConfig) -> serve.Application:
     from deployments.classifiers.safety import Safety
 
-    return _helper("Safety", Safety, config, max_requests=_SAFETY_REQUESTS, num_cpus=0.2)
+    return _helper("Safety", Safety, config, max_requests=_SAFETY_REQUESTS)
 
 
 def _reranker(config: RerankerConfig) -> serve.Application:
     from deployments.classifiers.reranking import Reranker
 
-    return _helper(f"Reranker-{config.name}", Reranker, config, max_requests=_RERANKER_REQUESTS, num_cpus=0.2)
+    return _helper(f"Reranker-{config.name}", Reranker, config, max_requests=_RERANKER_REQUESTS)
 
 
-def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cpus: float) -> serve.Application:
+def _helper(name: str, actor: type, config: object, *, max_requests: int) -> serve.Application:
     """Bind a stateless deployment that gateways call."""
     bound: serve.Application = (
         serve.deployment(actor)
@@ -159,7 +161,7 @@ def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cp
             name=name,
             max_ongoing_requests=max_requests,
             max_queued_requests=_GATEWAY_REQUESTS,
-            ray_actor_options={"num_cpus": num_cpus},
+            ray_actor_options={"num_cpus": CPUS_BY_PART[name.partition("-")[0]]},
             max_surge_percent=_SURGE,
             **_HEALTH,
         )

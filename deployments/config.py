@@ -19,6 +19,10 @@ GATEWAY, REGISTRY = "Gateway", "Registry"
 """Names of the ingress deployment, and of the one that registers all adapters."""
 
 
+CPUS_BY_PART = {"Gateway": 0.2, "Model": 0.5, "Reranker": 0.2, "Safety": 0.2, "Tokenizer": 0.1}
+"""CPUs that a replica requests from Ray unless configured, by its deployment's name up to a hyphen; others: none."""
+
+
 def model_deployment(model: str) -> str:
     """Return the name of the deployment of a base model's replicas."""
     return f"Model-{model}"

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -37,6 +38,7 @@ from kernels import compiling
 DEFAULT_CONFIG = "serve_config.yaml"
 EXIT_FAILED, EXIT_WRONG_INPUT = 1, 2
 _POLL_S = 0.25
+_MAX_ANSWER_BYTES = 600
 
 
 app = typer.Typer(help="Serve language models and their LoRA adapters.", no_args_is_help=False)
@@ -286,7 +288,7 @@ def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: 
         if (failure := server.failure()) is not None:
             return failure
         if time.monotonic() - started_s > timeout_s:
-            return f"not ready after {timeout_s:g} s: {waiting[0]} did not return 200"
+            return f"not ready after {timeout_s:g} s: {waiting[0]} did not return 200, but {_answer(waiting[0])}"
         if _is_ready(waiting[0]):
             waiting.pop(0)
             continue
@@ -333,10 +335,26 @@ def _reachable(host: str) -> str:
 
 def _is_ready(health_url: str) -> bool:
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(health_url, timeout=5) as response:
+        with _opened(health_url) as response:
             return bool(response.status == 200)
     except (OSError, ValueError):
         return False
+
+
+def _answer(health_url: str) -> str:
+    """Return what an unready server answers."""
+    try:
+        with _opened(health_url) as response:
+            return f"status {response.status}"
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"status {error.code}: {' '.join(error.read(_MAX_ANSWER_BYTES).decode(errors='replace').split())}"
+    except (OSError, ValueError) as error:
+        return f"no answer ({getattr(error, 'reason', error)})"
+
+
+def _opened(url: str) -> Any:
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5)
 
 
 def _refuse(message: str, *, status: int = EXIT_WRONG_INPUT) -> int:

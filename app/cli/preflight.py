@@ -96,12 +96,52 @@ def wanted_gpus(tree: Mapping[str, Any]) -> float:
         for model in application["args"]["models"]:
             if (model.get("engine") or {}).get("device") == "cuda":
                 deployment = deployments.get(model_deployment(model["name"]), {})
-                replicas, scaling = deployment.get("num_replicas"), deployment.get("autoscaling_config") or {}
-                least = replicas if isinstance(replicas, int) else scaling.get("min_replicas", 1)
                 options = deployment.get("ray_actor_options") or {"num_gpus": 1}
                 # Serve takes numbers as text, too.
-                wanted += float(least) * float(options.get("num_gpus", 0))
+                wanted += _least_replicas(deployment) * float(options.get("num_gpus", 0))
     return wanted
+
+
+def too_many_cpus(tree: Mapping[str, Any], num_cores: float) -> str | None:
+    """Return why the models, gateways and configured deployments cannot all start on `num_cores` of Ray, or None."""
+    from deployments.config import CPUS_BY_PART, GATEWAY, model_deployment
+
+    capacity = float(tree.get("target_capacity") or 100) / 100
+    wanted_by_name: dict[str, float] = {}
+    for application in our_applications(tree):
+        deployments = {deployment["name"]: deployment for deployment in application.get("deployments") or ()}
+        models = (model_deployment(model["name"]) for model in application["args"]["models"])
+        for name in dict.fromkeys((GATEWAY, *models, *deployments)):
+            deployment = deployments.get(name, {})
+            options, replicas = deployment.get("ray_actor_options"), _least_replicas(deployment)
+            num_cpus = CPUS_BY_PART.get(name.partition("-")[0], 0.0)
+            if options is not None:
+                # Serve requests one CPU where options lack it, and takes numbers as text, too.
+                num_cpus = 1.0 if options.get("num_cpus") is None else float(options["num_cpus"])
+            if replicas and num_cpus > num_cores:
+                return (
+                    f"a replica of '{name}' requests {num_cpus:g} CPUs, but Ray found {num_cores:g} on this machine; "
+                    "see num_cpus in its ray_actor_options"
+                )
+            # Below full capacity, Serve starts fewer replicas, but at least one.
+            replicas = max(replicas * capacity // 1, min(replicas, 1))
+            wanted_by_name[name] = wanted_by_name.get(name, 0.0) + replicas * num_cpus
+    wanted = sum(wanted_by_name.values())
+    # Sums of tenths are inexact.
+    if wanted <= num_cores + 1e-6:
+        return None
+    each = ", ".join(f"'{name}' {cpus:g}" for name, cpus in wanted_by_name.items() if cpus)
+    return (
+        f"replicas request {wanted:g} CPUs ({each}), but Ray found {num_cores:g} on this machine; see num_replicas and "
+        "the num_cpus of ray_actor_options"
+    )
+
+
+def _least_replicas(deployment: Mapping[str, Any]) -> float:
+    """Return how many replicas a deployment has at least while it starts."""
+    replicas, scaling = deployment.get("num_replicas"), deployment.get("autoscaling_config") or {}
+    # Serve takes numbers as text, too.
+    return float(replicas if isinstance(replicas, int) else scaling.get("min_replicas", 1))
 
 
 def find_cluster_file(environment: Mapping[str, str]) -> ClusterFile | None:

@@ -146,12 +146,12 @@ def _start_ray(address: str, *, has_dashboard: bool) -> Path:
     return Path(context.address_info["session_dir"]) / "logs"
 
 
-def _lacking_gpus(config: str) -> str | None:
-    """Return an error if a cluster of this machine alone, which never grows, has too few GPUs, else None."""
-    wanted = preflight.wanted_gpus(read_config(config))
-    there = ray.cluster_resources().get("GPU", 0.0) if wanted else 0.0
+def _lacking(config: str) -> str | None:
+    """Return an error if a cluster of this machine alone, which never grows, has too few GPUs or CPUs, else None."""
+    tree, found = read_config(config), ray.cluster_resources()
+    wanted, there = preflight.wanted_gpus(tree), found.get("GPU", 0.0)
     if wanted <= there:
-        return None
+        return preflight.too_many_cpus(tree, found.get("CPU", 0.0))
     return f"models request {wanted:g} GPU(s), but Ray found {there:g} on this machine; see engine.device and num_gpus"
 
 
@@ -170,7 +170,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     end_without(os.getppid(), partial(os.kill, os.getpid(), signal.SIGINT))
     logs = _start_ray(asked.address, has_dashboard=asked.dashboard)
-    failure = _lacking_gpus(asked.config) if asked.address == "local" else None
+    failure = _lacking(asked.config) if asked.address == "local" else None
     if failure is not None:
         sys.exit(REASON + failure)
     try:

@@ -8,7 +8,9 @@ import signal
 import socket
 import stat
 import sys
+import threading
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -239,12 +241,30 @@ def test_who_loses_the_port_to_one_that_started_meanwhile_is_told_so(
     assert capsys.readouterr().err == told
 
 
-def test_a_server_that_never_answers_is_given_up(
-    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+class Unready(BaseHTTPRequestHandler):
+    """Whose only answer is that its model still loads."""
+
+    def do_GET(self) -> None:
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(b'{"models":\n {"base": "starting"}}')
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_server_that_never_gets_ready_is_given_up_with_its_last_answer(
+    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "_is_ready", lambda url: False)
+    with HTTPServer(("127.0.0.1", 0), Unready) as unready:
+        threading.Thread(target=unready.serve_forever, daemon=True).start()
+        config.write_text(config.read_text().replace("8000", str(unready.server_port)))
+        assert cli.main(["serve", str(config), "--ready-timeout-s", "0"]) == 1
+        unready.shutdown()
+    told = f"http://127.0.0.1:{unready.server_port}/health did not return 200, but status 503: "
+    assert told + '{"models": {"base": "starting"}}' in capsys.readouterr().err
     assert cli.main(["serve", str(config), "--ready-timeout-s", "0"]) == 1
-    assert "http://127.0.0.1:8000/health did not return 200" in capsys.readouterr().err
+    assert "did not return 200, but no answer ([Errno" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

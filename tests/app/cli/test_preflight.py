@@ -20,6 +20,7 @@ from app.cli.preflight import (
     is_port_free,
     listen_address,
     token_of_its_own,
+    too_many_cpus,
     wanted_gpus,
 )
 
@@ -140,6 +141,34 @@ def test_gpus_are_wanted_by_replicas_of_models_that_run_there(deployment: str, e
     deployments = [{"name": "Gateway", "num_replicas": 4}, {"name": "Model-a"} | yaml.safe_load(deployment)]
     ours = {"import_path": "app.builder:build", "args": {"models": models}, "deployments": deployments}
     assert wanted_gpus({"applications": [{"import_path": "other:app"}, ours]}) == expected
+
+
+@pytest.mark.parametrize(
+    ("deployments", "words"),
+    [
+        ("[]", None),
+        ("[{name: Model-a, num_replicas: 7}]", None),
+        ("[{name: Model-a, num_replicas: 8}]", "replicas request 4.2 CPUs ('Gateway' 0.2, 'Model-a' 4), but Ray found"),
+        ("[{name: Model-a, ray_actor_options: {num_cpus: '64'}}]", "a replica of 'Model-a' requests 64 CPUs, but Ray"),
+        ("[{name: Gateway, num_replicas: 3, ray_actor_options: {num_cpus: 2}}]", "replicas request 6.5 CPUs ('Gatew"),
+        ("[{name: Gateway, num_replicas: 4, ray_actor_options: {num_gpus: 0}}]", "replicas request 4.5 CPUs ('Gatew"),
+        ("[{name: Model-a, autoscaling_config: {min_replicas: 0}, ray_actor_options: {num_cpus: 64}}]", None),
+        ("[{name: Model-a, autoscaling_config: {max_replicas: 9}, ray_actor_options: {num_cpus: 3.8}}]", None),
+    ],
+)  # fmt: skip
+def test_more_cpus_than_there_are_are_not_waited_for(deployments: str, words: str | None) -> None:
+    """Ray waits for them without a word, until the server's time to get ready is over."""
+    ours = {"import_path": "app.builder:build", "args": {"models": [{"name": "a"}]}}
+    tree = {"applications": [ours | {"deployments": yaml.safe_load(deployments)}]}
+    found = too_many_cpus(tree, 4.0)
+    assert found is None if words is None else (found or "").startswith(words), found
+
+
+def test_below_full_capacity_fewer_cpus_are_wanted() -> None:
+    deployments = [{"name": "Gateway", "num_replicas": 20}]
+    ours = {"import_path": "app.builder:build", "args": {"models": [{"name": "a"}]}, "deployments": deployments}
+    assert too_many_cpus({"applications": [ours]}, 2.0) is not None
+    assert too_many_cpus({"applications": [ours], "target_capacity": 10}, 2.0) is None
 
 
 def test_where_ray_cannot_keep_a_token_a_server_gets_one_of_its_own(

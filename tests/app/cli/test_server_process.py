@@ -99,12 +99,18 @@ class Start:
         self.monkeypatch = monkeypatch
         self.printed = io.StringIO()
 
-    def __call__(self, mode: str, device: str = "cpu", **options: bool) -> ServerProcess:
+    def __call__(self, mode: str, device: str = "cpu", num_cpus: float = 1, **options: bool) -> ServerProcess:
         # pytest's own capture loses what a thread writes while it is read.
         self.monkeypatch.setattr("sys.stdout", self.printed)
         config = self.folder / "config"
         args = {"models": [{"name": "base", "engine": {"device": device}}]}
-        config.write_text(yaml.safe_dump({"applications": [{"import_path": BUILDER, "args": args}], "mode": mode}))
+        options_of_ray = {"num_cpus": num_cpus, "num_gpus": 1 if device == "cuda" else 0}
+        application = {
+            "import_path": BUILDER,
+            "args": args,
+            "deployments": [{"name": "Model-base", "ray_actor_options": options_of_ray}],
+        }
+        config.write_text(yaml.safe_dump({"applications": [application], "mode": mode}))
         environment = {"PYTHONPATH": str(self.folder), "PATH": os.environ["PATH"], "HOME": str(self.folder)}
         return ServerProcess(config, environment, address="local", drain_s=7.0, **options)
 
@@ -193,6 +199,16 @@ def test_a_gpu_that_this_machine_does_not_have_is_not_waited_for(start: Start) -
     failure = server.failure()
     assert failure is not None
     assert "status 1: models request 1 GPU(s), but Ray found 0 on this machine" in failure
+    server.stop()
+    assert "up" not in start.printed.getvalue()
+
+
+def test_cores_that_this_machine_does_not_have_are_not_waited_for(start: Start) -> None:
+    server = start("runs", num_cpus=64)
+    until(server.has_ended)
+    failure = server.failure()
+    assert failure is not None
+    assert "status 1: a replica of 'Model-base' requests 64 CPUs, but Ray found 2 on this machine" in failure
     server.stop()
     assert "up" not in start.printed.getvalue()
 
