@@ -167,8 +167,14 @@ def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
         yield "proxy_location: must not be 'Disabled'; without a proxy nothing is served over HTTP"
     if tree.get("target_capacity") == 0:
         yield "target_capacity: must be above 0, at which no deployment has a replica"
-    for key in tree.get("http_options") or ():
-        if key.startswith("ssl_") and tree["http_options"][key] is not None:
+    options = tree.get("http_options") or {}
+    # Serve takes numbers as text, too.
+    if (timeout_s := options.get("request_timeout_s")) is not None and not float(timeout_s) > 0:
+        yield f"http_options.request_timeout_s: must be above 0, not {timeout_s}: every request would end at once"
+    if float(options.get("keep_alive_timeout_s", 0)) < 0:
+        yield "http_options.keep_alive_timeout_s: must be at least 0; HAProxy does not start otherwise"
+    for key, value in options.items():
+        if key.startswith("ssl_") and value is not None:
             # HAProxy, in front of the gateways, speaks plain HTTP on both sides.
             yield f"http_options.{key}: TLS is not supported here; put a proxy in front that speaks it"
     _, port = listen_address(tree)

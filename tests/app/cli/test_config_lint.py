@@ -65,6 +65,8 @@ class Lint:
 
 def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
     assert lint() == []
+    assert lint(("port: 8000", "request_timeout_s: 0.5, keep_alive_timeout_s: 0")) == []
+    assert lint(("port: 8000", "request_timeout_s: null")) == []
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,9 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
         ("http_options:", "proxy_location: Disabled\nhttp_options:", "proxy_location: must not be 'Disabled'; without"),
         ("http_options:", "target_capacity: 0\nhttp_options:", "target_capacity: must be above 0"),
         ("port: 8000", "port: 8000, ssl_certfile: a, ssl_keyfile: b", "http_options.ssl_certfile: TLS is not sup"),
+        ("port: 8000", "request_timeout_s: 0", "http_options.request_timeout_s: must be above 0, not 0: every request"),
+        ("port: 8000", "request_timeout_s: '-1'", "http_options.request_timeout_s: must be above 0, not -1"),
+        ("port: 8000", "keep_alive_timeout_s: -1", "http_options.keep_alive_timeout_s: must be at least 0"),
         ("route_prefix: /", "route_prefix: '/a?b'", "applications[0].route_prefix: '/a?b' must be '/', or a path"),
         ("path: FOLDER", 'path: "a\\0b"', "applications[0].args.models[0].path: string should match pattern"),
         ("FOLDER}", "FOLDER, engine: {kv_disk_bytes: 2000000000000000}}", "applications[0].args.models[0].engine.kv_d"),
