@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
+from app.http.field_names import FieldName, renamed_fields
 from app.schemas.common import PromptLogprobs, StreamOptions, Usage
 from app.translation.moderation import chat_moderation
 from app.translation.render import (
@@ -241,9 +242,19 @@ class EventStream(Response):
     """Streams opened `EventBatches`, one write per batch, and always closes them at the end.
 
     An error in mid-stream is written as the format's error event, and the stream ends without an end mark.
+
+    Args:
+        names: as `renamed_fields` takes them, for errors in mid-stream.
     """
 
-    def __init__(self, events: EventBatches, frames: StreamFrames, *, request_id: str) -> None:
+    def __init__(
+        self,
+        events: EventBatches,
+        frames: StreamFrames,
+        *,
+        request_id: str,
+        names: Mapping[str, FieldName] | None = None,
+    ) -> None:
         super().__init__(
             headers={
                 "content-type": "text/event-stream; charset=utf-8",
@@ -255,6 +266,7 @@ class EventStream(Response):
         self._events = events
         self._frames = frames
         self._request_id = request_id
+        self._names = names or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
@@ -268,10 +280,11 @@ class EventStream(Response):
 
     async def _writes(self) -> AsyncIterator[bytes]:
         try:
-            async for batch in self._events.batches():
-                data = b"".join(self._frames.event(item) for item in batch)
-                if data:
-                    yield data
+            with renamed_fields(self._names):
+                async for batch in self._events.batches():
+                    data = b"".join(self._frames.event(item) for item in batch)
+                    if data:
+                        yield data
             yield self._frames.closing()
         except Exception as error:  # noqa: BLE001 - the status is already sent: only the stream can report it
             if is_our_fault(error):

@@ -90,9 +90,10 @@ def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]
 class MessageFrames:
     """Writes the events of a streamed message."""
 
-    def __init__(self, head: ResponseHead, *, max_tokens: int) -> None:
+    def __init__(self, head: ResponseHead, *, max_tokens: int, request_id: str) -> None:
         self._head = head
         self._max_tokens = max_tokens
+        self._request_id = request_id
         self._reader = BlockReader()
 
     def event(self, item: ChoiceEvent) -> bytes:
@@ -118,7 +119,7 @@ class MessageFrames:
 
     def failure(self, error: ApiError) -> bytes:
         """Return the event of a failure."""
-        body = error_body(error)
+        body = error_body(error, self._request_id)
         return typed_frame(body.pop("type"), **body)
 
 

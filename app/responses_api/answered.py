@@ -176,7 +176,8 @@ class ResponseFrames:
     def failure(self, error: ApiError) -> bytes:
         """Return the events of a failed response."""
         detail = error.body()["error"]
-        code, message = detail["code"] or "server_error", detail["message"]
+        blamed = "server_error" if detail["type"] == "server_error" else "invalid_prompt"
+        code, message = detail["code"] or blamed, detail["message"]
         failed = self._writer.response(self._reader.blocks, None, {"code": code, "message": message})
         return self._frame("error", code=code, message=message, param=detail["param"]) + self._frame(
             "response.failed", response=failed.model_dump(mode="json")

@@ -35,8 +35,8 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
         answers = [context.generate(replace(generation, clips_max_tokens=True))]
         if body.stream:
             events = await EventBatches(answers).open()
-            frames = MessageFrames(head, max_tokens=body.max_tokens)
-            return EventStream(events, frames, request_id=context.request_id)
+            frames = MessageFrames(head, max_tokens=body.max_tokens, request_id=context.request_id)
+            return EventStream(events, frames, request_id=context.request_id, names=FIELD_NAMES)
         (answer,) = await collect(answers)
     return JsonResponse(message(head, answer, max_tokens=body.max_tokens))
 

@@ -23,14 +23,15 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 async def create_response(body: ResponsesRequest, context: Context) -> Response:
     """Answer a conversation, whole or as a stream of typed events; nothing is stored."""
     head = context.head("resp", body.model, joint="_")
-    with renamed_fields(field_names(body)):
+    names = field_names(body)
+    with renamed_fields(names):
         chat = chat_of(body)
         generations = chat_generations(chat, context.limits, request_id=context.generation_id(head))
         answers = [context.generate(generation) for generation in generations]
         writer = ResponseWriter(body, head, tells_scores=bool(chat.logprobs), unix_s=context.unix_s)
         if body.stream:
             events = await EventBatches(answers).open()
-            return EventStream(events, ResponseFrames(writer), request_id=context.request_id)
+            return EventStream(events, ResponseFrames(writer), request_id=context.request_id, names=names)
         (answer,) = await collect(answers)
     return await respond(partial(writer.whole, answer), is_large=bool(chat.logprobs))
 

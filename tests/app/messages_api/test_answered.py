@@ -10,15 +10,15 @@ import pytest
 
 from app.messages_api.schemas import MessageObject, MessagesError
 from deployments.generation import CallDelta, EndReason, TextDelta
-from engine.errors import EngineError, OverloadError
+from engine.errors import EngineError, OverloadError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
 
 PATH = "/v1/messages"
 GOOD: dict[str, Any] = {"model": "base", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 
 
-async def streamed(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    text = (await client.post(PATH, json=GOOD | {"stream": True})).text
+async def streamed(client: httpx.AsyncClient, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    text = (await client.post(PATH, json=GOOD | {"stream": True}, headers=headers)).text
     events = []
     for frame in text.strip().split("\n\n"):
         name, data = frame.split("\n")
@@ -144,6 +144,15 @@ async def test_errors_have_anthropic_s_shape(client: httpx.AsyncClient, gateway:
     assert "secret" not in response.text
     gateway.error_before, gateway.error_after = None, EngineError("secret")
     assert (await streamed(client))[-1]["error"]["type"] == "api_error"
+
+
+async def test_an_error_in_mid_stream_names_anthropic_s_field_and_the_request(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.error_after = RequestError("'response_format' fits nothing.", field="response_format")
+    told = (await streamed(client, {"x-request-id": "r1"}))[-1]
+    assert (told["error"]["type"], told["request_id"]) == ("invalid_request_error", "r1")
+    assert told["error"]["message"] == "'output_config.format' fits nothing."
 
 
 async def test_a_client_that_asks_for_a_thread_learns_how_to_go_on_without(client: httpx.AsyncClient) -> None:

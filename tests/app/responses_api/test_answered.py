@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from app.responses_api.schemas import ResponseObject
 from deployments.generation import CallDelta, EndReason, TextDelta, TokenScore
-from engine.errors import EngineError
+from engine.errors import EngineError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
 
 PATH = "/v1/responses"
@@ -163,6 +163,16 @@ async def test_a_failure_in_mid_stream_is_an_error_and_a_failed_response(
     assert error["type"] == "error"
     assert "secret" not in json.dumps([error, failed])
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    assert error["code"] == failed["response"]["error"]["code"] == "server_error"
+
+
+async def test_an_error_of_the_client_s_in_mid_stream_names_its_field_and_blames_the_prompt(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.error_after = RequestError("'response_format' fits nothing.", field="response_format")
+    *_, error, failed = await streamed(client, GOOD)
+    assert (error["param"], error["message"]) == ("text.format", "'text.format' fits nothing.")
+    assert error["code"] == failed["response"]["error"]["code"] == "invalid_prompt"
 
 
 async def test_scores_are_told_where_they_are_included(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
