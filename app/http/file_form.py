@@ -63,6 +63,9 @@ async def file_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[F
         raise ApiError(400, f"The form could not be read: {error.detail}", code="invalid_form") from error
     except ClientDisconnect as error:
         raise ApiError(400, "The upload was interrupted.", param="file", code="invalid_form") from error
+    except UnicodeError as error:
+        # The content type names a codec of Python's that reads no form, `undefined` for one.
+        raise ApiError(400, "The form could not be read in its charset.", code="invalid_form") from error
     try:
         yield _checked(form, max_file_bytes)
     finally:

@@ -139,6 +139,18 @@ async def test_why_a_form_cannot_be_read_is_told(http: httpx.AsyncClient) -> Non
     assert error["message"] == "The form could not be read: Too many files. Maximum number of files is 1."
 
 
+@pytest.mark.parametrize("charset", ["undefined", "punycode", "idna", "hex", "none-such", "utf-8"])
+async def test_a_charset_in_which_a_form_cannot_be_read_is_refused(http: httpx.AsyncClient, charset: str) -> None:
+    parts = (
+        b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\n\xff\r\n'
+        b'--b\r\ncontent-disposition: form-data; name="file"; filename="\xff"\r\n\r\n{}\r\n--b--\r\n'
+    )
+    headers = {"content-type": f"multipart/form-data; boundary=b; charset={charset}"}
+    response = await http.post("/v1/files", content=parts, headers=headers)
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert charset != "undefined" or response.json()["error"]["code"] == "invalid_form"
+
+
 async def test_more_than_a_tenant_may_keep_is_refused(tmp_path: Path) -> None:
     _, client = await serve(tmp_path, max_tenant_bytes=100)
     async with client as http:
