@@ -103,12 +103,15 @@ def unfollowable(field: str, reason: str) -> RequestError:
 
 
 def _followable(index: int, tool: ToolSpec) -> ToolSpec:
+    field = f"tools[{index}].function.parameters"
     parameters = without_hints(tool.parameters or NO_PARAMETERS)
-    if parameters.get("type") != "object":
-        parameters = parameters | {"type": "object"}
+    kind = parameters.get("type", "object")
+    if tool.is_strict and kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise unfollowable(field, "it must be an object")
+    # The library's own options, which our own replace in the grammar of calls, would hide what it rejects.
+    parameters = {name: value for name, value in parameters.items() if name != "x-guidance"} | {"type": "object"}
     reason = _reason_against(LLMatcher.grammar_from_json_schema(parameters, defaults=JSON_STYLE))
     if reason and tool.is_strict:
-        field = f"tools[{index}].function.parameters"
         raise unfollowable(field, reason)
     return replace(tool, parameters=ANY_OBJECT if reason else parameters)
 

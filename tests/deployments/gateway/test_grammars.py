@@ -33,6 +33,26 @@ async def test_a_format_that_any_text_has_is_no_reason_against_a_tool() -> None:
         await followable([ToolSpec(name="x", parameters=parameters, is_strict=True)])
 
 
+@pytest.mark.parametrize("kind", ["string", ["string", "null"], None, {}])
+async def test_a_strict_tool_whose_parameters_are_no_object_is_refused(kind: Any) -> None:
+    with pytest.raises(RequestError, match="it must be an object") as refused:
+        await followable([ToolSpec(name="x", parameters={"type": kind}, is_strict=True)])
+    assert refused.value.field == "tools[0].function.parameters"
+    (tool,) = await followable([ToolSpec(name="x", parameters={"type": kind})])
+    assert tool.parameters == {"type": "object"}
+    for object_kind in ({"type": ["object", "null"]}, {"required": []}):
+        (tool,) = await followable([ToolSpec(name="x", parameters=object_kind, is_strict=True)])
+        assert tool.parameters == object_kind | {"type": "object"}
+
+
+async def test_options_of_the_grammar_library_hide_nothing_that_it_rejects() -> None:
+    parameters = {"type": "object", "x-guidance": {"lenient": True}, "not": {}}
+    (tool,) = await followable([ToolSpec(name="x", parameters=parameters)])
+    assert tool.parameters == {"type": "object"}
+    with pytest.raises(RequestError, match="cannot be followed"):
+        await followable([ToolSpec(name="x", parameters=parameters, is_strict=True)])
+
+
 async def test_the_first_beginning_that_a_grammar_admits_is_found() -> None:
     grammar = Grammar(source=LLMatcher.grammar_from_regex("é[0-9]+"), field="structured_outputs")
     assert await admitted(grammar, ["1", "éa", "é12", "é"]) == "é12"
