@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,6 +26,9 @@ T = TypeVar("T")
 
 _LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:)", re.MULTILINE)
 """Where a grammar is not GBNF. The library's own pattern takes time quadratic in the number of empty lines."""
+
+_GBNF_ESCAPE = re.compile(r"\\(?:u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})|.)")
+"""Any escape, so that a backslash that is escaped begins none."""
 
 
 async def aside(body: SamplingFields, translate: Callable[[], T]) -> T:
@@ -80,16 +84,33 @@ def _of_extension(wanted: StructuredOutputs, limits: LimitSettings) -> Grammar:
     elif wanted.grammar is not None:
         field = "structured_outputs.grammar"
         _check_size(len(wanted.grammar), limits, field)
-        try:
-            lark = wanted.grammar if _LARK.search(wanted.grammar) else gbnf_to_lark(wanted.grammar)
-            source = LLMatcher.grammar_from_lark(lark)
-        except (GbnfToLarkError, RecursionError, ValueError) as error:
-            raise RequestError(f"'{field}' is not a valid grammar: {str(error)[:300]}", field=field) from None
+        lark = wanted.grammar if _LARK.search(wanted.grammar) else _lark_of(wanted.grammar, field)
+        source = LLMatcher.grammar_from_lark(lark)
     else:
         assert wanted.structural_tag is not None
         field = "structured_outputs.structural_tag"
         source = _of_tags(wanted.structural_tag, limits, field)
     return Grammar(source=source, field=field)
+
+
+def _lark_of(gbnf: str, field: str) -> str:
+    try:
+        return gbnf_to_lark(_GBNF_ESCAPE.sub(_readable, gbnf))
+    except Exception as error:
+        # The library raises bare exceptions too, for a rule that is missing. Its own slips tell nothing of a grammar.
+        is_told = isinstance(error, GbnfToLarkError) or type(error) is Exception
+        reason = str(error)[:300] if is_told else "it could not be read"
+        raise RequestError(f"'{field}' is not a valid grammar: {reason}", field=field) from error
+
+
+def _readable(escape: re.Match[str]) -> str:
+    """Return an escape as the library reads it, which takes the zeros off the number of a character."""
+    digits = escape["short"] or escape["long"]
+    code = -1 if digits is None else int(digits, 16)
+    if not 0 <= code <= sys.maxunicode or 0xD800 <= code <= 0xDFFF:
+        return escape[0]
+    # What has a meaning in a literal or a class is ASCII.
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)
 
 
 def _of_tags(wanted: StructuralTag, limits: LimitSettings, field: str) -> str:

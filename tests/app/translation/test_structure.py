@@ -91,6 +91,43 @@ def test_a_grammar_that_is_nested_too_deeply_is_refused() -> None:
         text_grammar(body, limits)
 
 
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ('root ::= "\\', "it could not be read"),
+        ('root ::= "a"{²}', "it could not be read"),
+        ("root ::= " + "(" * 900, "it could not be read"),
+        ("root ::= x", "Rule 'x' not found"),
+        ('a ::= "x"', "No 'root' rule found"),
+        ('root ::= "a"\nb ::= "\\uzzzz"', "Invalid .* at line 2"),
+    ],
+)
+def test_why_a_grammar_cannot_be_read_is_told_in_words_of_the_grammar(grammar: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=f"'structured_outputs.grammar' is not a valid grammar: {reason}"):
+        of_text({"grammar": grammar})
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (r'"caf\u00e9"', "café"),
+        (r'"\U0001f642\u4e2d\u2028"', "🙂中\u2028"),
+        (r"[\u00e0-\u00ff]+", "éà"),
+        (r'"\u0022\u005c\u000a\u0000"', '"\\\n\0'),
+        (r"[\u005e\u005d\u002d\u002f\u005c]+", "^]-/\\"),
+        (r'[^\u0022\u000a]+ "\""', 'ab"'),
+        (r'"\\u00e9"', r"\u00e9"),
+    ],
+)
+def test_escapes_of_gbnf_are_the_characters_that_they_number(expression: str, text: str) -> None:
+    grammar = of_text({"grammar": f"root ::= {expression}"})
+    assert grammar is not None
+    assert LLMatcher.validate_grammar(grammar.source) == ""
+    matcher, token_ids = LLMatcher(LLTokenizer("byte"), grammar.source), list(text.encode())
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    assert matcher.is_accepting()
+
+
 def nested(depth: int) -> Any:
     schema: Any = {"type": "null"}
     for _ in range(depth):
