@@ -95,7 +95,11 @@ class EngineSettings(SettingsNode):
         "none.",
     )
     max_queued_requests: int = Field(
-        default=512, ge=0, description="Maximum waiting requests; beyond it, new ones are refused."
+        default=512,
+        ge=0,
+        # With the running ones, Serve has 31 bits for them.
+        le=2**30,
+        description="Maximum waiting requests; beyond it, new ones are refused.",
     )
     max_queue_s: float | None = Field(
         default=None,

@@ -110,6 +110,7 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
         ("port: 8000", "keep_alive_timeout_s: -1", "http_options.keep_alive_timeout_s: must be at least 0"),
         ("route_prefix: /", "route_prefix: '/a?b'", "applications[0].route_prefix: '/a?b' must be '/', or a path"),
         ("path: FOLDER", 'path: "a\\0b"', "applications[0].args.models[0].path: string should match pattern"),
+        ("FOLDER}", "FOLDER, engine: {max_queued_requests: 2147483648}}", "applications[0].args.models[0].engine.max_"),
         ("FOLDER}", "FOLDER, engine: {kv_disk_bytes: 2000000000000000}}", "applications[0].args.models[0].engine.kv_d"),
     ],
 )  # fmt: skip
