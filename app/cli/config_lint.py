@@ -23,6 +23,7 @@ from ray.serve.schema import ServeDeploySchema
 from adapters.registry import nested_adapters
 from app.checkpoint_source import is_hub_id
 from app.cli.config_file import BUILDER, our_applications, read_config
+from app.cli.deployment_lint import option_lines
 from app.cli.preflight import is_loopback, listen_address
 from app.resolved import mistakes
 from app.settings import Settings
@@ -143,6 +144,7 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_all: boo
         scales = deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config") is not None
         if name in singles and scales:
             lines.append(f"{here}.num_replicas: '{name}' must have exactly one replica")
+        lines += option_lines(deployment, here)
         options = deployment.get("ray_actor_options")
         if name in on_gpus and isinstance(options, dict) and not options.get("num_gpus"):
             lines.append(f"{here}.ray_actor_options: num_gpus is missing; a replica only sees GPUs that it requests")
