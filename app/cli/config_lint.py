@@ -185,6 +185,8 @@ def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
     if not tree["applications"]:
         yield "applications: must contain at least one application"
     for index, application in enumerate(tree["applications"]):
+        if "/" in (name := application.get("name", "")):
+            yield f"applications[{index}].name: '{name}' must have no '/'"
         prefix, place = application.get("route_prefix", "/"), f"applications[{index}].route_prefix"
         if prefix is None and application["import_path"] == BUILDER:
             yield f"{place}: must be set; without it the application is not served over HTTP"

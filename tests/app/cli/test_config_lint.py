@@ -105,6 +105,7 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
         ("http_options:", "proxy_location: Disabled\nhttp_options:", "proxy_location: must not be 'Disabled'; without"),
         ("http_options:", "target_capacity: 0\nhttp_options:", "target_capacity: must be above 0"),
         ("port: 8000", "port: 8000, ssl_certfile: a, ssl_keyfile: b", "http_options.ssl_certfile: TLS is not sup"),
+        ("name: default", "name: a/b", "applications[0].name: 'a/b' must have no '/'"),
         ("port: 8000", "request_timeout_s: 0", "http_options.request_timeout_s: must be above 0, not 0: every request"),
         ("port: 8000", "request_timeout_s: '-1'", "http_options.request_timeout_s: must be above 0, not -1"),
         ("port: 8000", "keep_alive_timeout_s: -1", "http_options.keep_alive_timeout_s: must be at least 0"),
