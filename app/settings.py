@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from app.schemas.tools import MAX_TOOLS
 from app.settings_access import AccountSettings, HostName, KeyDigest, Origin, TenantLimitSettings, TenantSettings
 from app.settings_engine import EngineSettings
 from app.settings_node import FolderPath, NamePattern, NodePath, PublicName, SettingsNode
@@ -270,7 +271,7 @@ class LimitSettings(SettingsNode):
     max_choices: int = Field(default=128, ge=1, description="Maximum answers per request, all prompts together.")
     max_schema_chars: int = Field(default=65536, ge=1, description="Maximum characters of a schema, regex or grammar.")
     max_schema_depth: int = Field(default=64, ge=1, description="Maximum nesting of objects and arrays in a schema.")
-    max_tools: int = Field(default=128, ge=0, description="Maximum tools per chat.")
+    max_tools: int = Field(default=128, ge=0, le=MAX_TOOLS, description="Maximum tools per chat.")
     max_tools_chars: int = Field(default=262_144, ge=1, description="Maximum characters of all tool schemas together.")
     max_logit_bias: int = Field(default=1024, ge=0, description="Maximum entries of `logit_bias`.")
     max_stop_strings: int = Field(default=16, ge=0, description="Maximum stop strings per request.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from app.schemas.structured import JsonSchema
-from app.schemas.tools import FunctionName
+from app.schemas.tools import FunctionName, not_too_many
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
 
 _CACHE_HINT: tuple[object, ...] = (
@@ -172,7 +172,7 @@ class CountRequest(WireRequest):
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
     messages: list[Turn] = Field(min_length=1, description="A last assistant turn without tool calls is continued.")
     system: str | list[SystemBlock] | None = None
-    tools: list[MessagesTool] | None = None
+    tools: Annotated[list[MessagesTool], BeforeValidator(not_too_many)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from app.responses_api.tools import ResponseTool
+from app.responses_api.tools import ResponseTools
 from app.schemas.chat import ONLY_TEXT, ReasoningEffort, ServingOptions
 from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchema
@@ -178,7 +178,7 @@ class InputTokensRequest(WireRequest):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
-    tools: list[ResponseTool] | None = None
+    tools: ResponseTools | None = None
 
 
 class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from app.schemas.structured import JsonSchema
-from app.schemas.tools import FunctionName, Tool, function_tool
+from app.schemas.tools import FunctionName, Tool, function_tool, not_too_many
 from app.schemas.wire import ASKS_NOTHING, WireRequest, refuse_types
 from engine.errors import RequestError
 
@@ -79,6 +79,9 @@ ResponseTool = Annotated[
     | Annotated[CachedSearch, Tag("a search")],
     Discriminator(_kind),
 ]
+
+
+ResponseTools = Annotated[list[ResponseTool], BeforeValidator(not_too_many)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from app.schemas.common import (
 )
 from app.schemas.moderations import ChatModeration, ChatModerationRequest
 from app.schemas.structured import ResponseFormat
-from app.schemas.tools import MAX_EARLIER_CALLS, EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
+from app.schemas.tools import MAX_EARLIER_CALLS, EarlierCall, MessageToolCall, ToolCallDelta, ToolChoice, Tools
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -203,7 +203,7 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
         default=None, ge=0, le=20, description="Requires `logprobs`: also return this many top tokens at each position."
     )
     response_format: ResponseFormat | None = Field(default=None, description="Format that the answer must have.")
-    tools: list[Tool] | None = Field(default=None, description="Functions that the model may call.")
+    tools: Tools | None = Field(default=None, description="Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
         default=None, description="Whether the model may, must or must not call them, or which; defaults to `auto`."
     )

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.schemas.chat import ADD_GENERATION_PROMPT, Message, ReasoningEffort
-from app.schemas.tools import Tool
+from app.schemas.tools import Tools
 from app.schemas.wire import WireRequest, WireResponse
 
 
@@ -23,7 +23,7 @@ class TokenizeRequest(WireRequest):
     add_special_tokens: bool | None = Field(
         default=None, description="With `prompt` only: add the tokenizer's special tokens; defaults to true."
     )
-    tools: list[Tool] | None = Field(default=None, description="With `messages` only: functions shown to the model.")
+    tools: Tools | None = Field(default=None, description="With `messages` only: functions shown to the model.")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, max_length=32, description="With `messages` only: options of the chat template, by name."
     )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from app.schemas.structured import JsonSchema
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
 
 MAX_EARLIER_CALLS = 128
 """Calls in one earlier turn of the assistant."""
+MAX_TOOLS = 4096
+"""More are not looked at one by one: `limits.max_tools`, which is checked later, cannot be higher."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -19,6 +21,20 @@ def _only_functions(data: Any) -> Any:
     words = "this server does not support custom tools, only functions"
     refuse_types(data, lambda kind: kind == "custom", words)
     return data
+
+
+def not_too_many(tools: Any) -> Any:
+    """Refuse more tools than any configuration allows, those of all namespaces together included.
+
+    Not by `max_length`, which looks at all items where the first ones are wrong.
+    """
+    if not isinstance(tools, list):
+        return tools
+    inner = [tool["tools"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("tools"), list)]
+    count = max(len(tools), sum(map(len, inner)))
+    if count > MAX_TOOLS:
+        raise PydanticKnownError("too_long", {"field_type": "List", "max_length": MAX_TOOLS, "actual_length": count})
+    return tools
 
 
 class FunctionDefinition(WireRequest):
@@ -43,6 +59,9 @@ class Tool(WireRequest):
     function: FunctionDefinition
 
     _check_type = model_validator(mode="before")(_only_functions)
+
+
+Tools = Annotated[list[Tool], BeforeValidator(not_too_many)]
 
 
 def function_tool(name: str, description: str | None, parameters: JsonSchema | None, strict: bool | None) -> Tool:

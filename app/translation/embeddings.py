@@ -24,8 +24,7 @@ def embedding_request(body: EmbeddingsRequest, limits: LimitSettings, *, request
     Raises:
         RequestError: the request exceeds a limit.
     """
-    inputs = plain_prompts(body.input)
-    check_count(len(inputs), limits.max_embedding_inputs, "inputs", field="input")
+    inputs = plain_prompts(body.input, limits.max_embedding_inputs, "inputs", field="input")
     num_chars = sum(len(i.text) if isinstance(i, TextPrompt) else len(i.token_ids) for i in inputs)
     check_count(num_chars, limits.max_prompt_chars, "characters or token ids", field="input")
     return EmbeddingRequest(

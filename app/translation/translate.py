@@ -98,8 +98,7 @@ def text_generations(
     body: CompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
 ) -> tuple[GenerationRequest, ...]:
     """Return the requests of a text completion: for each prompt in order, one per computed answer."""
-    prompts = plain_prompts(body.prompt)
-    check_count(len(prompts), limits.max_prompts, "prompts", field="prompt")
+    prompts = plain_prompts(body.prompt, limits.max_prompts, "prompts", field="prompt")
     if body.suffix:
         prompts = _with_suffix(prompts, body.suffix, echoes=bool(body.echo))
     num_chars = sum(len(p.text) + len(p.suffix) for p in prompts if isinstance(p, TextPrompt))
@@ -251,12 +250,20 @@ def _retention_s(body: ChatCompletionRequest) -> float:
     return 3600 * max(hours)
 
 
-def plain_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the prompts of a `WirePrompt`, in order."""
+def plain_prompts(
+    prompt: str | list[str] | list[int] | list[list[int]], bound: int, what: str, *, field: str
+) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """Return the prompts of a `WirePrompt`, in order; the other arguments are those of `check_count`.
+
+    Raises:
+        RequestError: there are more than `bound`.
+    """
     if isinstance(prompt, str):
         return (TextPrompt(text=prompt),)
     if _is_token_ids(prompt):
         return (TokenPrompt(token_ids=tuple(prompt)),)
+    # Counted first: a million of them take seconds to make.
+    check_count(len(prompt), bound, what, field=field)
     return tuple(
         TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=tuple(item))
         for item in cast("list[str] | list[list[int]]", prompt)

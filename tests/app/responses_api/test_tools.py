@@ -6,7 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from app.schemas.tools import MAX_TOOLS
+from app.settings import LimitSettings
 from deployments.generation import CallDelta, ChatPrompt, EndReason, TextDelta
 from tests.app.http.test_field_errors import DEEP
 from tests.app.scripted_gateway import ScriptedGateway
@@ -89,6 +92,19 @@ async def test_what_is_wrong_with_a_tool_is_told_where_it_stands(
     assert error["param"] == param
     assert f"'{param}'" in error["message"]
     assert gateway.requests == []
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/messages", "/v1/chat/completions", "/tokenize"])
+async def test_more_tools_than_any_configuration_allows_are_not_looked_at(client: httpx.AsyncClient, path: str) -> None:
+    chat = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
+    body = {PATH: {"model": "base", "input": "Hi"}, "/v1/messages": chat | {"max_tokens": 1}}.get(path, chat)
+    many: list[Any] = [{}] * (MAX_TOOLS + 1)
+    in_namespaces = [AGENTS | {"tools": many[:2500]}] * 2
+    for tools in (many, in_namespaces) if path == PATH else (many,):
+        error = (await client.post(path, json=body | {"tools": tools})).json()["error"]
+        assert error["message"] == f"Invalid value: 'tools' must have at most {MAX_TOOLS} items."
+    with pytest.raises(ValidationError):
+        LimitSettings(max_tools=MAX_TOOLS + 1)
 
 
 async def test_an_earlier_call_whose_name_is_too_long_with_its_namespace_is_a_400(client: httpx.AsyncClient) -> None:

@@ -33,6 +33,16 @@ async def test_the_answer_is_openais(client: httpx.AsyncClient, gateway: Scripte
     assert request.request_id.startswith(f"{response.headers['request-id']}.")
 
 
+async def test_inputs_are_counted_before_any_prompt_is_made(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.translation.translate.TextPrompt", None)
+    for path, field in ((PATH, "input"), ("/v1/completions", "prompt")):
+        refused = await client.post(path, json={"model": "base", field: [""] * 2049})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        assert "2049 were given" in refused.json()["error"]["message"]
+
+
 async def test_base64_is_of_little_endian_float32(client: httpx.AsyncClient) -> None:
     answer = (await client.post(PATH, json={"model": "base", "input": "a", "encoding_format": "base64"})).json()
     assert array("f", base64.b64decode(answer["data"][0]["embedding"])).tolist() == [0.5, 0.0]
