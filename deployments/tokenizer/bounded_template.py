@@ -72,9 +72,15 @@ class BoundedTemplate:
         del environment.globals["lipsum"]
         environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         self.source = source
-        tree = environment.parse(source)
-        self.variables = frozenset(meta.find_undeclared_variables(tree))
-        code = environment.compile(_Bounded().visit(tree))
+        try:
+            tree = environment.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            code = environment.compile(_Bounded().visit(tree))
+        except (RecursionError, MemoryError):
+            raise TemplateBoundError("it is nested too deep") from None
+        except SyntaxError as error:
+            # Of Python, to which Jinja translates: it nests loops less deep, and has no `break` outside of them.
+            raise TemplateError(f"it cannot be compiled ({error.msg})") from error
         self._template: Template = environment.template_class.from_code(
             environment, code, environment.make_globals(None)
         )

@@ -76,9 +76,11 @@ def _by_transformers(folder: str) -> LoadedTokenizer:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True, use_fast=True
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # Joined: only the last line of a multi-line message would be reported as the reason for the failed start.
         reason = " ".join(str(error).split())
+        if isinstance(error, AttributeError):
+            reason = f"a value in tokenizer_config.json has another type than expected: {reason}"
         raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
     if not tokenizer.is_fast:
         raise CheckpointError(f"{folder}: transformers has no fast tokenizer for this checkpoint")

@@ -134,3 +134,18 @@ def test_a_text_that_is_no_template_or_pads_is_refused_when_it_is_read(source: s
 def ticking() -> Any:
     """A clock on which every look takes a millisecond: tests do not wait."""
     return itertools.count(0, 0.001).__next__
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "nested too deep"),
+        ("{% if x %}" * 3000 + "{% endif %}" * 3000, "nested too deep"),
+        ("{% for x in y %}" * 25 + "{% endfor %}" * 25, "too many statically nested blocks"),
+        ("{% break %}", "'break' outside loop"),
+    ],
+)
+def test_a_template_that_python_does_not_compile_is_refused_when_it_is_read(source: str, words: str) -> None:
+    """It ended a check of the configuration in a traceback."""
+    with pytest.raises(TemplateError, match=words):
+        BoundedTemplate(source, max_chars=100)

@@ -76,3 +76,11 @@ def test_a_template_that_is_no_text_is_refused_by_its_file(folder: Path, told: o
     (folder / f"{file}.json").write_text(json.dumps(other | {"chat_template": told}))
     with pytest.raises(CheckpointError, match=rf"{file}.json: chat_template"):
         load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("told", [[], None, {"added_tokens_decoder": 5}, {"tokenizer_class": ["a"]}])
+def test_settings_of_another_type_are_refused(folder: Path, told: object) -> None:
+    """They ended a check in a traceback from within transformers."""
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json has another type than expected"):
+        load_tokenizer(str(folder))
