@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tokenizers import Tokenizer
 
+from app.settings import Settings
+from app.tokenizer_check import tokenizer_mistakes
 from tests.deployments.tiny_models import write_tokenizer
 from tests.engine.checkpoint_folder import write_checkpoint
 from tests.engine.fallback import saved
@@ -39,3 +42,39 @@ def test_tokenizers_that_hide_torch_from_transformers_are_read_last(tmp_path: Pa
         [sys.executable, "-c", code, str(config)], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def with_added_token(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|image|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("has_fewer_ids", "has_added_token", "own", "is_good"),
+    [
+        (False, False, "plain", True),
+        (True, False, "plain", True),
+        (True, False, None, False),
+        (False, True, "plain", False),
+        (False, True, "added", True),
+        (False, True, None, True),
+    ],
+)
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(
+    tmp_path: Path, has_fewer_ids: bool, has_added_token: bool, own: str | None, is_good: bool
+) -> None:
+    """Clients got status 400 for each prompt with such an id."""
+    model, other = tmp_path / "model", tmp_path / "other"
+    size = write_tokenizer(other)
+    write_tokenizer(model)
+    write_checkpoint(model, vocab_size=size - 1 if has_fewer_ids else size)
+    if has_added_token:
+        with_added_token(other)
+    if own == "added":
+        with_added_token(model)
+    if own is None:
+        (model / "tokenizer.json").unlink()
+    fields = {"name": "a", "path": str(model), "tokenizer_path": str(other)}
+    found = tokenizer_mistakes(Settings.model_validate({"models": [fields]}))
+    assert [line.partition(":")[0] for line in found] == ([] if is_good else ["args.models[0].tokenizer_path"])
