@@ -14,6 +14,8 @@ from rich.table import Table
 
 TIMEOUT_S = 600.0
 NOT_OURS = "is this an Antiphon server?"
+OPTION_BY_FIELD = {"base_model_name": "--base", "load_inplace": "--replace"}
+"""Options of commands by the fields of requests that errors name."""
 
 Url = Annotated[str, typer.Option(help="URL of the server.", envvar="ANTIPHON_URL")]
 Key = Annotated[str, typer.Option(help="API key.", envvar="ANTIPHON_API_KEY")]
@@ -60,12 +62,13 @@ def answered(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         raise AskError(f"status {response.status_code} without JSON: {NOT_OURS}") from None
     if response.status_code >= 400:
-        hint = " Set it with --key." if response.status_code == httpx.codes.UNAUTHORIZED else ""
         try:
             message = str(body["error"]["message"])
         except (LookupError, TypeError):
             raise AskError(f"status {response.status_code} without a message: {NOT_OURS}") from None
-        raise AskError(message + hint)
+        option = "--key" if response.status_code == httpx.codes.UNAUTHORIZED else None
+        option = next((option for field, option in OPTION_BY_FIELD.items() if f"'{field}'" in message), option)
+        raise AskError(message if option is None else f"{message.rstrip('.')}. Set it with {option}.")
     return body
 
 
@@ -131,7 +134,8 @@ def unload_adapter(
     """Unload an adapter: remove it, wait for requests that use it, and free its memory."""
     with connected(url, key) as client, console.status(f"waiting for the requests of {name}"):
         freed = answered(client.post("/v1/unload_lora_adapter", json={"lora_name": name, "version": version}))
-        told = f"{name} was unloaded; {sum(freed['freed_bytes']):,} bytes were freed."
+        what = name if version is None else f"Version {version} of {name}"
+        told = f"{what} was unloaded; {sum(freed['freed_bytes']):,} bytes were freed."
     console.print(told)
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -67,7 +68,9 @@ def test_adapters_come_and_go(url: str, capsys: pytest.CaptureFixture[str], monk
     assert run(url, "adapters", "unload", "sql", "--version", "1") == 0
     told = capsys.readouterr().out
     assert "version 1" in told
-    assert "5 bytes were freed" in told
+    assert "Version 1 of sql was unloaded; 5 bytes were freed" in told
+    assert run(url, "adapters", "unload", "sql") == 0
+    assert capsys.readouterr().out.startswith("sql was unloaded")
 
 
 def test_a_canary_is_asked_from_the_command_line_too(
@@ -93,6 +96,20 @@ def test_what_the_server_says_is_one_line(url: str, capsys: pytest.CaptureFixtur
         assert run(url, "adapters", "route", "sql", split) == 1
         assert "VERSION=PERCENT" in capsys.readouterr().err
     assert run(f"{url}/nowhere", "models") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "told"),
+    [
+        (400, "'base_model_name' must be one of: a, b.", "'base_model_name' must be one of: a, b. Set it with --base."),
+        (409, "'load_inplace' makes another version", "'load_inplace' makes another version. Set it with --replace."),
+        (400, "no such folder", "no such folder"),
+    ],
+)
+def test_the_option_is_told_for_a_field_that_the_server_names(status: int, message: str, told: str) -> None:
+    with pytest.raises(cli_client.AskError) as caught:
+        cli_client.answered(httpx.Response(status, json={"error": {"message": message}}))
+    assert str(caught.value) == told
 
 
 def test_a_conversation_streams_until_an_empty_line(
