@@ -54,7 +54,9 @@ def test_a_conversation_becomes_the_tokens_of_transformers(codec: TextCodec, fol
     assert codec.encode_chat(messages) == expected
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(texts=st.lists(TYPED, min_size=1, max_size=3))
 def test_what_is_typed_is_never_a_control_token_and_is_read_as_typed(codec: TextCodec, texts: list[str]) -> None:
     token_ids = codec.encode_chat(turns(*texts))
