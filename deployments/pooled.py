@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.generation import TextPrompt, TokenPrompt
+from deployments.prompt_texts import num_chars
 from engine.request import Pooling
 
 
@@ -33,8 +34,8 @@ class EmbeddingRequest:
 
     @property
     def num_chars(self) -> int:
-        """Characters of all inputs; a token id counts as 4, the average length of a token."""
-        return sum(len(i.text) if isinstance(i, TextPrompt) else 4 * len(i.token_ids) for i in self.inputs)
+        """Characters of all inputs."""
+        return sum(map(num_chars, self.inputs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,14 @@ from typing import Any
 
 from deployments.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
-CHARS_PER_ID = 4
-"""The average length of a token."""
+CHARS_PER_TOKEN = 4
+"""An average, used until the tokenizer has counted."""
 
 
 def num_chars(prompt: Prompt) -> int:
     """Return the characters of a prompt, including what a chat has besides messages."""
     if isinstance(prompt, TokenPrompt):
-        return CHARS_PER_ID * len(prompt.token_ids)
+        return CHARS_PER_TOKEN * len(prompt.token_ids)
     return sum(map(len, texts_read(prompt)))
 
 

@@ -8,9 +8,6 @@ from app.http.errors import ApiError, retry_after
 from deployments.accounts.values import Admission, Quota, TenantLimits
 from engine.errors import RequestError
 
-CHARS_PER_TOKEN = 4
-"""An estimate, used until the tokenizer has counted."""
-
 _WORDS_BY_LIMIT = {
     "requests_per_minute": "requests a minute",
     "input_tokens_per_minute": "input tokens a minute",

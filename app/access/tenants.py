@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.datastructures import Headers
 
-from app.access.limits import CHARS_PER_TOKEN, over_limit, quota_headers
+from app.access.limits import over_limit, quota_headers
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
 from deployments.accounts.values import Charge, TenantLimits
@@ -32,7 +32,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
-from deployments.prompt_texts import num_chars
+from deployments.prompt_texts import CHARS_PER_TOKEN, num_chars
 from deployments.timeline import Timeline
 from engine.errors import OverloadError, RequestError
 

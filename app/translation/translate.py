@@ -34,6 +34,7 @@ from deployments.generation import (
     TokenPrompt,
     ToolCall,
 )
+from deployments.prompt_texts import num_chars
 from engine.errors import RequestError
 from engine.request import DryPenalty, LzPenalty, SamplingParams
 
@@ -101,8 +102,7 @@ def text_generations(
     prompts = plain_prompts(body.prompt, limits.max_prompts, "prompts", field="prompt")
     if body.suffix:
         prompts = _with_suffix(prompts, body.suffix, echoes=bool(body.echo))
-    num_chars = sum(len(p.text) + len(p.suffix) for p in prompts if isinstance(p, TextPrompt))
-    _check_chars(num_chars, limits, field="prompt")
+    _check_chars(sum(num_chars(p) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
     _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("'max_tokens' must be at least 1 unless 'echo' is true.", field="max_tokens")
@@ -204,13 +204,9 @@ def _template_options(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
 
 def _chat_prompt(messages: Sequence[Message], limits: LimitSettings) -> ChatPrompt:
     check_count(len(messages), limits.max_messages, "items", field="messages")
-    turns = tuple(_turn(message) for message in messages)
-    num_chars = sum(
-        len(turn.content) + len(turn.reasoning or "") + sum(len(call.arguments) for call in turn.tool_calls)
-        for turn in turns
-    )
-    _check_chars(num_chars, limits, field="messages")
-    return ChatPrompt(messages=turns)
+    prompt = ChatPrompt(messages=tuple(_turn(message) for message in messages))
+    _check_chars(num_chars(prompt), limits, field="messages")
+    return prompt
 
 
 def _turn(message: Message) -> ChatMessage:
@@ -278,8 +274,8 @@ def _seed(body: SamplingFields, draw_seed: SeedSource) -> int:
     return (body.seed if body.seed is not None else draw_seed()) & _SEED_MASK
 
 
-def _check_chars(num_chars: int, limits: LimitSettings, *, field: str) -> None:
-    check_count(num_chars, limits.max_prompt_chars, "characters or token ids", field=field)
+def _check_chars(count: int, limits: LimitSettings, *, field: str) -> None:
+    check_count(count, limits.max_prompt_chars, "characters or token ids", field=field)
 
 
 def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...]:

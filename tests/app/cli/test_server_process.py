@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -193,22 +194,19 @@ def test_a_child_that_ends_says_why(start: Start) -> None:
     assert session_members(server._child.pid) == []
 
 
-def test_a_gpu_that_this_machine_does_not_have_is_not_waited_for(start: Start) -> None:
-    server = start("runs", device="cuda")
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"device": "cuda"}, "models request 1 GPU(s), but Ray found 0 on this machine"),
+        ({"num_cpus": 64}, "a replica of 'Model-base' requests 64 CPUs, but Ray found 2 on this machine"),
+    ],
+)
+def test_what_this_machine_does_not_have_is_not_waited_for(start: Start, asked: dict[str, Any], reason: str) -> None:
+    server = start("runs", **asked)
     until(server.has_ended)
     failure = server.failure()
     assert failure is not None
-    assert "status 1: models request 1 GPU(s), but Ray found 0 on this machine" in failure
-    server.stop()
-    assert "up" not in start.printed.getvalue()
-
-
-def test_cores_that_this_machine_does_not_have_are_not_waited_for(start: Start) -> None:
-    server = start("runs", num_cpus=64)
-    until(server.has_ended)
-    failure = server.failure()
-    assert failure is not None
-    assert "status 1: a replica of 'Model-base' requests 64 CPUs, but Ray found 2 on this machine" in failure
+    assert f"status 1: {reason}" in failure
     server.stop()
     assert "up" not in start.printed.getvalue()
 
