@@ -60,6 +60,7 @@ class DeviceSlots:
         self._reserve_s = reserve_s
         # Least recently used first.
         self._slot_by_digest: OrderedDict[AdapterDigest, _Slot] = OrderedDict()
+        self._pinned: set[AdapterDigest] = set()
 
     def __contains__(self, digest: AdapterDigest) -> bool:
         return digest in self._slot_by_digest
@@ -71,6 +72,11 @@ class DeviceSlots:
         """Tell whether the adapter's weights are on the device, ready for use."""
         slot = self._slot_by_digest.get(digest)
         return slot is not None and slot.has_landed
+
+    @property
+    def pinned(self) -> frozenset[AdapterDigest]:
+        """The pinned adapters; any thread."""
+        return frozenset(self._pinned)
 
     @property
     def num_bytes(self) -> int:
@@ -132,6 +138,7 @@ class DeviceSlots:
             raise KeyError(f"adapter {digest} is not on the device")
         slot.pins += 1
         slot.reserved_until_s = 0.0
+        self._pinned.add(digest)
         self._slot_by_digest.move_to_end(digest)
 
     def unpin(self, digest: AdapterDigest) -> None:
@@ -140,6 +147,8 @@ class DeviceSlots:
         if slot.pins < 1:
             raise KeyError(f"adapter {digest} is not pinned")
         slot.pins -= 1
+        if not slot.pins:
+            self._pinned.discard(digest)
 
     def drop(self, digest: AdapterDigest) -> None:
         """Free the slot of an adapter that has not landed; a landed one stays."""
@@ -163,6 +172,7 @@ class DeviceSlots:
         slots = self._slot_by_digest.values()
         assert self._own_bytes == sum(slot.own_bytes for slot in slots) <= self._max_bytes
         self._lent.check(page for slot in slots for page in slot.pages)
+        assert self._pinned == {digest for digest, slot in self._slot_by_digest.items() if slot.pins}
         for slot in slots:
             assert slot.pins >= 0
             assert slot.has_landed or slot.pins == 0

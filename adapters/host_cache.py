@@ -41,6 +41,8 @@ class HostCache:
     Args:
         load: reads one adapter; called on a loader thread; raises AdapterError for a faulty adapter.
         on_change: called on a loader thread, without locks, when a load has succeeded or failed.
+        held: returns entries whose memory others use, so that evicting them would free nothing; called with this
+            object's lock held.
         failure_s: how long a failure is remembered before the adapter may be tried again.
     """
 
@@ -53,6 +55,7 @@ class HostCache:
         failure_s: float = 10.0,
         reserve_s: float = 5.0,
         on_change: Callable[[], None] = lambda: None,
+        held: Callable[[], Collection[AdapterDigest]] = frozenset,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
@@ -61,6 +64,7 @@ class HostCache:
         self._failure_s = failure_s
         self._reserve_s = reserve_s
         self._on_change = on_change
+        self._held = held
         self._clock = clock
         self._lock = threading.Lock()
         # Least recently used first.
@@ -183,12 +187,12 @@ class HostCache:
             self._evict(keep=digest)
 
     def _evict(self, keep: AdapterDigest) -> None:
-        """Evict in LRU order until the bound holds, or only `keep` and reserved entries are left; the lock is held."""
-        reserved = self._reserved()
+        """Evict in LRU order until the bound holds, or only `keep` and kept entries are left; the lock is held."""
+        kept = self._kept()
         for digest in list(self._weights_by_digest):
             if self._num_bytes <= self._max_bytes:
                 return
-            if digest != keep and digest not in reserved:
+            if digest != keep and digest not in kept:
                 self._remove(digest)
 
     def _remove(self, digest: AdapterDigest) -> int:
@@ -200,26 +204,29 @@ class HostCache:
         return freed
 
     def _has_room(self) -> bool:
-        """Tell whether one more adapter fits beside the loads and the reserved entries; the lock is held."""
+        """Tell whether one more adapter fits beside the loads and the kept entries; the lock is held."""
         num_loading, num_entries = len(self._loading), len(self._weights_by_digest)
         if not num_entries:
             # No entry yet from which to estimate the size of a load.
             return num_loading < self._num_threads
-        reserved = self._reserved()
-        if not reserved and not num_loading:
+        kept = self._kept()
+        if not kept and not num_loading:
             return True
-        kept_bytes = sum(self._weights_by_digest[digest].num_bytes for digest in reserved)
+        kept_bytes = sum(self._weights_by_digest[digest].num_bytes for digest in kept)
         return kept_bytes + (num_loading + 1) * self._num_bytes / num_entries <= self._max_bytes
 
-    def _reserved(self) -> Collection[AdapterDigest]:
-        """Return the entries loaded within `reserve_s` that no `get` has returned yet; the lock is held."""
+    def _kept(self) -> Collection[AdapterDigest]:
+        """Return the entries that are not evicted; the lock is held.
+
+        These are the held ones, and those loaded within `reserve_s` that no `get` has returned yet.
+        """
         now_s = self._clock()
         while self._loaded_s_by_digest:
             digest, loaded_s = next(iter(self._loaded_s_by_digest.items()))
             if now_s - loaded_s < self._reserve_s:
                 break
             del self._loaded_s_by_digest[digest]
-        return self._loaded_s_by_digest.keys()
+        return self._loaded_s_by_digest.keys() | (self._weights_by_digest.keys() & self._held())
 
     def _failure(self, digest: AdapterDigest) -> _Failure | None:
         """Return the failure if it is still remembered; the lock is held."""

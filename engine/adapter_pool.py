@@ -70,9 +70,16 @@ class AdapterPool:
         self._load_s = 0.0
         self._max_bytes = config.max_device_adapter_bytes
         self._slots = DeviceSlots(config.max_device_adapters, self._max_bytes)
-        self._host = HostCache(self._load, max_bytes=config.max_host_adapter_bytes, on_change=on_change, clock=clock)
+        self._is_copied = device.type == "cuda"
+        self._host = HostCache(
+            self._load,
+            max_bytes=config.max_host_adapter_bytes,
+            on_change=self._note_change,
+            held=frozenset if self._is_copied else lambda: self._slots.pinned,
+            clock=clock,
+        )
         self._uploads: ThreadPoolExecutor | None = None
-        if device.type == "cuda":
+        if self._is_copied:
             self._uploads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-upload")
             self._stream = torch.cuda.Stream(device)
         for ref in refs:
@@ -100,7 +107,7 @@ class AdapterPool:
                 return None
             on_device = self._weights_by_digest.pop(digest, None)
             freed = self._host.drop(digest)
-            if on_device is not None and self._device.type == "cuda":
+            if on_device is not None and self._is_copied:
                 freed += on_device.num_bytes
             return freed
 
@@ -123,6 +130,9 @@ class AdapterPool:
             if not self._slots.has_landed(digest):
                 return False
             self._slots.pin(digest)
+            if not self._is_copied:
+                # One memory, in which an adapter must not look unused while requests use it.
+                self._host.get(digest)
             return True
 
     def swap_s(self, digest: AdapterDigest) -> float:
@@ -211,7 +221,7 @@ class AdapterPool:
                 f"it takes {weights.num_bytes} bytes, more than the {self._max_bytes} that the device has for adapters"
             )
             raise AdapterError(ref.name, reason)
-        weights = weights.pinned() if self._device.type == "cuda" else weights
+        weights = weights.pinned() if self._is_copied else weights
         self._declared(digest)
         took_s = self._clock() - started_s
         self._load_s = (self._load_s + took_s) / 2 if self._load_s else took_s
@@ -243,6 +253,14 @@ class AdapterPool:
         else:
             self._uploads.submit(self._upload, digest, host, pages)
         return True
+
+    def _note_change(self) -> None:
+        """After a load, which may have evicted adapters from host memory: on a CPU their slots hold the same memory."""
+        if not self._is_copied:
+            with self._lock:
+                gone = [digest for digest in self._weights_by_digest if digest not in self._host]
+                self._forget([digest for digest in gone if self._slots.try_free(digest)])
+        self._on_change()
 
     def _forget(self, evicted: Sequence[AdapterDigest]) -> None:
         for victim in evicted:

@@ -13,6 +13,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from engine.config import ResolvedConfig
 from engine.errors import OverloadError
@@ -24,8 +25,6 @@ from engine.scheduling.step_costs import StepCosts
 
 MAX_RETRY_AFTER_S = 120.0
 MIN_RETRY_AFTER_S = 1.0
-RISK = 1.25
-"""A deadline is at risk if the time left is less than this multiple of the time that the answer takes."""
 FALLBACK_RATE = 1.0
 """Requests per second, assumed until a rate has been measured."""
 
@@ -95,21 +94,13 @@ class Admission:
                 foretold.start_s - bound_s,
             )
 
-    def is_too_late(self, live: LiveRequest, now_s: float) -> bool:
-        """Whether a waiting request would miss its deadline even with the engine to itself from now on."""
-        return not live.output_ids and self._is_short_of_time(live, now_s, num_rows=1, margin=1.0)
-
-    def is_at_risk(self, live: LiveRequest, num_running: int, now_s: float) -> bool:
-        """Whether a waiting request will miss its deadline unless it soon starts alongside the running ones."""
-        return self._is_short_of_time(live, now_s, num_rows=num_running + 1, margin=RISK)
-
-    def _is_short_of_time(self, live: LiveRequest, now_s: float, *, num_rows: int, margin: float) -> bool:
-        """Whether the time left is less than `margin` times what the answer takes in steps of `num_rows` rows."""
+    def spare_s(self, live: LiveRequest, now_s: float, *, num_rows: int, margin: float) -> float:
+        """Return the time left of a waiting request (`engine.scheduling.hopeless.SpareTime`)."""
         deadline_s = live.request.deadline_s
         if deadline_s is None or not self.costs.is_known(now_s):
-            return False
+            return inf
         takes_s = least_s(self.reader.load(live), self._capacity(Backlog(), 0), self.costs, num_rows)
-        return now_s + margin * takes_s > deadline_s
+        return deadline_s - now_s - margin * takes_s
 
     def _check_deadline(self, foretold: Forecast, left_s: float) -> None:
         if foretold.end_s <= left_s:

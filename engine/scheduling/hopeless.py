@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 from engine.ports import AdapterGate
 from engine.request import FinishReason
@@ -11,6 +11,11 @@ from engine.scheduling.live_request import LiveRequest
 
 DEADLINE_PASSED = "The request's deadline passed before its answer was complete."
 DEADLINE_LOST = "The request waited so long that its answer cannot be complete by its deadline."
+
+RISK = 1.25
+"""A deadline is at risk if the time left is less than this multiple of the time that the answer takes."""
+MAX_LOOK_S = 0.25
+"""Looking whether a request can still make it takes microseconds, too long for hundreds of them before each step."""
 
 
 class Ending(NamedTuple):
@@ -21,16 +26,23 @@ class Ending(NamedTuple):
     error: str
 
 
+class SpareTime(Protocol):
+    """How long a waiting request may still wait."""
+
+    def __call__(self, live: LiveRequest, now_s: float, *, num_rows: int, margin: float) -> float:
+        """Return the seconds left beyond `margin` times what its answer takes in steps of `num_rows` rows.
+
+        Infinite if that is unknown or it has no deadline.
+        """
+        ...
+
+
 def hopeless(
-    requests: Iterable[LiveRequest],
-    gate: AdapterGate,
-    is_too_late: Callable[[LiveRequest, float], bool],
-    now_s: float,
+    requests: Iterable[LiveRequest], gate: AdapterGate, spare_s: SpareTime, num_running: int, now_s: float
 ) -> Iterator[Ending]:
     """Yield requests that have missed or are bound to miss their deadline, or whose adapter cannot become resident.
 
-    Args:
-        is_too_late: whether a request without a row would miss its deadline even with the engine to itself.
+    Those without a row that may miss their deadline get a head start.
     """
     error_by_adapter: dict[str, str | None] = {}
     for live in requests:
@@ -41,7 +53,7 @@ def hopeless(
         if live.row is not None:
             continue
         adapter = live.request.adapter
-        if deadline_s is not None and is_too_late(live, now_s):
+        if deadline_s is not None and live.next_look_s <= now_s and _is_lost(live, spare_s, num_running, now_s):
             yield Ending(live, FinishReason.EXPIRED, DEADLINE_LOST)
         elif adapter is not None:
             if adapter not in error_by_adapter:
@@ -52,9 +64,16 @@ def hopeless(
                 yield Ending(live, reason, error)
 
 
-def hurry(waiting: Iterable[LiveRequest], is_at_risk: Callable[[LiveRequest], bool]) -> None:
-    """Give a head start, once, to waiting requests that may miss their deadline."""
-    # Filtered first: every step looks at all waiting requests, and most have no deadline.
-    for live in [live for live in waiting if live.request.deadline_s is not None and not live.is_hurried]:
-        if is_at_risk(live):
+def _is_lost(live: LiveRequest, spare_s: SpareTime, num_running: int, now_s: float) -> bool:
+    """Whether a waiting request would miss its deadline even with the engine to itself; if not, hurry it if need be."""
+    left_s = spare_s(live, now_s, num_rows=1, margin=1.0)
+    if left_s < 0 and not live.output_ids:
+        return True
+    if not live.is_hurried:
+        beside_s = spare_s(live, now_s, num_rows=num_running + 1, margin=RISK)
+        if beside_s < 0:
             live.hurry()
+        else:
+            left_s = beside_s
+    live.next_look_s = now_s + (min(MAX_LOOK_S, left_s / 4) if left_s > 0 else MAX_LOOK_S)
+    return False

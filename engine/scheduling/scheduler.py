@@ -38,7 +38,7 @@ from engine.scheduling.admission import Admission
 from engine.scheduling.backlog import BacklogReader
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog
-from engine.scheduling.hopeless import hopeless, hurry
+from engine.scheduling.hopeless import hopeless
 from engine.scheduling.lending import CacheLending
 from engine.scheduling.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
 from engine.scheduling.own_step import OwnSteps, newcomers
@@ -257,10 +257,9 @@ class Scheduler:
 
     def _end_hopeless(self) -> None:
         """End requests that miss their deadline or cannot get their adapter; hurry waiting ones that may miss it."""
-        requests, now_s, is_too_late = [*self._live.values()], self._clock(), self.admission.is_too_late
-        for live, reason, error in hopeless(requests, self._gate, is_too_late, now_s):
+        requests, now_s = [*self._live.values()], self._clock()
+        for live, reason, error in hopeless(requests, self._gate, self.admission.spare_s, len(self._running), now_s):
             self._end(live, reason, error=error)
-        hurry(self._waiting, lambda live: self.admission.is_at_risk(live, len(self._running), now_s))
 
     def _yield_rows(self) -> bool:
         """If every row is taken, preempt requests of flows above their share for waiting ones of flows below theirs.

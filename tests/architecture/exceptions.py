@@ -84,7 +84,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/gpu/choosing.py": "tests/kernels/gpu/test_token_choice.py compares it with the reference",
     "engine/gpu/staging.py": "tests/engine/gpu/test_inputs.py sends every step of random requests by it",
     "engine/costs.py": "tests/app/cli/test_capacity.py and tests/loadtest/test_gpu.py hold it against known models",
-    "engine/scheduling/hopeless.py": "test_admission.py and test_scheduler.py end requests by each of its reasons",
     "engine/scheduling/pins.py": "tests/engine/scheduling/test_scheduler_properties.py holds it to its bound",
     "engine/request.py": "test_scheduler_properties.py and test_sampler.py make requests of every kind",
     "engine/scheduling/request_bounds.py": "tests/engine/scheduling/test_scheduler.py sends what it refuses",

@@ -162,6 +162,34 @@ def test_many_adapters_are_served_in_turn_by_few_slots_in_bounded_memory(bench: 
         pool.unpin(ref.digest)
 
 
+def test_on_a_cpu_slots_and_host_memory_are_within_one_bound(bench: Bench) -> None:
+    refs = bench.refs(12)
+    pool = bench.pool(refs, slots=4, host=4)
+    hot = refs[0].digest
+    bench.pin(pool, hot)
+    kept = pool.weights(hot)
+    for ref in refs[1:]:
+        pool.prepare(ref.digest)
+        bench.wait_until(lambda ref=ref: ref.digest in pool._host)
+        assert len(pool.places()) <= 4
+        bench.pin(pool, ref.digest)
+        assert len(pool.places()) <= 4
+        pool.unpin(ref.digest)
+    assert pool.weights(hot) is kept is pool._host.peek(hot)
+
+
+def test_on_a_cpu_nothing_is_loaded_beside_pinned_adapters_that_fill_the_memory(bench: Bench) -> None:
+    *pinned, other = bench.refs(4)
+    pool = bench.pool([*pinned, other], slots=4, host=3)
+    for ref in pinned:
+        bench.pin(pool, ref.digest)
+    assert not pool.try_pin(other.digest)
+    assert pool.places() == {ref.digest: "device" for ref in pinned}
+    pool.unpin(pinned[0].digest)
+    bench.pin(pool, other.digest)
+    assert pool.places().keys() == {ref.digest for ref in (*pinned[1:], other)}
+
+
 def test_adapters_of_all_sizes_share_one_budget_of_bytes(bench: Bench) -> None:
     ranks = {"small": 1, "other": 1, "large": 8, "huge": 16}
     refs = [
@@ -190,7 +218,7 @@ def test_what_finds_no_room_lies_in_what_the_cache_lends_until_that_is_wanted_ba
     loader = AdapterLoader(
         SHAPES, 16, torch.float32, no_base, lambda raw: TabledAdapter.of(raw.packed(), 2, page_bytes=one // 2)
     )
-    pool = bench.pool(refs, slots=8, max_bytes=one, loader=loader, lent_memory=memory.__getitem__)
+    pool = bench.pool(refs, slots=8, host=32, max_bytes=one, loader=loader, lent_memory=memory.__getitem__)
     bench.pin(pool, refs[0].digest)
     assert not pool.lacked_room()
     pool.prepare(refs[1].digest)
