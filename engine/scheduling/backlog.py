@@ -99,4 +99,9 @@ class BacklogReader:
         asking = Counter(flow_of(live.request) for live in waiting) + Counter(map(flow_of, unread))
         flows = held.keys() | asking.keys() | {flow}
         share = max(1, self._config.max_num_seqs // len(flows))
-        return len(flows) > 1 and held[flow] + asking[flow] < share
+        if len(flows) == 1 or held[flow] + asking[flow] >= share:
+            return False
+        return any(
+            held[flow_of(live.request)] > share and live.request.priority >= request.priority and not live.has_yielded
+            for live in running
+        )

@@ -169,6 +169,11 @@ def test_a_row_is_given_up_for_who_has_less_than_its_share() -> None:
     assert not backlog(harness, tenant="own").takes_row
 
 
+def test_a_row_is_not_given_up_for_who_has_less_priority() -> None:
+    assert backlog(a_flood(4), tenant="own", priority=0).takes_row
+    assert not backlog(a_flood(4), tenant="own", priority=1).takes_row
+
+
 def test_everybody_s_share_is_a_row_at_least() -> None:
     crowd = [a_request(f"other{i}", tenant=f"other{i}") for i in range(7)]
     assert backlog(a_flood(4, *crowd), tenant="own").takes_row
