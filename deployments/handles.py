@@ -227,12 +227,16 @@ async def hear_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s:
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-async def release_adapter(gateways: DeploymentHandle, replicas: DeploymentHandle, digest: AdapterDigest) -> list[int]:
-    """Have every replica forget an adapter once its requests have ended; return the bytes freed on each.
+async def until_unused(gateways: DeploymentHandle, digest: AdapterDigest) -> list[str]:
+    """Wait until no gateway has answers that use an adapter, and return the names of the gateways that were asked.
 
     A request may have reached no replica yet, or be between two of them: only its gateway knows that it has not ended.
     """
-    await ask_all(gateways, "until_unused", digest, timeout_s=RELEASE_TIMEOUT_S)
+    return await ask_all(gateways, "until_unused", digest, timeout_s=RELEASE_TIMEOUT_S)
+
+
+async def release_adapter(replicas: DeploymentHandle, digest: AdapterDigest) -> list[int]:
+    """Have every replica forget an adapter once its requests have ended; return the bytes freed on each."""
     return await ask_all(replicas, "release_adapter", digest, timeout_s=RELEASE_TIMEOUT_S)
 
 

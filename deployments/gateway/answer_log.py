@@ -42,6 +42,10 @@ class AnswerLog:
         """Return the most recent answers to one client request, in start order."""
         return self._timelines.find(client_id)
 
+    def adapters_in_use(self) -> frozenset[AdapterDigest]:
+        """Return the adapters of running answers."""
+        return frozenset(AdapterDigest(digest) for digest, _ in self._running if digest)
+
     async def until_unused(self, adapter: AdapterDigest) -> None:
         """Wait until the running answers that use an adapter have ended; those that begin later do not count."""
         for ended in [ended for digest, ended in self._running if digest == adapter]:

@@ -107,14 +107,14 @@ class Gateway:
         self._tokenizer_handle = tokenizer
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
         self._name = uuid.uuid4().hex
-        self.adapters = AdapterDirectory(self._name, config.models, models, registry)
+        self._log = AnswerLog(self._count_answer)
+        self.adapters = AdapterDirectory(self._name, config.models, models, registry, in_use=self._log.adapters_in_use)
         self._names = ServedNames(config, self.adapters, self._rerankers)
         self._metrics = GatewayMetrics(config.slo, models)
         self._verdicts = Verdicts(config.safety, safety)
         self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
         self._overview = Overview(models, parts)
-        self._log = AnswerLog(self._count_answer)
         self.meter: Meter | None = None
         if config.accounts is not None and accounts is not None:
             spool = Spool(config.accounts.spool_folder, self._name)
@@ -324,9 +324,13 @@ class Gateway:
         self.adapters.adopt(catalogue)
         return self._name
 
-    async def until_unused(self, adapter: AdapterDigest) -> None:
-        """Wait until this gateway's running answers that use an adapter have ended. Called before it is freed."""
+    async def until_unused(self, adapter: AdapterDigest) -> str:
+        """Wait until this gateway's running answers that use an adapter have ended, and return its name.
+
+        Called by the registry before it frees the adapter.
+        """
         await self._log.until_unused(adapter)
+        return self._name
 
     def _model_of(self, target: Target) -> ServedModel:
         """Return the model of a target, with the chat template of its adapter's name."""

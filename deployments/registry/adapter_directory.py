@@ -17,6 +17,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
+from adapters.identity import AdapterDigest
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.handle_calls import UNREACHED, ask_actor
@@ -40,6 +41,7 @@ class AdapterDirectory:
         models: their declared adapters are known before the registry answers.
         replicas: handle of each base model's deployment by name.
         registry: None if adapters cannot be changed.
+        in_use: returns the adapters of the gateway's running answers.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class AdapterDirectory:
         replicas: Mapping[str, DeploymentHandle],
         registry: DeploymentHandle | None,
         *,
+        in_use: Callable[[], frozenset[AdapterDigest]] = frozenset,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._gateway = gateway
@@ -56,6 +59,7 @@ class AdapterDirectory:
         self._replicas = replicas
         self._registry = registry
         self._has_heard = registry is None
+        self._in_use = in_use
         self._draw = draw
         self._refresh: asyncio.Task[None] | None = None
 
@@ -182,7 +186,7 @@ class AdapterDirectory:
         async with asyncio.timeout(TELL_TIMEOUT_S):
             for _ in range(2):
                 known = self._catalogue.store, self._catalogue.revision
-                found: Catalogue | None = await registry.catalogue.remote(self._gateway, *known)
+                found: Catalogue | None = await registry.catalogue.remote(self._gateway, *known, self._in_use())
                 if found is None:
                     return
                 self.adopt(found)

@@ -21,12 +21,12 @@ from ray.serve.handle import DeploymentHandle
 
 from adapters.catalogue import Catalogue
 from adapters.file_store import FileStore
-from adapters.identity import AdapterRef
+from adapters.identity import AdapterDigest, AdapterRef
 from adapters.sources import AdapterSources
 from adapters.store import AdapterStore, StoreTakenError
 from deployments.actor_process import begin_actor
 from deployments.config import GATEWAY, RegistryConfig, model_deployment
-from deployments.handles import release_adapter, tell_gateways
+from deployments.handles import release_adapter, tell_gateways, until_unused
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import Displaced, RegistryServer
 from deployments.registry.followers import Followers
@@ -77,9 +77,15 @@ class Registry:
             raise ConfigError(reason) from error
         self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
 
-    async def catalogue(self, gateway: str, store: str, revision: int) -> Catalogue | None:
-        """Return the catalogue, or None if the gateway's copy, of this revision, is current."""
-        self._followers.confirm(gateway, store, revision)
+    async def catalogue(
+        self, gateway: str, store: str, revision: int, in_use: frozenset[AdapterDigest] = frozenset()
+    ) -> Catalogue | None:
+        """Return the catalogue, or None if the gateway's copy, of this revision, is current.
+
+        Args:
+            in_use: the adapters of the gateway's running answers.
+        """
+        self._followers.confirm(gateway, store, revision, in_use)
         found = self._server.catalogue
         return None if (found.store, found.revision) == (store, revision) else found
 
@@ -125,7 +131,11 @@ class Registry:
         except KeyError:
             # The base model is not in the configuration any more.
             return []
-        return await release_adapter(self._handle(GATEWAY), replicas, ref.digest)
+        asked = await until_unused(self._handle(GATEWAY), ref.digest)
+        # A gateway that is draining is not in the handle.
+        while self._followers.use(ref.digest, but=asked):
+            await asyncio.sleep(CONFIRM_POLL_S)
+        return await release_adapter(replicas, ref.digest)
 
     async def _tell(self) -> None:
         """Send the current catalogue to the gateways, and wait until each has it.

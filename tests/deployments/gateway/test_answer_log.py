@@ -64,6 +64,7 @@ async def test_an_adapter_is_unused_when_what_used_it_has_ended_whoever_uses_it_
             for _ in range(10):
                 await asyncio.sleep(0)
             assert not wait.done()
+            assert log.adapters_in_use() == {ref.digest, other.digest}
             first.__exit__(None, None, None)
             await wait
         await log.until_unused(ref.digest)

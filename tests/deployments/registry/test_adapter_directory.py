@@ -49,6 +49,7 @@ class RegistryHandle:
         self.store.add(REF, "m")
         self.unloaded: list[str] = []
         self.confirmed: list[tuple[str, int]] = []
+        self.in_use: frozenset[AdapterDigest] = frozenset()
         self.dies = False
         for name in ("catalogue", "register", "unload", "route"):
             setattr(self, name, Call(getattr(self, f"_{name}")))
@@ -57,8 +58,9 @@ class RegistryHandle:
         if self.dies:
             raise ActorDiedError
 
-    def _catalogue(self, gateway: str, store: str, revision: int) -> Catalogue | None:
+    def _catalogue(self, gateway: str, store: str, revision: int, in_use: frozenset[AdapterDigest]) -> Catalogue | None:
         self._alive()
+        self.in_use = in_use
         self.confirmed.append((gateway, revision))
         found = self.store.catalogue()
         return None if (found.store, found.revision) == (store, revision) else found
@@ -134,6 +136,12 @@ async def test_what_is_adopted_is_confirmed_at_once() -> None:
     registry = RegistryHandle()
     await a_directory(registry).start()
     assert registry.confirmed == [("g", -1), ("g", registry.store.catalogue().revision)]
+
+
+async def test_each_poll_says_which_adapters_are_in_use() -> None:
+    registry, in_use = RegistryHandle(), frozenset({AdapterDigest("d0")})
+    await AdapterDirectory("g", [MODEL], {}, registry, in_use=lambda: in_use).start()  # type: ignore[arg-type]
+    assert registry.in_use == in_use
 
 
 async def test_unloading_says_how_much_was_freed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapters.catalogue import Catalogue
+from adapters.identity import AdapterDigest
 from deployments.registry.followers import LEASE_S, Followers
 
 NEW = Catalogue(store="s", revision=5)
@@ -48,3 +49,18 @@ def test_a_gateway_that_is_gone_is_not_waited_for() -> None:
     assert followers.have(NEW)
     followers.confirm("g", "s", 4)
     assert followers.have(NEW)
+
+
+def test_a_gateway_uses_what_it_last_said_until_it_is_gone() -> None:
+    clock, adapter = Clock(), AdapterDigest("a")
+    followers = Followers(clock=clock)
+    followers.confirm("g", "s", 5, frozenset({adapter}))
+    followers.confirm("g", "s", 6)
+    assert followers.use(adapter, but=["another"])
+    assert not followers.use(adapter, but=["g"])
+    assert not followers.use(AdapterDigest("b"), but=[])
+    followers.confirm("g", "s", 6, frozenset())
+    assert not followers.use(adapter, but=[])
+    followers.confirm("g", "s", 6, frozenset({adapter}))
+    clock.now_s += LEASE_S + 0.1
+    assert not followers.use(adapter, but=[])

@@ -156,6 +156,28 @@ async def test_no_replica_forgets_what_a_gateway_is_about_to_send_it(
     await actor.end(registry)
 
 
+async def test_no_replica_forgets_what_a_gateway_that_drains_is_about_to_send_it(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not in the handle, so that nobody asked it."""
+    registry = await actor.open(monkeypatch)
+    catalogue = await registry.register(actor.put("a"))
+    digest = catalogue.entries["a"].versions[0].ref.digest
+    await registry.catalogue("drains", catalogue.store, catalogue.revision, frozenset({digest}))
+    unload = asyncio.create_task(registry.unload("a"))
+    await until(lambda: "adopt" in dict(actor.gateways.asked[1:]))
+    now = await registry.catalogue("drains", catalogue.store, catalogue.revision, frozenset({digest}))
+    assert now is not None
+    await registry.catalogue("drains", now.store, now.revision, frozenset({digest}))
+    await until(lambda: actor.gateways.asked[-1] == ("until_unused", digest))
+    await asyncio.sleep(2 * registry_actor.CONFIRM_POLL_S)
+    assert (actor.replicas.asked, actor.kept()) == ([], {digest})
+    await registry.catalogue("drains", now.store, now.revision, frozenset())
+    await unload
+    assert (len(actor.replicas.asked), actor.kept()) == (1, set())
+    await actor.end(registry)
+
+
 async def test_what_a_process_left_undone_is_done_by_the_next(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = await actor.open(monkeypatch)
     for seed, name in enumerate("ab"):
