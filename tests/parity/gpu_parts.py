@@ -40,6 +40,9 @@ HARDWARE = Hardware(
 )
 
 
+STEPPING = "engine/engine.py"
+
+
 class Replays:
     """Engines on a GPU where there is one, else on a simulated one that counts its replays.
 
@@ -74,6 +77,11 @@ class Replays:
         """Whether recorded steps were used, as far as one can tell."""
         # Each recording is replayed once when it is made.
         return self.gpu is None or self.gpu.num_replays > self.gpu.num_recordings
+
+    @property
+    def waits(self) -> list[str]:
+        """Where the engine's thread has waited in a step for the simulated device, other than for tokens."""
+        return [] if self.gpu is None else [wait for wait in self.gpu.order.waits if STEPPING in wait]
 
 
 _PROBE = build.probe

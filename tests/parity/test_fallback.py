@@ -253,6 +253,7 @@ def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
     else:
         check_on_a_gpu(checkpoint)
     assert replays.are_there
+    assert replays.waits == []
 
 
 def test_a_gpu_rounds_what_divides_into_groups_and_leaves_the_rest(

@@ -172,6 +172,7 @@ def test_the_kernels_of_a_gpu_keep_the_states_of_rows_and_attend(
     sizes = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16}
     check(saved(name), random_prompts(3, longest=40), **sizes, device="cuda")
     assert replays.are_there
+    assert replays.waits == []
 
 
 def test_states_take_memory_of_the_cache(saved: Callable[[str], Checkpoint]) -> None:
@@ -208,6 +209,7 @@ def test_so_they_are_by_the_kernels_of_a_gpu(
     sizes = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16, "max_adapter_rank": 16}
     check_adapters(saved(name), tmp_path, name, **sizes, device="cuda")
     assert replays.are_there
+    assert replays.waits == []
 
 
 def check_adapters(base: Checkpoint, folder: Path, name: str, **options: Any) -> None:

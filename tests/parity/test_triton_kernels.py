@@ -57,6 +57,7 @@ def test_a_mixed_batch_gets_the_tokens_of_transformers(
     found = run_engine(build_engine(config_of(family.path)), requests)
     assert found == {str(i): family.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
     assert replays.are_there
+    assert replays.waits == []
 
 
 JOINED = {"rope_attention", "row_linear normed", "row_linear added", "row_linear"}
@@ -82,6 +83,7 @@ def test_a_row_or_two_get_the_tokens_of_transformers_by_kernels_that_do_more_at_
     found = run_engine(build_engine(replace(config_of(family.path), max_num_seqs=2)), requests)
     assert found == {str(i): family.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
     assert replays.are_there
+    assert replays.waits == []
     assert launched.keys() == joins
 
 
@@ -122,6 +124,7 @@ def test_adapters_and_draws_are_those_of_the_cpu(
     replays = Replays(monkeypatch)
     assert run_engine(build_engine(config_of(family.path), adapters), requests()) == expected
     assert replays.are_there
+    assert replays.waits == []
 
 
 def test_adapters_that_lie_in_lent_blocks_of_the_cache_give_the_tokens_of_the_cpu(
@@ -171,6 +174,7 @@ def test_adapters_of_the_whole_model_give_the_tokens_of_the_cpu_beside_plain_one
     engine = build_engine(config_of(family.path), adapters)
     assert run_engine(engine, requests) == expected
     assert replays.are_there
+    assert replays.waits == []
     assert run_engine(engine, requests[:2]) == {name: expected[name] for name in ("0", "1")}
 
 
@@ -190,6 +194,7 @@ def test_norms_of_adapters_give_the_tokens_of_the_cpu(
     replays = Replays(monkeypatch)
     assert run_engine(build_engine(replace(config_of(family.path), max_num_seqs=4), [adapter]), requests) == expected
     assert replays.are_there
+    assert replays.waits == []
 
 
 @pytest.mark.parametrize("name", ["both-ends", "own-ends", "norms"])
@@ -373,3 +378,4 @@ def test_what_a_grammar_forces_is_a_chunk_beside_recorded_decodes(
     assert run_engine(engine, [jumping, plain]) == expected
     assert engine.snapshot().counters.forced_tokens >= 5
     assert replays.are_there
+    assert replays.waits == []
