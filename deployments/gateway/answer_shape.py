@@ -159,7 +159,7 @@ class AnswerShape:
 
     async def _check_distinct(self, content: Grammar, names: frozenset[str], tool_format: ToolFormat) -> None:
         """Refuse content that could be mistaken for a tool call: the two are distinguished only by how they begin."""
-        if await admitted(content, [tool_format.beginning(name) for name in sorted(names)]):
+        if await admitted(content, [text for name in sorted(names) for text in tool_format.beginnings(name)]):
             raise RequestError(
                 f"'{content.field}' permits output that begins like a tool call, which this model writes as plain "
                 "JSON. Forbid additional properties, require other properties first, or set 'tool_choice' to 'none' or "

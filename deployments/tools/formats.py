@@ -39,6 +39,7 @@ class ToolFormat:
         is_alone: an answer with calls contains nothing else; only its beginning distinguishes it from text.
         opening: precedes the first call; its first piece marks the start of calls, unless `is_alone`.
         before_name, before_arguments: the pieces of a call's head around the name.
+        or_before_name: what a model may write instead of `before_name`, if anything.
         quotes_name: the name is a JSON string.
         is_tagged: arguments are tags (`deployments.tools.tagged`), not a JSON object.
         id_prefix, id_chars: prefix and number of random characters of call ids, as the model's template accepts them.
@@ -49,6 +50,7 @@ class ToolFormat:
     is_alone: bool = False
     opening: tuple[str, ...] = ()
     before_name: tuple[str, ...] = ("{", '"name"', ":")
+    or_before_name: tuple[str, ...] = ()
     quotes_name: bool = True
     before_arguments: tuple[str, ...] = (",", '"arguments"', ":")
     after_arguments: tuple[str, ...] = ("}",)
@@ -61,18 +63,22 @@ class ToolFormat:
     @property
     def pieces(self) -> frozenset[str]:
         """Every literal piece except the names."""
-        return frozenset(
-            self.opening + self.before_name + self.before_arguments + self.after_arguments + self.between + self.closing
-        )
+        heads = self.before_name + self.or_before_name + self.before_arguments
+        return frozenset(self.opening + heads + self.after_arguments + self.between + self.closing)
 
     def head(self, tool: str) -> tuple[str, ...]:
         """Return the pieces of a call to `tool` up to its arguments."""
-        return (*self.before_name, json.dumps(tool) if self.quotes_name else tool, *self.before_arguments)
+        return (*self.before_name, *self._after_name(tool))
 
-    def beginning(self, tool: str) -> str:
-        """Return the beginning of an answer that calls `tool`, up to the opening brace of its arguments."""
+    def heads(self, tool: str) -> tuple[tuple[str, ...], ...]:
+        """Return the `head` of a call and what may stand for it."""
+        others = ((*self.or_before_name, *self._after_name(tool)),) if self.or_before_name else ()
+        return (self.head(tool), *others)
+
+    def beginnings(self, tool: str) -> list[str]:
+        """Return how an answer that calls `tool` may begin, up to the opening brace of its arguments."""
         # The brace shows that the arguments are an object.
-        return "".join((*self.opening, *self.head(tool), "{"))
+        return ["".join((*self.opening, *head, "{")) for head in self.heads(tool)]
 
     def begins(self, sample: CallSample) -> bool:
         """Whether a template's sample begins with a call in this format."""
@@ -80,6 +86,9 @@ class ToolFormat:
         arguments = f"{tagged.OPENING}{key}{tagged.NAME_END}{value}{tagged.CLOSING}" if self.is_tagged else ARGUMENTS
         call = "".join([*self.opening, *self.head(NAMES[0]), arguments])
         return sample.text.startswith("".join(call.split()))
+
+    def _after_name(self, tool: str) -> tuple[str, ...]:
+        return (json.dumps(tool) if self.quotes_name else tool, *self.before_arguments)
 
     def new_call_id(self) -> str:
         """Generate a random call id."""
@@ -93,6 +102,8 @@ LLAMA3 = ToolFormat(
     name="llama3",
     silent="<|python_tag|>",
     is_alone=True,
+    # Not in the template, but the models copy it from the tools' definitions.
+    or_before_name=("{", '"type"', ":", '"function"', ",", '"name"', ":"),
     before_arguments=(",", '"parameters"', ":"),
     between=(";",),
 )

@@ -80,7 +80,9 @@ class AnswerGrammar:
         tool_format = calls.tool_format
         opening = tool_format.opening
         if tool_format.is_alone:
-            heads = "|".join(_joined((*opening, *tool_format.head(tool.name))) for tool in calls.tools)
+            heads = "|".join(
+                _joined((*opening, *head)) for tool in calls.tools for head in tool_format.heads(tool.name)
+            )
             rules.exclude(f"({heads}){_ANYTHING}")
         elif opening[0] not in self._special_ids:
             rules.add("LEAD", f"/{_ANYTHING}{escaped(opening[0])}/{rules.excluded}")
@@ -111,8 +113,8 @@ class AnswerGrammar:
             body = _tagged_arguments(rules, index, tool) if tool_format.is_tagged else arguments_of(tool)
             rules.add(f"arguments_{index}", body)
             for name, lead in heads.items():
-                head = rules.sequence((*lead, *tool_format.head(tool.name)))
-                rules.add(f"{name}_{index}", f"{head} arguments_{index} {after}")
+                head = " | ".join(rules.sequence((*lead, *head)) for head in tool_format.heads(tool.name))
+                rules.add(f"{name}_{index}", f"({head}) arguments_{index} {after}")
         for name in heads:
             rules.add(name, " | ".join(f"{name}_{index}" for index in range(len(tools))))
         more = f"({rules.sequence(tool_format.between)} call)*" if calls.is_parallel else ""

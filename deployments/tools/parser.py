@@ -115,16 +115,19 @@ class CallParser:
 
     def _read_head(self, calls: list[CallDelta]) -> bool:
         is_open, is_tagged = False, self._format.is_tagged
-        for tool, schema in self._tools.items():
+        heads = ((tool, head) for tool in self._tools for head in self._format.heads(tool))
+        for tool, head in heads:
             # The brace is part of the arguments; it proves that they are an object.
-            end = _match(self._held, (*self._before, *self._format.head(tool), *(() if is_tagged else ("{",))))
+            end = _match(self._held, (*self._before, *head, *(() if is_tagged else ("{",))))
             if end is None:
                 is_open = True
             elif end >= 0:
                 calls.append(CallDelta(index=self._num_started, call_id=self._new_call_id(), name=tool))
                 self._num_started += 1
                 self._held = self._held[end if is_tagged else end - 1 :]
-                parameters = parameters_of(schema, is_enforced=tool not in self._unenforced) if is_tagged else None
+                parameters = (
+                    parameters_of(self._tools[tool], is_enforced=tool not in self._unenforced) if is_tagged else None
+                )
                 self._arguments = TagScan(parameters) if is_tagged else _ObjectScan()
                 self._state = _State.ARGUMENTS
                 return True

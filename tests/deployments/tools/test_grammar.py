@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from deployments.generation import ToolSpec
 from deployments.stream.reasoning import THINK
-from deployments.tools.formats import FORMATS, HERMES, MISTRAL, ToolFormat
+from deployments.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
 from deployments.tools.grammar import JSON_STYLE, AnswerGrammar, CallRules
 from engine.sampling.grammar_tokenizer import read_tokenizer
 from tests.deployments.tools.test_parser import written
@@ -83,6 +83,26 @@ def test_space_passes_before_content_only_behind_thoughts(tokenizer: LLTokenizer
     assert is_whole(tokenizer, grammar, "<think>hm</think>\n yes")
     assert not is_whole(tokenizer, grammar, " yes")
     assert is_whole(tokenizer, WRITER.write(thinking=THINK, has_begun=True, content=choice), "hm</think>\n yes")
+
+
+@pytest.mark.parametrize(("is_required", "has_content"), product([False, True], [False, True]))
+def test_llama_may_say_of_which_type_its_calls_are(
+    tokenizer: LLTokenizer, is_required: bool, has_content: bool
+) -> None:
+    """Its models copy that from the definitions of the tools, and their calls stayed text."""
+    call = '{"type": "function", "name": "f", "parameters": {"city": "Paris"}}'
+    calls = rules(LLAMA3, is_required=is_required)
+    grammar = WRITER.write(calls=calls, content=CONTENT if has_content else None)
+    passes = {
+        call: True,
+        f'{call}; {{"name": "get_x", "parameters": {{}}}}': True,
+        f"{call}; {call}": True,
+        call.replace("city", "town"): False,
+        call[:-1]: False,
+        call.replace("function", "object"): not is_required and not has_content,
+    }
+    for text, expected in passes.items():
+        assert is_whole(tokenizer, grammar, text) == expected, text
 
 
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda tool_format: tool_format.name)

@@ -30,11 +30,11 @@ OBJECTS = st.dictionaries(
 )
 
 
-def written(tool_format: ToolFormat, calls: Sequence[tuple[str, str]], space: str = "\n") -> str:
-    """Calls as a model writes them, with white space wherever it may stand."""
+def written(tool_format: ToolFormat, calls: Sequence[tuple[str, str]], space: str = "\n", which: int = 0) -> str:
+    """Calls as a model writes them, with white space wherever it may stand, and one of the heads that they may have."""
     tell = tags if tool_format.is_tagged else str
     bodies = [
-        space.join([*tool_format.head(name), tell(arguments), *tool_format.after_arguments])
+        space.join([*tool_format.heads(name)[which], tell(arguments), *tool_format.after_arguments])
         for name, arguments in calls
     ]
     return space.join([*tool_format.opening, space.join([*tool_format.between, ""]).join(bodies), *tool_format.closing])
@@ -76,14 +76,15 @@ def cuts(text: str, places: Sequence[int]) -> list[str]:
     tool_format=st.sampled_from(OF_JSON),
     calls=st.lists(st.tuples(st.sampled_from(list(TOOLS)), OBJECTS.map(json.dumps)), min_size=1, max_size=3),
     space=st.sampled_from(["", " ", "\n"]),
+    which=st.sampled_from([0, -1]),
     lead=st.sampled_from(["", "Let me see. <tool", "I'll [TOOL_ it.\n"]),
     places=st.lists(st.integers(0, 10_000), max_size=12),
 )
 def test_calls_are_found_whatever_the_cuts(
-    tool_format: ToolFormat, calls: list[tuple[str, str]], space: str, lead: str, places: list[int]
+    tool_format: ToolFormat, calls: list[tuple[str, str]], space: str, which: int, lead: str, places: list[int]
 ) -> None:
     lead = "" if tool_format.is_alone else lead
-    text = lead + written(tool_format, calls, space) + space
+    text = lead + written(tool_format, calls, space, which) + space
     assert parsed(tool_format, cuts(text, places)) == (lead.rstrip(), calls, True)
 
 
@@ -92,7 +93,18 @@ def test_calls_are_found_whatever_the_cuts(
     tool_format=st.sampled_from(list(FORMATS.values())),
     text=st.lists(
         st.sampled_from(
-            ['{"name"', ": ", '"get"', ', "arguments"', ', "parameters"', "{", "}", "<tool_call>", "[ARGS]"]
+            [
+                '{"name"',
+                '{"type": "function", "name"',
+                ": ",
+                '"get"',
+                ', "arguments"',
+                ', "parameters"',
+                "{",
+                "}",
+                "<tool_call>",
+                "[ARGS]",
+            ]
         )
         | st.sampled_from(["</tool_call>", "[TOOL_CALLS]", "[", "]", "get", " ", "\n", '"', "word"])
     ).map("".join),
