@@ -38,6 +38,7 @@ class ToolFormat:
         silent: an optional special token before everything else that is not part of the text.
         is_alone: an answer with calls contains nothing else; only its beginning distinguishes it from text.
         opening: precedes the first call; its first piece marks the start of calls, unless `is_alone`.
+        may_lack_opening: models forget the opening now and then; the head alone then marks a call of a known tool.
         before_name, before_arguments: the pieces of a call's head around the name.
         or_before_name: what a model may write instead of `before_name`, if anything.
         quotes_name: the name is a JSON string.
@@ -49,6 +50,7 @@ class ToolFormat:
     silent: str = ""
     is_alone: bool = False
     opening: tuple[str, ...] = ()
+    may_lack_opening: bool = False
     before_name: tuple[str, ...] = ("{", '"name"', ":")
     or_before_name: tuple[str, ...] = ()
     quotes_name: bool = True
@@ -134,6 +136,7 @@ FUNCTIONARY = ToolFormat(
 QWEN3_CODER = ToolFormat(
     name="qwen3_coder",
     opening=("<tool_call>",),
+    may_lack_opening=True,
     before_name=("<function=",),
     quotes_name=False,
     before_arguments=(">",),

@@ -6,8 +6,10 @@ answer, a call can only be truncated, never malformed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from itertools import product
 from typing import Any
 
 from deployments.generation import CallDelta
@@ -100,11 +102,10 @@ class CallParser:
         if self._format.is_alone:
             self._state = _State.HEAD
             return True
-        trigger = self._format.opening[0]
-        place = self._held.find(trigger)
-        if place < 0:
+        place, is_call = self._next_call()
+        if not is_call:
             # White space before a call is not content.
-            place = len(self._held[: len(self._held) - overlap(self._held, trigger)].rstrip(WHITE_SPACE))
+            place = len(self._held[:place].rstrip(WHITE_SPACE))
             content.append(self._held[:place])
             self._held = self._held[place:]
             return False
@@ -113,27 +114,48 @@ class CallParser:
         self._state = _State.HEAD
         return True
 
+    def _next_call(self) -> tuple[int, bool]:
+        """Return where the first call begins and True, or where one may begin once there is more text and False."""
+        trigger = self._format.opening[0]
+        opened = self._held.find(trigger)
+        place = opened if opened >= 0 else len(self._held) - overlap(self._held, trigger)
+        if self._format.may_lack_opening:
+            start, end = self._format.before_name[0], self._format.before_arguments[0]
+            for found in re.finditer(re.escape(start), self._held[:place]):
+                name, is_whole, _ = self._held[found.end() :].partition(end)
+                if is_whole and name in self._tools:
+                    return found.start(), True
+                if not is_whole and any(tool.startswith(name) for tool in self._tools):
+                    return found.start(), False
+            if opened < 0:
+                place = min(place, len(self._held) - overlap(self._held, start))
+        return place, opened >= 0
+
     def _read_head(self, calls: list[CallDelta]) -> bool:
         is_open, is_tagged = False, self._format.is_tagged
-        heads = ((tool, head) for tool in self._tools for head in self._format.heads(tool))
-        for tool, head in heads:
-            # The brace is part of the arguments; it proves that they are an object.
-            end = _match(self._held, (*self._before, *head, *(() if is_tagged else ("{",))))
-            if end is None:
-                is_open = True
-            elif end >= 0:
-                calls.append(CallDelta(index=self._num_started, call_id=self._new_call_id(), name=tool))
-                self._num_started += 1
-                self._held = self._held[end if is_tagged else end - 1 :]
-                parameters = (
-                    parameters_of(self._tools[tool], is_enforced=tool not in self._unenforced) if is_tagged else None
-                )
-                self._arguments = TagScan(parameters) if is_tagged else _ObjectScan()
-                self._state = _State.ARGUMENTS
-                return True
+        befores = {self._before, ()} if self._format.may_lack_opening else {self._before}
+        for tool, before in product(self._tools, befores):
+            for head in self._format.heads(tool):
+                # The brace is part of the arguments; it proves that they are an object.
+                end = _match(self._held, (*before, *head, *(() if is_tagged else ("{",))))
+                if end is None:
+                    is_open = True
+                elif end >= 0:
+                    self._begin_call(tool, calls, is_enforced=before == self._before)
+                    self._held = self._held[end if is_tagged else end - 1 :]
+                    return True
         if not is_open:
             self._state = _State.PLAIN
         return not is_open
+
+    def _begin_call(self, tool: str, calls: list[CallDelta], *, is_enforced: bool) -> None:
+        calls.append(CallDelta(index=self._num_started, call_id=self._new_call_id(), name=tool))
+        self._num_started += 1
+        self._arguments = _ObjectScan()
+        if self._format.is_tagged:
+            is_enforced = is_enforced and tool not in self._unenforced
+            self._arguments = TagScan(parameters_of(self._tools[tool], is_enforced=is_enforced))
+        self._state = _State.ARGUMENTS
 
     def _read_arguments(self, calls: list[CallDelta]) -> bool:
         length, arguments = self._arguments.feed(self._held)
@@ -146,7 +168,11 @@ class CallParser:
         return self._arguments.is_complete
 
     def _leave_call(self) -> bool:
-        end = _match(self._held, self._format.after_arguments)
+        after = self._format.after_arguments
+        end = _match(self._held, after)
+        if end == -1 and self._format.may_lack_opening:
+            # What closes the opening is forgotten with it.
+            end = _match(self._held, after[:-1])
         if end is None:
             return False
         if end < 0:

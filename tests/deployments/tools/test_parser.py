@@ -154,6 +154,34 @@ def test_what_is_no_call_is_content(tool_format: ToolFormat, text: str) -> None:
     assert parsed(tool_format, list(text)) == (text, [], False)
 
 
+CODED = "<function=get>\n<parameter=a>\n1\n</parameter>\n</function>"
+OTHER = "<function=x-y>\n</function>"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    text=st.sampled_from(
+        [
+            (f"I see.\n\n{CODED}", "I see.", ["get"]),
+            (f"I see.\n\n{CODED}\n</tool_call>", "I see.", ["get"]),
+            (f"{CODED}\n</tool_call>\n<tool_call>\n{OTHER}\n</tool_call>", "", ["get", "x-y"]),
+            (f"{CODED}\n{OTHER}\n</tool_call>", "", ["get", "x-y"]),
+            (f"<tool_call>\n{CODED}\n{OTHER}", "", ["get", "x-y"]),
+            (f"Not <function=getter> or <function={CODED}", "Not <function=getter> or <function=", ["get"]),
+            (f"<function=none><tool_call>{CODED}</tool_call>", "<function=none>", ["get"]),
+            ("a <function=get", "a <function=get", []),
+        ]
+    ),
+    places=st.lists(st.integers(0, 10_000), max_size=12),
+)
+def test_calls_of_qwen_3_coder_may_lack_what_opens_them(text: tuple[str, str, list[str]], places: list[int]) -> None:
+    """Its models forget it now and then, and their users saw the call as text."""
+    written_text, expected, names = text
+    content, calls, has_calls = parsed(FORMATS["qwen3_coder"], cuts(written_text, places))
+    assert (content, [name for name, _ in calls], has_calls) == (expected, names, bool(names))
+    assert all(arguments == ('{"a": 1}' if name == "get" else "{}") for name, arguments in calls)
+
+
 def test_the_name_leaves_before_the_arguments_and_these_as_they_come() -> None:
     parser = CallParser(HERMES, TOOLS, new_call_id=lambda: "id")
     assert parser.feed('<tool_call>{"name": "get", "arguments": ') == ("", ())
