@@ -51,7 +51,8 @@ def error_response(error: ApiError, scope: Scope) -> JsonResponse:
 
 def wants_anthropic_shape(scope: Scope) -> bool:
     """Return whether the client is Anthropic's; on routes that both APIs have, a header identifies it."""
-    path = f"{scope['path']}/"
+    # Under a `route_prefix`, the path begins with it, and `root_path` is the prefix.
+    path = f"{scope['path'].removeprefix(scope.get('root_path', ''))}/"
     return path.startswith("/v1/messages/") or (
         path.startswith("/v1/models/") and "anthropic-version" in Headers(scope=scope)
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import httpx
+from fastapi import FastAPI
 
 
 async def test_bases_and_adapters_are_listed_with_their_parent(client: httpx.AsyncClient) -> None:
@@ -43,3 +44,13 @@ async def test_anthropic_s_clients_read_models_in_their_own_shape(client: httpx.
     }
     missing = await client.get("/v1/models/nope", headers=theirs)
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+
+
+async def test_under_a_route_prefix_too_anthropic_s_clients_read_their_own_shape(app: FastAPI) -> None:
+    """As Serve calls it under `route_prefix: /llm`: with the whole path, and the prefix as `root_path`."""
+    transport = httpx.ASGITransport(app=app, root_path="/llm")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test/llm") as client:
+        models = await client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
+        assert models.json()["first_id"] == "base"
+        refused = await client.post("/v1/messages", json={"model": "base"})
+        assert (refused.status_code, refused.json()["type"]) == (400, "error")
