@@ -49,10 +49,15 @@ def error_response(error: ApiError, scope: Scope) -> JsonResponse:
     return JsonResponse(body, status_code=error.status, headers=error.headers)
 
 
+def route_path(scope: Scope) -> str:
+    """Return the path as the routes have it: without the `route_prefix`, which Serve leaves in it."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 def wants_anthropic_shape(scope: Scope) -> bool:
     """Return whether the client is Anthropic's; on routes that both APIs have, a header identifies it."""
-    # Under a `route_prefix`, the path begins with it, and `root_path` is the prefix.
-    path = f"{scope['path'].removeprefix(scope.get('root_path', ''))}/"
+    path = f"{route_path(scope)}/"
     return path.startswith("/v1/messages/") or (
         path.startswith("/v1/models/") and "anthropic-version" in Headers(scope=scope)
     )

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
 from app.http.hosts import HostRule, OriginRule
-from app.http.json_route import error_response
+from app.http.json_route import error_response, route_path
 
 _ID_HEADER = "x-request-id"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -167,7 +167,7 @@ class RequestBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or (scope.get("method"), scope.get("path")) in self._streamed:
+        if scope["type"] != "http" or (scope.get("method"), route_path(scope)) in self._streamed:
             await self._app(scope, receive, send)
             return
         body = await self._read(scope, receive)

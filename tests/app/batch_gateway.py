@@ -67,8 +67,10 @@ def partial_ask(app: FastAPI) -> Ask:
     return ask
 
 
-async def serve(folder: Path, ring: KeyRing | None = None, **bounds: int) -> tuple[BatchGateway, httpx.AsyncClient]:
-    """A gateway, and a client of the application in front of it."""
+async def serve(
+    folder: Path, ring: KeyRing | None = None, *, prefix: str = "", **bounds: int
+) -> tuple[BatchGateway, httpx.AsyncClient]:
+    """A gateway, and a client of the application in front of it, which Serve serves under a prefix."""
     gateway, settings = BatchGateway(), BatchSettings(max_file_bytes=20_000, **bounds)
     limits = LimitSettings(max_body_bytes=2000)
     app = create_app(gateway, limits=limits, key_ring=ring, batch_settings=settings)
@@ -78,5 +80,5 @@ async def serve(folder: Path, ring: KeyRing | None = None, **bounds: int) -> tup
         **settings.model_dump(exclude={"folder", "max_file_bytes"}),
     )
     await gateway.start(config, app)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return gateway, httpx.AsyncClient(transport=transport, base_url="http://test", event_hooks=CHECKED)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path=prefix)
+    return gateway, httpx.AsyncClient(transport=transport, base_url=f"http://test{prefix}", event_hooks=CHECKED)

@@ -46,6 +46,13 @@ async def test_a_file_is_kept_described_listed_read_and_deleted(http: httpx.Asyn
     assert (await http.get("/v1/files")).json()["data"] == []
 
 
+async def test_under_a_route_prefix_too_a_file_may_be_larger_than_a_body(tmp_path: Path) -> None:
+    _, client = await serve(tmp_path, prefix="/llm")
+    async with client:
+        response = await client.post("/v1/files", data=BATCH, files=named(content=b"x" * 20_000))
+    assert FileObject.model_validate(response.json()).bytes == 20_000
+
+
 async def test_the_file_may_come_before_the_other_fields_and_in_pieces(http: httpx.AsyncClient) -> None:
     head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a\x01.jsonl"\r\n\r\n'
     fields = b"".join(
