@@ -29,6 +29,13 @@ PARTS_OF_OTHER_FOLDERS = {
 }
 """Names of files inside checkpoints and packages, not at the root of this repository."""
 
+BUNDLED_BY_README = {
+    "max_model_len: 8192": "max_model_len: 2048",
+    "/models/Llama-3.2-1B-Instruct": "models/stdlib-chat",
+    "/models/adapters": "adapters/library",
+    "/models/support-lora": "adapters/library/markdown",
+}
+
 
 def documents() -> list[Path]:
     found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -120,14 +127,19 @@ def test_make_targets_that_documents_name_exist() -> None:
     assert named - targets == set()
 
 
-def test_the_configuration_in_the_readme_is_good_but_for_its_folders(tmp_path: Path) -> None:
+def test_the_configuration_in_the_readme_is_good_with_folders_that_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that does not exist hides other mistakes: one was that the server would have been open to anyone."""
+    monkeypatch.chdir(ROOT)
     blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
     assert blocks
     for block in blocks:
         path = tmp_path / "config.yaml"
+        for named, bundled in BUNDLED_BY_README.items():
+            block = block.replace(named, bundled)
         path.write_text(block, encoding="utf-8")
-        mistakes = lint_config(path)
-        assert all(line.endswith("does not exist") for line in mistakes), mistakes
+        assert lint_config(path) == []
 
 
 def test_the_check_notices_dead_names() -> None:
