@@ -339,7 +339,8 @@ class Answer:
     ) -> Finished:
         if text.is_flagged:
             reason = EndReason.CONTENT_FILTER
-        elif parts.has_calls and last.finish_reason is not FinishReason.LENGTH:
+        # A token after the one that completed the stop string may be in the last batch, or not.
+        elif parts.has_calls and (text.is_cut or last.finish_reason is not FinishReason.LENGTH):
             reason = EndReason.TOOL_CALLS
         elif text.is_cut or last.finish_reason is FinishReason.STOP:
             reason = EndReason.STOP

@@ -215,6 +215,25 @@ async def test_an_answer_is_content_or_calls_where_both_are_plain_json(
         assert json.loads(text or calls[0].arguments) in ANSWERS
 
 
+async def test_calls_before_a_stop_string_end_alike_wherever_the_bound_lies(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    """The token that completed the stop string was the last one permitted, and the client ran no tools."""
+    opened = await gateway(model=replace(serving.model, tool_format="hermes"))
+    use = ToolUse(tools=TOOLS, callable_names=frozenset({"f"}), is_required=True)
+    ends, max_tokens = [], 160
+    for _ in range(2):
+        params = {"ignore_eos": False, "logit_bias": no_spaces(serving)}
+        asked = ask(tool_use=use, stop=("</tool_call>",), max_tokens=max_tokens, params=params)
+        end = (await events_of(opened, asked))[-1]
+        assert isinstance(end, Finished)
+        ends.append(replace(end, num_cached_tokens=0))
+        max_tokens = end.num_completion_tokens
+    assert max_tokens < 160
+    assert ends[0].reason is EndReason.TOOL_CALLS
+    assert ends[1] == ends[0]
+
+
 HARMONY_TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}"
