@@ -17,7 +17,14 @@ EOS = (2,)
         SamplingParams(max_tokens=9, allowed_token_ids=(2,)),
         SamplingParams(max_tokens=9, allowed_token_ids=(2,), min_tokens=3, ignore_eos=True),
         SamplingParams(max_tokens=9, allowed_token_ids=(2, 4), min_tokens=3),
-        SamplingParams(max_tokens=9, allowed_token_ids=(4, 5), bad_words=((4,), (5, 5))),
+        SamplingParams(max_tokens=9, allowed_token_ids=(4, 5, 6), bad_words=((4,), (5, 5))),
+        SamplingParams(max_tokens=9, allowed_token_ids=(4, 5), bad_words=((4, 4), (5, 5))),
+        SamplingParams(max_tokens=9, allowed_token_ids=(2, 5), bad_words=((5, 5),)),
+        SamplingParams(max_tokens=9, allowed_token_ids=(2, 5), bad_words=((5, 5, 5),), min_tokens=2),
+        SamplingParams(max_tokens=9, allowed_token_ids=(4, 5), bad_words=((2, 4), (2, 5), (9, 5))),
+        SamplingParams(max_tokens=9, allowed_token_ids=(4, 5), bad_words=((4,), (4, 5))),
+        SamplingParams(max_tokens=9, allowed_token_ids=(4, 5), bad_words=((4, 4), (4, 4, 5))),
+        SamplingParams(max_tokens=2, allowed_token_ids=(5,), bad_words=((5, 5, 5),)),
     ],
 )
 def test_some_token_is_left(params: SamplingParams) -> None:
@@ -36,6 +43,16 @@ def test_some_token_is_left(params: SamplingParams) -> None:
         (
             SamplingParams(max_tokens=9, allowed_token_ids=(2, 5), bad_words=((5,),), min_tokens=1),
             "'bad_words' and 'min_tokens' leave",
+        ),
+        (SamplingParams(max_tokens=9, allowed_token_ids=(4, 5), bad_words=((4,), (5, 5))), r"leaves after .* \[5\];"),
+        (SamplingParams(max_tokens=3, allowed_token_ids=(5,), bad_words=((5, 5, 5),)), r"leaves after .* \[5, 5\];"),
+        (
+            SamplingParams(max_tokens=9, allowed_token_ids=(4, 5), bad_words=((4, 5, 5), (5, 4))),
+            r"'bad_words' leaves after the tokens \[4, 5\];",
+        ),
+        (
+            SamplingParams(max_tokens=9, allowed_token_ids=(2, 5), bad_words=((5, 5, 5),), min_tokens=3),
+            r"'bad_words' and 'min_tokens' leave after the tokens \[5, 5\];",
         ),
     ],
 )
