@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gevent import GreenletExit  # type: ignore[import-untyped, unused-ignore]
 from geventhttpclient import HTTPClient  # type: ignore[import-untyped, unused-ignore]
 from geventhttpclient.response import HTTPParseError  # type: ignore[import-untyped, unused-ignore]
 
@@ -21,6 +22,8 @@ from loadtest.sse import DONE, EventLines
 from loadtest.workloads import Ask
 
 CONNECT_TIMEOUT_S = 10.0
+TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+"""Fields of a chat delta that hold generated text; servers name the text of a thinking model in two ways."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class _Reading:
         self._on_first_text = on_first_text
         self.status = 0
         self.event_ms: list[float] = []
+        self.end_ms: float | None = None
         self.usage: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
 
@@ -59,6 +63,8 @@ class _Reading:
         while line := response.readline(b"\n"):
             payload = lines.feed(line)
             if payload == DONE:
+                self.end_ms = self._now_ms()
+                # Only a connection that has been read to the end can carry the next request.
                 response.read()
                 return
             if payload is not None:
@@ -67,12 +73,14 @@ class _Reading:
 
     def _take(self, payload: str) -> None:
         event = json.loads(payload)
-        if "error" in event:
-            raise StreamError(f"error event: {_error_text(event['error'])}")
+        if not isinstance(event, dict):
+            raise StreamError(f"an event that is no JSON object: {payload[:100]}")
+        if error := event.get("error"):
+            raise StreamError(f"error event: {_error_text(error)}")
         self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices", ()):
-            text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
-            if text:
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
+            if choice.get("text") or any(delta.get(field) for field in TEXT_FIELDS):
                 self.event_ms.append(self._now_ms())
                 if len(self.event_ms) == 1:
                     self._on_first_text()
@@ -116,9 +124,15 @@ class StreamClient:
                 reading.read(response)
         except StreamError as failure:
             error = str(failure)
-        except (OSError, HTTPParseError, ValueError, KeyError) as failure:
+        except GreenletExit:
+            # A request that is cut short by the end of the test is a failure, too, and must not vanish from the counts.
+            error = "unanswered when the test ended"
+        except (OSError, HTTPParseError, ValueError, LookupError, TypeError, AttributeError) as failure:
+            # The last three: an event of another shape.
             error = f"{type(failure).__name__}: {failure}"
-        details = reading.usage.get("prompt_tokens_details") or {}
+        usage = reading.usage
+        details = usage.get("prompt_tokens_details") or {}
+        completion_tokens = usage.get("completion_tokens")
         return Exchange(
             workload=ask.workload,
             model=ask.model,
@@ -126,11 +140,11 @@ class StreamClient:
             status=reading.status,
             error=error,
             event_ms=reading.event_ms,
-            end_ms=now_ms(),
-            prompt_tokens=reading.usage.get("prompt_tokens", 0),
+            end_ms=now_ms() if reading.end_ms is None else reading.end_ms,
+            prompt_tokens=usage.get("prompt_tokens") or 0,
             cached_tokens=details.get("cached_tokens") or 0,
             # Without a usage chunk, assume one token per event.
-            completion_tokens=reading.usage.get("completion_tokens", len(reading.event_ms)),
+            completion_tokens=len(reading.event_ms) if completion_tokens is None else completion_tokens,
             finish_reason=reading.finish_reason,
         )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Script = Callable[[dict[str, object]], "list[bytes] | tuple[int, bytes]"]
+Script = Callable[[dict[str, object]], "Iterable[bytes] | tuple[int, bytes]"]
 """Body of a request -> pieces of the stream, or (status, body) of a refusal. A piece `CUT` drops the connection."""
 
 CUT = b"\0cut"

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 
+import gevent  # type: ignore[import-untyped, unused-ignore]
 import pytest
+from geventhttpclient.response import HTTPSocketPoolResponse  # type: ignore[import-untyped, unused-ignore]
 
 from loadtest.stream_client import ServedModel, StreamClient, StreamError
 from loadtest.workloads import Ask, token_ask
@@ -56,6 +60,10 @@ def test_a_connection_serves_many_requests() -> None:
         (answer(CHAT.body)[:-1], 200, "the stream ended without [DONE]"),
         ([frame({"error": {"message": "the model failed"}})], 200, "error event: the model failed"),
         ([b"data: {not json\n\n"], 200, "JSONDecodeError"),
+        ([b"data: null\n\n"], 200, "no JSON object: null"),
+        ([b"data: [1]\n\n"], 200, "no JSON object: [1]"),
+        ([frame({"choices": [1]})], 200, "AttributeError"),
+        ([frame({"choices": 3})], 200, "TypeError"),
     ],
 )
 def test_a_failure_is_recorded_as_what_it_was(
@@ -67,6 +75,60 @@ def test_a_failure_is_recorded_as_what_it_was(
     assert found.status == status
     assert found.error is not None
     assert said in found.error
+
+
+def test_fields_that_are_null_are_as_good_as_absent() -> None:
+    usage = {"prompt_tokens": None, "completion_tokens": None, "prompt_tokens_details": None}
+    pieces = [
+        frame({"error": None, "choices": [{"delta": {"content": "word"}}], "usage": None}),
+        frame({"choices": [{"delta": None, "finish_reason": "stop"}]}),
+        frame({"choices": None, "usage": usage}),
+        b"data: [DONE]\n\n",
+    ]
+    with scripted_server(lambda _body: pieces) as url:
+        found = StreamClient(url).ask(CHAT)
+    assert found.error is None
+    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_the_thoughts_of_a_model_are_text(field: str) -> None:
+    """The server counts their tokens; the time per token was that of the rest of the answer, divided by all tokens."""
+    deltas = [{field: "so "}, {field: "thus "}, {"content": "word"}]
+    pieces = [frame({"choices": [{"delta": delta}]}) for delta in deltas]
+    with scripted_server(lambda _body: [*pieces, b"data: [DONE]\n\n"]) as url:
+        assert len(StreamClient(url).ask(CHAT).event_ms) == 3
+
+
+def test_an_answer_ends_with_its_end_mark_and_not_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    read = HTTPSocketPoolResponse.read
+
+    def read_late(response: HTTPSocketPoolResponse) -> bytes:
+        nonlocal now_s
+        now_s = 100.0
+        return bytes(read(response))
+
+    monkeypatch.setattr(HTTPSocketPoolResponse, "read", read_late)
+    monkeypatch.setattr("loadtest.stream_client.time.perf_counter", lambda: now_s)
+    with scripted_server() as url:
+        found = StreamClient(url).ask(CHAT)
+    assert now_s == 100, "what follows the mark has been read"
+    assert found.end_ms == 0
+
+
+def test_what_is_unanswered_at_the_end_of_a_test_is_an_error_and_does_not_vanish() -> None:
+    is_over = threading.Event()
+
+    def script(body: dict[str, object]) -> Iterator[bytes]:
+        yield answer(body)[1]
+        is_over.wait(30)
+
+    with scripted_server(script) as url:
+        asking = gevent.spawn(StreamClient(url).ask, CHAT, on_first_text=lambda: gevent.spawn(gevent.kill, asking))
+        found = asking.get(timeout=30)
+        is_over.set()
+    assert (found.status, len(found.event_ms), found.error) == (200, 1, "unanswered when the test ended")
 
 
 def test_no_server_is_an_error_of_the_exchange() -> None:
