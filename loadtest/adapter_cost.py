@@ -3,10 +3,10 @@
     python -m loadtest.adapter_cost --url http://127.0.0.1:8000 --streams 8 --repeats 3
     python -m loadtest.adapter_cost --url ours=http://127.0.0.1:8000 --url peer=http://127.0.0.1:9000 --adapters 1,8
 
-Starts no server. Uses the first base model that each server lists, and its adapters; of several servers, no more than
-the one with the fewest has. Prompts are new in every round, so that no cache favors a case. With more requests than
-streams, each stream sends one after another. Figures are medians over the rounds. Failed requests are counted in the
-table, with their messages below it.
+Starts no server. Uses the first base model with adapters that each server lists; of several servers, no more adapters
+than the one with the fewest has. Prompts are new in every round, so that no cache favors a case. With more requests
+than streams, each stream sends one after another. Figures are medians over the rounds. Failed requests are counted in
+the table, with their messages below it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from math import nan
-from statistics import median
 
 import gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
 
-from loadtest.arguments import add_token_ids, at_least_1, token_ids
-from loadtest.compare import SETTLE_S, named_url, refuse_twice
-from loadtest.measure import Exchange, Summary, summarise
-from loadtest.stream_client import ServedModel, StreamClient, StreamError
+from loadtest.arguments import add_seed, add_token_ids, at_least_1, token_ids
+from loadtest.compare import SETTLE_S
+from loadtest.measure import Exchange, Summary, median, summarise
+from loadtest.servers import NamedUrl, models_of, refuse_twice
+from loadtest.stream_client import ServedModel, StreamClient
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, mixed_lengths, token_ask, token_prompt
 
@@ -30,16 +30,16 @@ COLUMNS = ("adapters in use", "server", "output tokens/s", "of no adapter", "TTF
 
 
 def base_and_adapters(served: Sequence[ServedModel], server: str) -> tuple[str, ...]:
-    """Return the names of a server's first base model and of all its adapters.
+    """Return the names of a server's first base model that has adapters, and of all these.
 
     Raises:
-        SystemExit: there is no base model, or it has no adapters.
+        SystemExit: there is none.
     """
-    base = next((model.name for model in served if model.parent is None), None)
-    adapters = tuple(model.name for model in served if model.parent == base)
-    if base is None or not adapters:
-        raise SystemExit(f"loadtest.adapter_cost: {server} lists no adapters of {base or 'any model'}")
-    return base, *adapters
+    for base in served:
+        adapters = tuple(model.name for model in served if model.parent == base.name)
+        if base.parent is None and adapters:
+            return base.name, *adapters
+    raise SystemExit(f"loadtest.adapter_cost: {server} lists no base model with adapters")
 
 
 def cases(counts: str | None, streams: int, most: int) -> list[int]:
@@ -50,7 +50,7 @@ def cases(counts: str | None, streams: int, most: int) -> list[int]:
     """
     if counts is None:
         return sorted({0, 1, min(streams, most)})
-    if not all(count.isdigit() and 1 <= int(count) <= most for count in counts.split(",")):
+    if not all(count.isdecimal() and 1 <= int(count) <= most for count in counts.split(",")):
         raise SystemExit(f"loadtest.adapter_cost: --adapters wants numbers from 1 to {most}, not {counts!r}")
     return [0, *map(int, counts.split(","))]
 
@@ -90,23 +90,20 @@ def table(rounds_by_case: dict[int, dict[str, list[Summary]]]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_cost", description=__doc__)
-    parser.add_argument("--url", action="append", required=True, help="[name=]http://host:port; once for each server")
+    parser.add_argument(
+        "--url", type=NamedUrl.parse, action="append", required=True, help="[name=]http://host:port, once per server"
+    )
     parser.add_argument("--streams", type=at_least_1, default=8)
     parser.add_argument("--requests", type=at_least_1, help="in a round; default: one per stream")
     parser.add_argument("--adapters", help="how many to use in each case; default: one, and one per stream")
     parser.add_argument("--repeats", type=at_least_1, default=3)
     add_token_ids(parser)
+    add_seed(parser)
     options = parser.parse_args()
     ids = token_ids(parser, options)
-    servers = [*map(named_url, options.url)]
-    refuse_twice([name for name, _ in servers])
-    clients = {name: StreamClient(url, concurrency=options.streams) for name, url in servers}
-    names_by_server = {}
-    for server, client in clients.items():
-        try:
-            names_by_server[server] = base_and_adapters(client.models(), server)
-        except (OSError, StreamError) as failure:
-            raise SystemExit(f"loadtest.adapter_cost: {server} does not answer ({failure})") from failure
+    refuse_twice([server.name for server in options.url])
+    names_by_server = {server.name: base_and_adapters(models_of(server), server.name) for server in options.url}
+    clients = {server.name: StreamClient(server.url, concurrency=options.streams) for server in options.url}
     counts = cases(options.adapters, options.streams, min(map(len, names_by_server.values())) - 1)
     rounds: dict[int, dict[str, list[Summary]]] = {count: {server: [] for server in clients} for count in counts}
     errors: set[str] = set()
@@ -121,7 +118,7 @@ def main() -> None:
                     adapters[:count] or [base],
                     streams=options.streams,
                     requests=options.requests or options.streams,
-                    name=f"{repeat}/{count}",
+                    name=f"{options.seed}/{repeat}/{count}",
                     ids=ids,
                 )
                 if repeat:

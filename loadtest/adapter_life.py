@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from loadtest.arguments import at_least, at_least_1, checkpoint_folder
-from loadtest.compare import ask_together, find_server
+from loadtest.arguments import at_least, at_least_1, checkpoint_folder, http_url
 from loadtest.flood import IDS, flooding
 from loadtest.measure import Exchange, percentile, summarise
 from loadtest.random_adapter import rank_of_size, write_adapter
+from loadtest.servers import NamedUrl, find_server
 from loadtest.stream_client import StreamClient
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import token_ask, token_prompt
@@ -75,7 +75,7 @@ def throughput(client: StreamClient, model: str, *, streams: int, name: str) -> 
         token_ask(model, token_prompt(128, seed=f"{name}/{place}", ids=IDS), 128, workload=name)
         for place in range(streams)
     ]
-    exchanges = [checked(exchange) for exchange in ask_together(client, asks)]
+    exchanges = [checked(exchange) for exchange in client.ask_together(asks)]
     return summarise(exchanges, label=name, users=streams).output_tokens_per_s
 
 
@@ -140,7 +140,7 @@ def thousand(client: StreamClient, admin: Admin, base: str, options: argparse.Na
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_life", description=__doc__)
-    parser.add_argument("--url", required=True, help="http://host:port")
+    parser.add_argument("--url", type=http_url, required=True, help="http://host:port")
     parser.add_argument("--admin-key", required=True)
     parser.add_argument("--model-path", type=checkpoint_folder, required=True, help="checkpoint of the base model")
     parser.add_argument("--folder", required=True, type=Path, help="a folder that the server may load from")
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--registered", type=at_least(0), default=1000)
     parser.add_argument("--flood-streams", type=at_least_1, default=80)
     options = parser.parse_args()
-    base = find_server(f"server={options.url}", None).model
+    base = find_server(NamedUrl(name="the server", url=options.url), None).model
     client = StreamClient(options.url, concurrency=8)
     admin = Admin(options.url, options.admin_key)
     rows = new_adapters(client, admin, options)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from loadtest.workloads import TokenRange
 
@@ -48,6 +50,29 @@ def folder_with(file: str) -> Callable[[str], str]:
 
 
 checkpoint_folder = folder_with("config.json")
+
+
+def http_url(text: str) -> str:
+    """Return the base URL of a server without its trailing slash.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False  # the port is no number
+    if not is_one:
+        raise ArgumentTypeError(f"wants http://host:port, not {text!r}")
+    return text.rstrip("/")
+
+
+def add_seed(parser: ArgumentParser) -> None:
+    """Add an option for the seed of the prompts; by default a server has not seen them in an earlier run."""
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**31), help="of the prompts; default: another one in each run"
+    )
 
 
 def add_token_ids(parser: ArgumentParser) -> None:

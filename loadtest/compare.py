@@ -3,9 +3,10 @@
     python -m loadtest.compare --url ours=http://127.0.0.1:8000 --url peer=http://127.0.0.1:9000 --repeats 2
 
 Starts no server. Prompts are token ids at `/v1/completions`, so that every server sees prompts of the same length; for
-servers that take only text, `--words-of` a tokenizer sends words of one token each. Prompts are new in each repetition
-and the same for every server. Figures are medians over the repetitions, in parentheses the ratio to the first server's.
-Failed requests are counted in the table, with their messages below it.
+servers that take only text, `--words-of` a tokenizer sends words of one token each. The long prompts are cut to the
+shortest context that a server lists. Prompts are new in each repetition and the same for every server; another
+repetition before the first is discarded. Figures are medians over the repetitions, in parentheses the ratio to the
+first server's. Failed requests are counted in the table, with their messages below it.
 """
 
 from __future__ import annotations
@@ -15,30 +16,24 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isnan
-from statistics import median
-from urllib.parse import urlsplit
 
 import gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent.event import Event  # type: ignore[import-untyped, unused-ignore]
 
-from loadtest.arguments import add_token_ids, at_least_1, folder_with, token_ids
-from loadtest.measure import Exchange, Summary, summarise
-from loadtest.stream_client import StreamClient, StreamError
+from loadtest.arguments import add_seed, add_token_ids, at_least_1, folder_with, token_ids
+from loadtest.measure import Exchange, Summary, median, summarise
+from loadtest.servers import NamedUrl, Server, find_server, refuse_twice
+from loadtest.stream_client import StreamClient
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import Ask, TokenRange, mixed_lengths, single_token_words, token_ask, token_prompt
 
 MAX_STREAMS = 64
+MIXED_TOKENS = 512 + 256
+LONGEST_TOKENS = 4096 + 16
+SPARE_TOKENS = 8
+"""Of a context that prompts are cut to: a tokenizer may add some to a text."""
 SETTLE_S = 2.0
 """Pause between the turns of two servers: threads of some spin for up to a second after their last answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """One running server: its label in the table, its base URL, and the model to request."""
-
-    name: str
-    url: str
-    model: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,24 +65,21 @@ Workload = Callable[[StreamClient, Prompts], list[list[Exchange]]]
 """Runs against one server and returns the exchanges for each table row that it fills."""
 
 
-def ask_together(client: StreamClient, asks: Sequence[Ask]) -> list[Exchange]:
-    """Send all requests concurrently and wait for all answers."""
-    greenlets = [gevent.spawn(client.ask, ask) for ask in asks]
-    gevent.joinall(greenlets, raise_error=True)
-    return [greenlet.value for greenlet in greenlets]
-
-
 def one_stream(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
     """One request alone: 128 tokens in, 128 out."""
     return [[client.ask(prompts.ask("one", prompts.fresh(128, "one"), 128))]]
 
 
-def shared_prefix(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
-    """A prefix of 1,024 tokens, first cold, then warm in four concurrent requests with different tails; 32 out."""
-    prefix = prompts.fresh(1024, "prefix")
-    cold = client.ask(prompts.ask("cold", prefix + prompts.fresh(16, "tail"), 32))
-    asks = [prompts.ask("warm", prefix + prompts.fresh(16, f"tail {place}"), 32) for place in range(4)]
-    return [[cold], ask_together(client, asks)]
+def shared_prefix(length: int) -> Workload:
+    """Return the workload of a prefix: first cold, then warm in four concurrent requests with other tails; 32 out."""
+
+    def run(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
+        prefix = prompts.fresh(length, "prefix")
+        cold = client.ask(prompts.ask("cold", prefix + prompts.fresh(16, "tail"), 32))
+        asks = [prompts.ask("warm", prefix + prompts.fresh(16, f"tail {place}"), 32) for place in range(4)]
+        return [[cold], client.ask_together(asks)]
+
+    return run
 
 
 def mixed_streams(count: int) -> Workload:
@@ -100,38 +92,53 @@ def mixed_streams(count: int) -> Workload:
             prompts.ask("mixed", prompts.fresh(prompt_tokens, f"mixed {place}"), answer_tokens)
             for place, (prompt_tokens, answer_tokens) in enumerate(lengths)
         ]
-        return [ask_together(client, asks)]
+        return [client.ask_together(asks)]
 
     return run
 
 
-def long_arrival(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
-    """Four streams decode (128 in, 256 out); once all have started, a prompt of 4,096 tokens arrives."""
-    begun = [Event() for _ in range(4)]
+def long_arrival(length: int) -> Workload:
+    """Return the workload of four streams that decode (128 in, 256 out); once all have begun, a long prompt arrives."""
 
-    def decode(place: int) -> Exchange:
-        ask = prompts.ask("decoding", prompts.fresh(128, f"decoding {place}"), 256)
-        try:
-            return client.ask(ask, on_first_text=begun[place].set)
-        finally:
-            begun[place].set()
+    def run(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
+        begun = [Event() for _ in range(4)]
 
-    greenlets = [gevent.spawn(decode, place) for place in range(4)]
-    for event in begun:
-        event.wait()
-    arrival = client.ask(prompts.ask("arrival", prompts.fresh(4096, "arrival"), 16))
-    gevent.joinall(greenlets, raise_error=True)
-    return [[greenlet.value for greenlet in greenlets], [arrival]]
+        def decode(place: int) -> Exchange:
+            ask = prompts.ask("decoding", prompts.fresh(128, f"decoding {place}"), 256)
+            try:
+                return client.ask(ask, on_first_text=begun[place].set)
+            finally:
+                begun[place].set()
+
+        decoding = [gevent.spawn(decode, place) for place in range(4)]
+        gevent.wait(begun)
+        arrival = client.ask(prompts.ask("arrival", prompts.fresh(length, "arrival"), 16))
+        gevent.joinall(decoding, raise_error=True)
+        return [[one.value for one in decoding], [arrival]]
+
+    return run
 
 
-WORKLOADS: dict[tuple[str, ...], Workload] = {
-    ("1 stream, 128 in, 128 out",): one_stream,
-    ("1,024-token prefix, cold", "same, warm, 4 at once"): shared_prefix,
-    ("8 streams, 32-512 in, 16-256 out",): mixed_streams(8),
-    ("32 streams, same",): mixed_streams(32),
-    ("4 decoding while 4,096 tokens arrive", "the long prompt itself"): long_arrival,
-}
-"""Table rows that a workload fills -> the workload."""
+def workloads(context_tokens: int | None) -> dict[tuple[str, ...], Workload]:
+    """Return the workloads by the table rows that they fill, their longest prompts cut to a context.
+
+    Raises:
+        SystemExit: the context is too short for the other prompts.
+    """
+    room = LONGEST_TOKENS if context_tokens is None else context_tokens - SPARE_TOKENS
+    if room < MIXED_TOKENS:
+        raise SystemExit(
+            f"loadtest.compare: a context of {context_tokens} tokens is too short; {MIXED_TOKENS} are sent"
+        )
+    prefix, arrival = min(1024, room - 16 - 32), min(4096, room - 16)
+    return {
+        ("1 stream, 128 in, 128 out",): one_stream,
+        (f"{prefix:,}-token prefix, cold", "same, warm, 4 at once"): shared_prefix(prefix),
+        ("8 streams, 32-512 in, 16-256 out",): mixed_streams(8),
+        ("32 streams, same",): mixed_streams(32),
+        (f"4 decoding while {arrival:,} tokens arrive", "the long prompt itself"): long_arrival(arrival),
+    }
+
 
 COLUMNS = ("workload", "server", "TTFT p50 ms", "TPOT p50 ms", "longest gap ms", "output tokens/s", "errors")
 
@@ -206,6 +213,7 @@ def compare(
     servers: Sequence[Server],
     *,
     repeats: int,
+    seed: int,
     ids: TokenRange,
     ignore_eos: bool,
     words: tuple[str, ...] = (),
@@ -213,82 +221,37 @@ def compare(
 ) -> Comparison:
     """Run every workload on every server, alternating; the first server changes with each repetition."""
     clients = {server.name: StreamClient(server.url, concurrency=MAX_STREAMS) for server in servers}
+    contexts = [server.context_tokens for server in servers if server.context_tokens is not None]
     cells: dict[str, dict[str, Cell]] = {}
     errors: set[str] = set()
-    for rows, workload in WORKLOADS.items():
+    for rows, workload in workloads(min(contexts, default=None)).items():
         rounds: dict[str, list[list[Summary]]] = {server.name: [] for server in servers}
-        for repeat in range(repeats):
+        # The first round warms the servers up and is discarded.
+        for repeat in range(-1, repeats):
             turn = repeat % len(servers)
             for server in (*servers[turn:], *servers[:turn]):
-                prompts = Prompts(
-                    model=server.model, round_name=f"{rows[0]}/{repeat}", ids=ids, ignore_eos=ignore_eos, words=words
-                )
+                name = f"{seed}/{rows[0]}/{repeat}"
+                prompts = Prompts(model=server.model, round_name=name, ids=ids, ignore_eos=ignore_eos, words=words)
                 gevent.sleep(settle_s)
                 found = workload(clients[server.name], prompts)
-                errors |= {f"{server.name}, {rows[0]}: {e.error}" for part in found for e in part if e.error}
-                rounds[server.name].append([summarise(part, label=rows[0], users=len(part)) for part in found])
+                if repeat >= 0:
+                    errors |= {f"{server.name}, {rows[0]}: {e.error}" for part in found for e in part if e.error}
+                    rounds[server.name].append([summarise(part, label=rows[0], users=len(part)) for part in found])
         for place, row in enumerate(rows):
             cells[row] = {name: cell_of([one[place] for one in found]) for name, found in rounds.items()}
     return Comparison(cell_by_server_by_row=cells, errors=tuple(sorted(errors)))
 
 
-def named_url(text: str) -> tuple[str, str]:
-    """Parse `name=url`, or a URL alone, which is its own name.
-
-    Raises:
-        SystemExit: the text is neither.
-    """
-    name, _, url = text.partition("=")
-    if "://" in name:
-        name = url = text
-    if not _is_http(url):
-        raise SystemExit(f"loadtest: --url wants name=http://host:port, not {text!r}")
-    return name, url
-
-
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False  # the port is no number
-
-
-def refuse_twice(names: Sequence[str]) -> None:
-    """Refuse two servers of one name, whose figures could not be told apart.
-
-    Raises:
-        SystemExit: a name is there twice.
-    """
-    for name in names:
-        if names.count(name) > 1:
-            raise SystemExit(f"loadtest: --url: two servers are named {name!r}; give each its own: --url name=URL")
-
-
-def find_server(text: str, model: str | None) -> Server:
-    """Ask the server of a `named_url` for its first base model, unless `model` is given.
-
-    Raises:
-        SystemExit: the text is no such URL, or the server does not answer or lists no base model.
-    """
-    name, url = named_url(text)
-    try:
-        models = StreamClient(url).models()
-    except (OSError, StreamError) as failure:
-        raise SystemExit(f"loadtest.compare: {name} does not answer at {url} ({failure})") from failure
-    model = model or next((served.name for served in models if served.parent is None), None)
-    if model is None:
-        raise SystemExit(f"loadtest.compare: {name} lists no base model; name the model with --model")
-    return Server(name=name, url=url, model=model)
-
-
 def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.compare", description=__doc__)
-    parser.add_argument("--url", action="append", required=True, help="[name=]http://host:port; once for each server")
+    parser.add_argument(
+        "--url", type=NamedUrl.parse, action="append", required=True, help="[name=]http://host:port, once per server"
+    )
     parser.add_argument("--model", help="model to ask everywhere; default: the first base model that a server lists")
     parser.add_argument("--repeats", type=at_least_1, default=2)
     add_token_ids(parser)
+    add_seed(parser)
     parser.add_argument("--respect-eos", action="store_true", help="for servers that do not know `ignore_eos`")
     help_text = "send text: words that the tokenizer in this folder has one token for"
     parser.add_argument("--words-of", type=folder_with("tokenizer.json"), help=help_text)
@@ -298,9 +261,16 @@ def main() -> None:
         words = single_token_words(options.words_of) if options.words_of else ()
     except ValueError as failure:
         parser.error(f"--words-of: {failure}")
-    servers = [find_server(text, options.model) for text in options.url]
-    refuse_twice([server.name for server in servers])
-    found = compare(servers, repeats=options.repeats, ids=ids, ignore_eos=not options.respect_eos, words=words)
+    refuse_twice([server.name for server in options.url])
+    servers = [find_server(server, options.model) for server in options.url]
+    found = compare(
+        servers,
+        repeats=options.repeats,
+        seed=options.seed,
+        ids=ids,
+        ignore_eos=not options.respect_eos,
+        words=words,
+    )
     print(found.table())
     print("".join(f"\n{error}" for error in found.errors))
     print(found.to_json())

@@ -141,6 +141,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
+def median(values: Iterable[float]) -> float:
+    """Return the median of the values that are not NaN; NaN if there is none."""
+    return percentile([value for value in values if not math.isnan(value)], 0.5)
+
+
 def spread(values: Iterable[float]) -> Spread:
     """Return the percentiles of the values."""
     found = sorted(values)

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from loadtest.arguments import at_least, at_least_1, checkpoint_folder, counts
+from loadtest.arguments import add_seed, at_least, at_least_1, checkpoint_folder, counts, http_url
 from loadtest.bench_engine import Plan, add_engine_options, engine_config, vocabulary
-from loadtest.compare import ask_together, find_server
 from loadtest.engine_alone import EngineAlone
 from loadtest.measure import Exchange
+from loadtest.servers import NamedUrl, find_server
 from loadtest.stream_client import StreamClient
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import token_ask, token_prompt
@@ -73,7 +73,7 @@ def _median(values: Sequence[float | None]) -> float:
     return median(found)
 
 
-def measure(client: StreamClient, model: str, engine: EngineAlone, plan: Plan) -> list[Overhead]:
+def measure(client: StreamClient, model: str, engine: EngineAlone, plan: Plan, *, seed: int) -> list[Overhead]:
     """Run the plan, alternating between the server and the engine."""
     results = []
     for streams in plan.batches:
@@ -81,11 +81,11 @@ def measure(client: StreamClient, model: str, engine: EngineAlone, plan: Plan) -
         over_http: list[Exchange] = []
         for repeat in range(-1, plan.repeats):
             prompts = [
-                token_prompt(plan.prompt_tokens, seed=f"overhead/{streams}/{repeat}/{row}", ids=plan.ids)
+                token_prompt(plan.prompt_tokens, seed=f"overhead/{seed}/{streams}/{repeat}/{row}", ids=plan.ids)
                 for row in range(streams)
             ]
             asks = [token_ask(model, prompt, plan.answer_tokens, workload="overhead") for prompt in prompts]
-            answered = ask_together(client, asks)
+            answered = client.ask_together(asks)
             generated = engine.generate(prompts, [plan.answer_tokens] * streams)
             # The first round warms both up.
             if repeat >= 0:
@@ -98,13 +98,14 @@ def measure(client: StreamClient, model: str, engine: EngineAlone, plan: Plan) -
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.overhead", description=__doc__)
-    parser.add_argument("--host", default="http://127.0.0.1:8000")
+    parser.add_argument("--host", type=http_url, default="http://127.0.0.1:8000")
     parser.add_argument("--model", help="name to ask; default: the first base model that the server lists")
     parser.add_argument("--checkpoint", type=checkpoint_folder, required=True, help="folder of the same model")
     parser.add_argument("--streams", dest="batches", type=counts, default=(1, 8), help="requests at once, by commas")
     parser.add_argument("--prompt-tokens", type=at_least_1, default=128)
     parser.add_argument("--answer-tokens", type=at_least(2), default=64)
     parser.add_argument("--repeats", type=at_least_1, default=5)
+    add_seed(parser)
     add_engine_options(parser)
     return parser.parse_args(arguments)
 
@@ -112,7 +113,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = parse()
-    server = find_server(f"server={options.host}", options.model)
+    server = find_server(NamedUrl(name="the server", url=options.host), options.model)
     plan = Plan(
         batches=options.batches,
         prompt_tokens=options.prompt_tokens,
@@ -123,7 +124,7 @@ def main() -> None:
     engine = EngineAlone(engine_config(options, Path(options.checkpoint)))
     client = StreamClient(options.host, concurrency=max(options.batches))
     try:
-        results = measure(client, server.model, engine, plan)
+        results = measure(client, server.model, engine, plan, seed=options.seed)
     except ValueError as failure:
         raise SystemExit(f"loadtest.overhead: {failure}") from failure
     finally:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from gevent import GreenletExit  # type: ignore[import-untyped, unused-ignore]
+import gevent  # type: ignore[import-untyped, unused-ignore]
 from geventhttpclient import HTTPClient  # type: ignore[import-untyped, unused-ignore]
 from geventhttpclient.response import HTTPParseError  # type: ignore[import-untyped, unused-ignore]
 
@@ -28,10 +29,26 @@ TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One entry of `/v1/models`; `parent` is the base of an adapter."""
+    """One entry of `/v1/models`.
+
+    Attributes:
+        parent: the base of an adapter.
+        context_tokens: context length, if the server lists it (`max_model_len`).
+        generates: False if the server lists a task other than `generate`, such as embedding.
+    """
 
     name: str
     parent: str | None
+    context_tokens: int | None = None
+    generates: bool = True
+
+
+def headers_for(api_key: str | None = None) -> dict[str, str]:
+    """Return the headers of a request, with an API key or that of `ANTIPHON_API_KEY`, if there is one."""
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+    if api_key := api_key or os.environ.get("ANTIPHON_API_KEY"):
+        headers["Authorization"] = f"Bearer {api_key}"
+    return headers
 
 
 class StreamError(RuntimeError):
@@ -91,7 +108,7 @@ class StreamClient:
     """A client of one server, with persistent connections.
 
     Args:
-        host: base URL, such as `http://127.0.0.1:8000`.
+        host: base URL, such as `http://127.0.0.1:8000`; a trailing `/v1` does not matter.
         concurrency: maximum number of concurrent requests through this client.
         timeout_s: time without data on a connection after which a request fails.
         api_key: sent with every request; None: that of `ANTIPHON_API_KEY`, if it is set.
@@ -103,9 +120,8 @@ class StreamClient:
         self._http = HTTPClient.from_url(
             host, concurrency=concurrency, connection_timeout=CONNECT_TIMEOUT_S, network_timeout=timeout_s
         )
-        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        if api_key := api_key or os.environ.get("ANTIPHON_API_KEY"):
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._prefix = urlsplit(host).path.rstrip("/").removesuffix("/v1")
+        self._headers = headers_for(api_key)
 
     def ask(self, ask: Ask, *, on_first_text: Callable[[], None] = lambda: None) -> Exchange:
         """Send one request and read its answer to the end; failures are reported in `Exchange.error`.
@@ -120,11 +136,11 @@ class StreamClient:
 
         reading, error = _Reading(now_ms, on_first_text), None
         try:
-            with self._http.post(ask.path, body, self._headers) as response:
+            with self._http.post(self._prefix + ask.path, body, self._headers) as response:
                 reading.read(response)
         except StreamError as failure:
             error = str(failure)
-        except GreenletExit:
+        except gevent.GreenletExit:
             # A request that is cut short by the end of the test is a failure, too, and must not vanish from the counts.
             error = "unanswered when the test ended"
         except (OSError, HTTPParseError, ValueError, LookupError, TypeError, AttributeError) as failure:
@@ -148,6 +164,12 @@ class StreamClient:
             finish_reason=reading.finish_reason,
         )
 
+    def ask_together(self, asks: Sequence[Ask]) -> list[Exchange]:
+        """Send all requests concurrently and wait for all answers."""
+        asking = [gevent.spawn(self.ask, ask) for ask in asks]
+        gevent.joinall(asking, raise_error=True)
+        return [one.value for one in asking]
+
     def models(self) -> list[ServedModel]:
         """Return the models that `/v1/models` lists.
 
@@ -155,13 +177,23 @@ class StreamClient:
             StreamError: the server answered with an error, or with something other than a list of models.
             OSError: there is no server.
         """
-        with self._http.get("/v1/models", self._headers) as response:
-            content = response.read()
-            if response.status_code != 200:
-                raise StreamError(f"GET /v1/models: HTTP {response.status_code}: {_message_of(content)}")
         try:
-            return [ServedModel(name=item["id"], parent=item.get("parent")) for item in json.loads(content)["data"]]
-        except (ValueError, KeyError, TypeError) as failure:
+            with self._http.get(f"{self._prefix}/v1/models", self._headers) as response:
+                content = response.read()
+                if response.status_code != 200:
+                    raise StreamError(f"GET /v1/models: HTTP {response.status_code}: {_message_of(content)}")
+            return [
+                ServedModel(
+                    name=item["id"],
+                    parent=item.get("parent"),
+                    context_tokens=item.get("max_model_len"),
+                    generates=item.get("task", "generate") == "generate",
+                )
+                for item in json.loads(content)["data"]
+            ]
+        except OSError:
+            raise  # a certificate that is not trusted is a ValueError, too
+        except (HTTPParseError, ValueError, LookupError, TypeError, AttributeError) as failure:
             raise StreamError("GET /v1/models did not answer with a list of models") from failure
 
     def close(self) -> None:

@@ -38,10 +38,13 @@ def scripted_server(script: Script = answer) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._whole(200, json.dumps(MODELS).encode())
+            if self._is_here():
+                self._whole(200, json.dumps(MODELS).encode())
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if not self._is_here():
+                return
             scripted = script(body)
             if isinstance(scripted, tuple):
                 self._whole(*scripted)
@@ -57,6 +60,12 @@ def scripted_server(script: Script = answer) -> Iterator[str]:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                 self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")
+
+        def _is_here(self) -> bool:
+            if self.path.startswith("/v1/"):
+                return True
+            self._whole(404, f"there is no {self.path}".encode())
+            return False
 
         def _whole(self, status: int, content: bytes) -> None:
             self.send_response(status)

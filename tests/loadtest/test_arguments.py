@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from loadtest import adapter_cost, bench_engine, cache_tiers, compare, drafts, overhead, overload, perplexity, run, soak
-from loadtest.arguments import add_token_ids, at_least, at_least_1, counts, folder_with, token_ids
+from loadtest.arguments import add_seed, add_token_ids, at_least, at_least_1, counts, folder_with, http_url, token_ids
 from loadtest.workloads import TokenRange
 
+STDLIB_CHAT = Path(__file__).parents[2] / "models" / "stdlib-chat"
 NOWHERE = "http://127.0.0.1:1"
 TOOLS = (adapter_cost, bench_engine, cache_tiers, compare, drafts, overhead, overload, perplexity, run, soak)
 
@@ -36,6 +37,25 @@ def test_a_folder_has_its_file(tmp_path: Path) -> None:
     assert folder_with("config.json")(str(tmp_path)) == str(tmp_path)
 
 
+def test_a_url_has_a_scheme_and_a_host() -> None:
+    assert http_url("https://h:1/") == "https://h:1"
+    assert http_url("http://[::1]:8000") == "http://[::1]:8000"
+    for wrong in ("h:1", "127.0.0.1:8000", "ftp://h", "http://h:x", "http://", "http://h:0"):
+        with pytest.raises(ArgumentTypeError, match="http://host:port"):
+            http_url(wrong)
+
+
+def test_every_run_has_its_own_seed_unless_it_is_given() -> None:
+    """A second run of a tool found its prompts in the caches of the servers, but not in that of its own engine."""
+    seeds = set()
+    for _ in range(3):
+        parser = ArgumentParser()
+        add_seed(parser)
+        seeds.add(parser.parse_args([]).seed)
+        assert parser.parse_args(["--seed", "4"]).seed == 4
+    assert len(seeds) == 3
+
+
 def test_a_range_of_token_ids_is_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
     parser = ArgumentParser()
     add_token_ids(parser)
@@ -48,6 +68,9 @@ def test_a_range_of_token_ids_is_not_empty(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     "line",
     [
+        "compare --url 127.0.0.1:1",
+        "adapter_cost --url ftp://h:1",
+        f"overhead --host h:1 --checkpoint {STDLIB_CHAT}",
         f"compare --url {NOWHERE} --words-of /nowhere",
         f"compare --url {NOWHERE} --first-id 5 --last-id 3",
         f"adapter_cost --url {NOWHERE} --first-id 5 --last-id 3",

@@ -3,26 +3,27 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections import Counter
 
 import pytest
 
 from loadtest import compare as module
 from loadtest.compare import (
-    WORKLOADS,
     Cell,
     Comparison,
     Prompts,
-    Server,
+    cell_of,
     compare,
-    find_server,
     long_arrival,
-    refuse_twice,
     shared_prefix,
     with_ratio,
+    workloads,
 )
+from loadtest.measure import Exchange, summarise
+from loadtest.servers import Server
 from loadtest.stream_client import StreamClient
 from loadtest.workloads import TokenRange
-from tests.loadtest.scripted_server import MODELS, answer, scripted_server
+from tests.loadtest.scripted_server import answer, scripted_server
 
 IDS = TokenRange()
 PROMPTS = Prompts(model="base", round_name="r", ids=IDS, ignore_eos=True)
@@ -48,7 +49,7 @@ def test_every_server_gets_the_same_prompts_and_every_repetition_new_ones() -> N
     ours, theirs = Recorder(), Recorder()
     with scripted_server(ours) as our_url, scripted_server(theirs) as their_url:
         servers = [Server(name="a", url=our_url, model="base"), Server(name="b", url=their_url, model="other")]
-        found = compare(servers, repeats=2, ids=IDS, ignore_eos=True, settle_s=0)
+        found = compare(servers, repeats=2, seed=0, ids=IDS, ignore_eos=True, settle_s=0)
 
     def prompts(recorder: Recorder) -> list[str]:
         return sorted(json.dumps(body["prompt"]) for body in recorder.asked)
@@ -56,7 +57,7 @@ def test_every_server_gets_the_same_prompts_and_every_repetition_new_ones() -> N
     assert prompts(ours) == prompts(theirs)
     assert len(set(prompts(ours))) == len(prompts(ours))
     assert {body["model"] for body in theirs.asked} == {"other"}
-    assert list(found.cell_by_server_by_row) == [row for rows in WORKLOADS for row in rows]
+    assert list(found.cell_by_server_by_row) == [row for rows in workloads(None) for row in rows]
     assert found.errors == ()
     assert found.table().count("\n") == 1 + 2 * len(found.cell_by_server_by_row)
     assert json.loads(found.to_json())["32 streams, same"].keys() == {"a", "b"}
@@ -71,7 +72,7 @@ def test_prompts_can_be_words_instead_of_token_ids() -> None:
 def test_the_warm_requests_share_the_cold_one_s_prefix() -> None:
     recorder = Recorder()
     with scripted_server(recorder) as url:
-        (cold,), warm = shared_prefix(StreamClient(url, concurrency=8), PROMPTS)
+        (cold,), warm = shared_prefix(1024)(StreamClient(url, concurrency=8), PROMPTS)
     assert (cold.workload, [one.workload for one in warm]) == ("cold", ["warm"] * 4)
     prompts = [body["prompt"] for body in recorder.asked]
     assert len({tuple(prompt[:1024]) for prompt in prompts}) == 1  # type: ignore[index]
@@ -81,7 +82,7 @@ def test_the_warm_requests_share_the_cold_one_s_prefix() -> None:
 def test_the_long_prompt_arrives_after_the_others_have_begun() -> None:
     recorder = Recorder()
     with scripted_server(recorder) as url:
-        decoding, (arrival,) = long_arrival(StreamClient(url, concurrency=8), PROMPTS)
+        decoding, (arrival,) = long_arrival(4096)(StreamClient(url, concurrency=8), PROMPTS)
     assert recorder.lengths() == [128] * 4 + [4096]
     assert all(one.started_s + one.event_ms[0] / 1000 <= arrival.started_s + 0.005 for one in decoding)
 
@@ -93,10 +94,72 @@ def test_a_refusal_is_shown_and_does_not_end_the_comparison() -> None:
         return answer(body)
 
     with scripted_server(refuse_long) as url:
-        found = compare([Server(name="a", url=url, model="base")], repeats=1, ids=IDS, ignore_eos=True, settle_s=0)
+        found = compare(
+            [Server(name="a", url=url, model="base")], repeats=1, seed=0, ids=IDS, ignore_eos=True, settle_s=0
+        )
     assert found.errors == ("a, 4 decoding while 4,096 tokens arrive: HTTP 400: too long",)
     assert found.cell_by_server_by_row["the long prompt itself"]["a"].num_errors == 1
     assert json.loads(found.to_json())["the long prompt itself"]["a"]["TTFT p50 ms"] is None
+
+
+def test_another_run_has_other_prompts() -> None:
+    """A second comparison of running servers found the "cold" prefix of the first in their caches."""
+    recorder = Recorder()
+    with scripted_server(recorder) as url:
+        for seed in (1, 2):
+            compare([Server(name="a", url=url, model="m")], repeats=1, seed=seed, ids=IDS, ignore_eos=True, settle_s=0)
+    prompts = [json.dumps(body["prompt"]) for body in recorder.asked]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_the_first_answers_of_a_server_are_not_measured() -> None:
+    """What a server does once, such as compiling, was part of the medians."""
+    asked: Counter[int] = Counter()
+    lock = threading.Lock()
+
+    def fail_at_first(body: dict[str, object]) -> list[bytes] | tuple[int, bytes]:
+        with lock:
+            asked[len(body["prompt"])] += 1  # type: ignore[arg-type]
+            return answer(body) if asked.total() > 1 else (500, b"")
+
+    with scripted_server(fail_at_first) as url:
+        servers = [Server(name="a", url=url, model="base")]
+        found = compare(servers, repeats=2, seed=0, ids=IDS, ignore_eos=True, settle_s=0)
+    assert found.errors == ()
+    assert asked[4096] == 3
+
+
+def test_prompts_are_cut_to_the_shortest_context_that_a_server_lists() -> None:
+    """A model with a context of 2,048 tokens was sent 4,096, and had errors instead of figures."""
+    recorder = Recorder()
+    with scripted_server(recorder) as url:
+        servers = [
+            Server(name="a", url=url, model="base", context_tokens=2048),
+            Server(name="b", url=url, model="base", context_tokens=1024),
+            Server(name="c", url=url, model="base"),
+        ]
+        found = compare(servers, repeats=1, seed=0, ids=IDS, ignore_eos=True, settle_s=0)
+    rows = [*found.cell_by_server_by_row]
+    assert "968-token prefix, cold" in rows
+    assert "4 decoding while 1,000 tokens arrive" in rows
+    longest = max(len(body["prompt"]) + body["max_tokens"] for body in recorder.asked)  # type: ignore[arg-type, operator]
+    assert longest <= 1024
+    with pytest.raises(SystemExit, match="a context of 512 tokens is too short"):
+        workloads(512)
+
+
+def test_a_repetition_without_an_answer_is_left_out_of_the_medians() -> None:
+    """A NaN among the values made their median any of them."""
+
+    def answered(ttft_ms: float) -> Exchange:
+        times = [ttft_ms, ttft_ms + 1]
+        return Exchange(workload="w", model="m", started_s=0, status=200, error=None, event_ms=times, end_ms=times[1])
+
+    failed = Exchange(workload="w", model="m", started_s=0, status=500, error="no")
+    rounds = [summarise([one], label="r", users=1) for one in (answered(7), answered(3), failed, answered(5))]
+    found = cell_of(rounds)
+    assert (found.ttft_ms, found.num_errors) == (5, 1)
+    assert math.isnan(cell_of(rounds[2:3]).ttft_ms)
 
 
 def test_ratios_are_to_the_first_server() -> None:
@@ -110,39 +173,6 @@ def test_ratios_are_to_the_first_server() -> None:
         )
     ]
     assert with_ratio(1.0, 0.0) == "1.00"
-
-
-def test_the_base_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_server() as url:
-        assert find_server(f"ours={url}", None) == Server(name="ours", url=url, model="base")
-        assert find_server(f"ours={url}", "capitals").model == "capitals"
-
-
-def test_a_wrong_url_and_a_dead_server_are_said() -> None:
-    for wrong in ("ours", "127.0.0.1:8000", "a=ftp://h:1", "http://h:x", "http://"):
-        with pytest.raises(SystemExit, match="name=http"):
-            find_server(wrong, None)
-    with scripted_server() as url:
-        pass
-    with pytest.raises(SystemExit, match="ours does not answer"):
-        find_server(f"ours={url}", None)
-    with pytest.raises(SystemExit, match=f"{url} does not answer"):
-        find_server(url, None)
-
-
-def test_a_server_without_a_base_model_wants_its_model_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MODELS, "data", [])
-    with scripted_server() as url:
-        with pytest.raises(SystemExit, match="ours lists no base model"):
-            find_server(f"ours={url}", None)
-        assert find_server(f"ours={url}", "m").model == "m"
-
-
-def test_two_servers_of_one_name_are_refused() -> None:
-    """One of them was asked twice, and the other never."""
-    refuse_twice(["a", "b"])
-    with pytest.raises(SystemExit, match="named 'a'"):
-        refuse_twice(["a", "b", "a"])
 
 
 def test_the_module_starts_nobody() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.measure import Exchange, Slo, percentile, read_exchanges, summarise, tokens_by_time
+from loadtest.measure import Exchange, Slo, median, percentile, read_exchanges, summarise, tokens_by_time
 
 
 def exchange(**changes: object) -> Exchange:
@@ -64,6 +64,11 @@ def test_percentiles_are_linear_between_neighbours() -> None:
     assert percentile([0, 10], 0.9) == 9
     assert percentile([7], 0.99) == 7
     assert math.isnan(percentile([], 0.5))
+
+
+def test_a_median_is_of_what_was_measured() -> None:
+    assert median([5, math.nan, 3, 4]) == 4
+    assert math.isnan(median([math.nan]))
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))

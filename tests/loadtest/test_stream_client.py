@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
 
 import gevent  # type: ignore[import-untyped, unused-ignore]
 import pytest
+from geventhttpclient import HTTPClient  # type: ignore[import-untyped, unused-ignore]
 from geventhttpclient.response import HTTPSocketPoolResponse  # type: ignore[import-untyped, unused-ignore]
 
 from loadtest.stream_client import ServedModel, StreamClient, StreamError
@@ -137,6 +140,50 @@ def test_no_server_is_an_error_of_the_exchange() -> None:
     found = StreamClient(url).ask(CHAT)
     assert found.status == 0
     assert found.error is not None
+
+
+@pytest.mark.parametrize("suffix", ["/", "/v1", "/v1/"])
+def test_a_base_url_may_be_that_of_the_openai_client(suffix: str) -> None:
+    with scripted_server() as url:
+        client = StreamClient(url + suffix)
+        assert client.ask(CHAT).is_ok
+        assert len(client.models()) == 2
+
+
+def test_a_server_below_a_path_is_asked_there() -> None:
+    """The path was dropped in silence, and another server asked."""
+    with scripted_server() as url:
+        found = StreamClient(f"{url}/below").ask(CHAT)
+    assert found.error is not None
+    assert "/below/v1/chat/completions" in found.error
+
+
+def test_something_that_is_not_http_is_said() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def greet() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"220 post office\r\n")
+            connection.recv(1)
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    with listener, pytest.raises(StreamError, match="list of models"):
+        StreamClient(f"http://127.0.0.1:{listener.getsockname()[1]}").models()
+    thread.join()
+
+
+def test_a_certificate_that_is_not_trusted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is a ValueError as well, as that of an answer that is no list of models."""
+    client = StreamClient("https://localhost:1")
+
+    def refuse(*_arguments: object) -> None:
+        raise ssl.SSLCertVerificationError("self-signed certificate")
+
+    monkeypatch.setattr(HTTPClient, "get", refuse)
+    with pytest.raises(OSError, match="self-signed"):
+        client.models()
 
 
 def test_models_and_their_parents_are_listed() -> None:
