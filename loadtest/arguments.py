@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
@@ -29,6 +30,21 @@ def at_least(least: int) -> Callable[[str], int]:
 at_least_1 = at_least(1)
 
 
+def above_0(text: str) -> float:
+    """Parse a finite number above 0.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < math.inf:
+        raise ArgumentTypeError(f"must be above 0, not {text}")
+    return value
+
+
 def counts(text: str) -> tuple[int, ...]:
     """Parse numbers of at least 1, by commas.
 
@@ -50,6 +66,18 @@ def folder_with(file: str) -> Callable[[str], str]:
 
 
 checkpoint_folder = folder_with("config.json")
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for results, before they are measured.
+
+    Raises:
+        SystemExit: that is impossible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise SystemExit(f"loadtest: no results can be written to {folder} ({failure})") from failure
 
 
 def http_url(text: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,6 +67,15 @@ class Exchange:
     def gaps_ms(self) -> list[float]:
         """Times between consecutive text events (inter-token latency, if an event is a token)."""
         return [later - earlier for earlier, later in pairwise(self.event_ms)]
+
+    def as_due(self, late_ms: float) -> Exchange:
+        """Return the exchange as seen by a user for whom it was due `late_ms` before it was sent."""
+        return replace(
+            self,
+            started_s=self.started_s - late_ms / 1000,
+            event_ms=[time_ms + late_ms for time_ms in self.event_ms],
+            end_ms=self.end_ms + late_ms,
+        )
 
     def to_json(self) -> str:
         """Return one line of JSON, times rounded to a microsecond."""

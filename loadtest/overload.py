@@ -3,11 +3,12 @@
     python -m loadtest.overload --host http://127.0.0.1:8000 --pid PID --out loadtest/results/overload.json \
         --plot docs/overload.png
 
-First the capacity is measured: `--users` users in a closed loop without pauses. Then an open loop: requests arrive as a
-Poisson process at multiples of that rate, whether or not earlier ones are answered. Reported for each multiple: answers
-per second within the SLO (goodput), refusals and their latency, and the memory of the process `--pid` and its
-descendants as proportional set size. The rates alternate, `--rounds` times, so that other load on the machine affects
-all alike. If clients and server share a machine, the clients take resources from the server.
+First the capacity is measured: `--users` users in a closed loop without pauses, once it runs at full load. Then an open
+loop: requests arrive as a Poisson process at multiples of that rate, whether or not earlier ones are answered. Reported
+for each multiple: answers per second within the SLO (goodput), refusals and their latency, and the memory of the
+process `--pid` and its descendants as proportional set size. The rates alternate, `--rounds` times, so that other load
+on the machine affects all alike. If clients and server share a machine, the clients take resources from the server: a
+request that is sent late for lack of them is timed from the moment at which it was due.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import argparse
 import json
 import os
 import random
+import resource
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +31,11 @@ import gevent  # type: ignore[import-untyped, unused-ignore]
 import psutil
 from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
 
-from loadtest.arguments import at_least_1
+from loadtest.arguments import above_0, at_least_1, http_url, make_folder
 from loadtest.measure import Exchange, Slo, percentile
 from loadtest.plots import draw_overload
+from loadtest.report import errors_by_text
+from loadtest.servers import NamedUrl, find_server
 from loadtest.stream_client import StreamClient
 from loadtest.workloads import Ask, ChatMix, chat_asks, read_entries
 
@@ -38,6 +43,7 @@ MULTIPLES = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 MAX_OPEN = 2048
 """Bound on open requests; beyond it requests are not sent (`not_sent` in the report) and the loop is not open."""
 DRAIN_S = 60.0
+"""Time after the last request in which the open ones may end; what is open then counts as unanswered."""
 REFUSALS = (429, 503)
 MEBIBYTE = 1 << 20
 
@@ -51,7 +57,7 @@ class Phase:
         goodput_per_s: answers within the SLO to requests of the window, divided by its length.
         by_status: number of answers by HTTP status; "0" for none.
         cut: answers with status 200 that are incomplete.
-        refusal_p50_ms, refusal_p99_ms: from sending a request to its refusal.
+        refusal_p50_ms, refusal_p99_ms: from the moment at which a request was due to its refusal.
         not_sent: requests not sent because `MAX_OPEN` others were open.
         memory_mb: samples of the server's memory over the window, in MiB.
     """
@@ -89,8 +95,8 @@ class Memory(threading.Thread):
         self.samples_mb: list[float] = []
 
     def run(self) -> None:
-        """Sample until `stop`."""
-        while self._pid is not None and not self._has_ended.wait(2.0):
+        """Sample until `stop`, or until the process ends."""
+        while self._pid is not None and psutil.pid_exists(self._pid) and not self._has_ended.wait(2.0):
             self.samples_mb.append(held_mb(self._pid))
 
     def stop(self) -> list[float]:
@@ -101,9 +107,14 @@ class Memory(threading.Thread):
 
 
 def held_mb(pid: int) -> float:
-    """Return the total proportional set size of a process and its descendants, in MiB."""
+    """Return the total proportional set size of a process and its descendants, in MiB; 0 if it has ended."""
+    try:
+        server = psutil.Process(pid)
+        processes = [server, *server.children(recursive=True)]
+    except psutil.Error:
+        return 0.0
     held = 0
-    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+    for process in processes:
         try:
             held += process.memory_full_info().pss
         except psutil.Error:
@@ -116,32 +127,42 @@ def asks(model: str, seed: int) -> Iterator[Ask]:
     return chat_asks(ChatMix(models=(model,)), read_entries(), seed=seed, user=0)
 
 
-def capacity_per_s(client: StreamClient, model: str, *, users: int, seconds: float) -> float:
-    """Return complete answers per second with `users` users in a closed loop without pauses."""
-    ends_s, whole = time.monotonic() + seconds, Counter[bool]()
+def closed_loop(client: StreamClient, model: str, *, users: int, warm_up_s: float, seconds: float) -> list[Exchange]:
+    """Let users ask without pauses, and return the exchanges that ended in the `seconds` after the warm-up."""
+    starts_s = time.monotonic() + warm_up_s
+    found: list[Exchange] = []
 
     def keep_asking(seed: int) -> None:
         for ask in asks(model, seed):
-            if time.monotonic() >= ends_s:
+            exchange = client.ask(ask)
+            ended_s = time.monotonic()
+            if ended_s >= starts_s + seconds:
                 return
-            is_ok = client.ask(ask).is_ok
-            whole[is_ok and time.monotonic() < ends_s] += 1
+            if ended_s >= starts_s:
+                found.append(exchange)
 
-    gevent.joinall([gevent.spawn(keep_asking, 1000 + user) for user in range(users)])
-    return whole[True] / seconds
+    asking = [gevent.spawn(keep_asking, 1000 + user) for user in range(users)]
+    gevent.joinall(asking, timeout=warm_up_s + seconds + DRAIN_S, raise_error=True)
+    gevent.killall(asking)
+    return found
 
 
 def open_loop(
     ask: Callable[[Ask], Exchange], source: Iterator[Ask], *, rate_per_s: float, seconds: float, seed: int
 ) -> Turn:
-    """Send requests at the times of a Poisson process and return the results."""
+    """Send requests at the times of a Poisson process and return the results, timed from those times."""
     rng, pool, not_sent = random.Random(f"arrivals/{seed}"), Pool(MAX_OPEN), 0
     found: list[Exchange] = []
-    started_s = at_s = time.monotonic()
-    while (at_s := at_s + rng.expovariate(rate_per_s)) < started_s + seconds:
-        gevent.sleep(max(0.0, at_s - time.monotonic()))
+
+    def send(asked: Ask, due_s: float) -> None:
+        late_ms = (time.monotonic() - due_s) * 1000
+        found.append(ask(asked).as_due(late_ms))
+
+    started_s = due_s = time.monotonic()
+    while (due_s := due_s + rng.expovariate(rate_per_s)) < started_s + seconds:
+        gevent.sleep(max(0.0, due_s - time.monotonic()))
         if pool.free_count():
-            pool.spawn(lambda body: found.append(ask(body)), next(source))
+            pool.spawn(send, next(source), due_s)
         else:
             not_sent += 1
     pool.join(timeout=DRAIN_S)
@@ -179,7 +200,13 @@ def phase_of(turns: list[Turn], slo: Slo, *, multiple: float, seconds: float) ->
     )
 
 
-def summary_of(phases: list[Phase], capacity: float, slo: Slo) -> dict[str, Any]:
+def json_of(phase: Phase) -> dict[str, Any]:
+    """Return a phase as JSON values; None where nothing was measured."""
+    values = asdict(phase)
+    return {key: None if isinstance(value, float) and isnan(value) else value for key, value in values.items()}
+
+
+def summary_of(phases: list[Phase], capacity: float, slo: Slo, *, load_before: float) -> dict[str, Any]:
     """Return the report as JSON values."""
     peak = max(phase.goodput_per_s for phase in phases)
     at_three = [phase.goodput_per_s for phase in phases if phase.multiple == 3.0]
@@ -187,42 +214,73 @@ def summary_of(phases: list[Phase], capacity: float, slo: Slo) -> dict[str, Any]
         "capacity_per_s": capacity,
         "slo": asdict(slo),
         "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
+        "load_before": load_before,
         "goodput_at_3_of_peak": at_three[0] / peak if at_three and peak else None,
-        "phases": [asdict(phase) for phase in phases],
+        "phases": [json_of(phase) for phase in phases],
     }
+
+
+def multiples(text: str) -> tuple[float, ...]:
+    """Parse numbers above 0, by commas.
+
+    Raises:
+        ArgumentTypeError: one is not.
+    """
+    return tuple(map(above_0, text.split(",")))
+
+
+def allow_open_connections(count: int) -> None:
+    """Raise this process' limit of open files, as far as the system permits: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 100
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.overload", description=__doc__)
+    parser.add_argument("--host", type=http_url, default="http://127.0.0.1:8000", help="base URL of the running server")
+    parser.add_argument("--model", help="name to ask; default: the first base model that the server lists")
+    parser.add_argument("--users", type=at_least_1, default=32, help="users who measure the capacity")
+    parser.add_argument("--seconds", type=above_0, default=10, help="length of each turn of a rate")
+    parser.add_argument("--rounds", type=at_least_1, default=2, help="turns of each rate")
+    parser.add_argument("--multiples", type=multiples, default=MULTIPLES, help="of the capacity, by commas")
+    parser.add_argument("--slo-ttft-ms", type=above_0, default=1000)
+    parser.add_argument("--slo-tpot-ms", type=above_0, default=100)
+    parser.add_argument("--pid", type=int, help="process of the server, for its memory")
+    parser.add_argument("--out", type=Path, help="file of the report, JSON")
+    parser.add_argument("--plot", type=Path, help="file of the picture, PNG")
+    options = parser.parse_args(arguments)
+    if options.pid is not None and not psutil.pid_exists(options.pid):
+        parser.error(f"--pid: there is no process {options.pid}")
+    return options
 
 
 def main() -> None:
     """Run, write and print."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.overload", description=__doc__)
-    parser.add_argument("--host", default="http://127.0.0.1:8000", help="base URL of the running server")
-    parser.add_argument("--model", default="stdlib-chat")
-    parser.add_argument("--users", type=at_least_1, default=32, help="users who measure the capacity")
-    parser.add_argument("--seconds", type=float, default=10, help="length of each turn of a rate")
-    parser.add_argument("--rounds", type=at_least_1, default=2, help="turns of each rate")
-    parser.add_argument("--multiples", type=lambda text: tuple(map(float, text.split(","))), default=MULTIPLES)
-    parser.add_argument("--slo-ttft-ms", type=float, default=1000)
-    parser.add_argument("--slo-tpot-ms", type=float, default=100)
-    parser.add_argument("--pid", type=int, help="process of the server, for its memory")
-    parser.add_argument("--out", type=Path, help="file of the report, JSON")
-    parser.add_argument("--plot", type=Path, help="file of the picture, PNG")
-    options = parser.parse_args()
+    options, load_before = parse(), os.getloadavg()[0]
+    for file in filter(None, (options.out, options.plot)):
+        make_folder(file.parent)
+    allow_open_connections(MAX_OPEN)
     slo = Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
+    options.model = find_server(NamedUrl(name="the server", url=options.host), options.model).model
     client = StreamClient(options.host, concurrency=MAX_OPEN)
-    # Warm up, discarding the result.
-    capacity_per_s(client, options.model, users=options.users, seconds=options.seconds / 2)
-    capacity = capacity_per_s(client, options.model, users=options.users, seconds=options.seconds)
+    seconds = options.seconds
+    found = closed_loop(client, options.model, users=options.users, warm_up_s=seconds / 2, seconds=seconds)
+    capacity = sum(exchange.is_ok for exchange in found) / seconds
     if not capacity:
-        raise SystemExit(f"loadtest.overload: nobody at {options.host} answers")
+        why = "; ".join(text for text, _ in errors_by_text(found)) or f"nothing came within {1.5 * seconds:g} s"
+        raise SystemExit(f"loadtest.overload: nobody at {options.host} answers: {why}")
     print(f"capacity: {capacity:.1f} answers a second", flush=True)
     turns: dict[float, list[Turn]] = {multiple: [] for multiple in options.multiples}
     for seed, multiple in enumerate(options.multiples * options.rounds):
         turns[multiple].append(take_turn(client, options, rate_per_s=multiple * capacity, seed=seed))
-    phases = [phase_of(turns[multiple], slo, multiple=multiple, seconds=options.seconds) for multiple in turns]
-    for phase in phases:
-        print(json.dumps(asdict(phase)), flush=True)
-    report = summary_of(phases, capacity, slo)
+    phases = [phase_of(turns[multiple], slo, multiple=multiple, seconds=seconds) for multiple in turns]
+    report = summary_of(phases, capacity, slo, load_before=load_before)
+    for phase in report["phases"]:
+        print(json.dumps(phase), flush=True)
     print(f"goodput at 3 times the capacity, of the peak: {report['goodput_at_3_of_peak']}")
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 Script = Callable[[dict[str, object]], "Iterable[bytes] | tuple[int, bytes]"]
 """Body of a request -> pieces of the stream, or (status, body) of a refusal. A piece `CUT` drops the connection."""
@@ -76,7 +78,12 @@ def scripted_server(script: Script = answer) -> Iterator[str]:
         def log_message(self, *_arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *arguments: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(*arguments)
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from loadtest import adapter_cost, bench_engine, cache_tiers, compare, drafts, overhead, overload, perplexity, run, soak
-from loadtest.arguments import add_seed, add_token_ids, at_least, at_least_1, counts, folder_with, http_url, token_ids
+from loadtest.arguments import (
+    above_0,
+    add_seed,
+    add_token_ids,
+    at_least,
+    at_least_1,
+    counts,
+    folder_with,
+    http_url,
+    make_folder,
+    token_ids,
+)
 from loadtest.workloads import TokenRange
 
 STDLIB_CHAT = Path(__file__).parents[2] / "models" / "stdlib-chat"
@@ -21,6 +32,22 @@ def test_a_number_has_a_least() -> None:
     for wrong in ("0", "-1", "x", "1.5"):
         with pytest.raises(ArgumentTypeError, match=wrong):
             at_least_1(wrong)
+
+
+def test_a_length_of_time_is_above_0() -> None:
+    assert above_0("0.5") == 0.5
+    for wrong in ("0", "-1", "x", "nan", "inf"):
+        with pytest.raises(ArgumentTypeError):
+            above_0(wrong)
+
+
+def test_a_folder_for_results_is_made_before_they_are_measured(tmp_path: Path) -> None:
+    """A report was lost, after minutes of measuring, for want of its folder."""
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="no results can be written"):
+        make_folder(tmp_path / "file" / "c")
 
 
 def test_numbers_are_parted_by_commas() -> None:
