@@ -9,14 +9,12 @@ the model are written. Prints medians, and ratios to the same traffic without th
 from __future__ import annotations
 
 import argparse
-import json
 import time
-import urllib.request
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Self
 
-from loadtest.arguments import at_least, at_least_1, checkpoint_folder, http_url
+from loadtest.arguments import above_0, add_seed, at_least, at_least_1, checkpoint_folder, http_url, make_folder
 from loadtest.flood import IDS, flooding
 from loadtest.measure import Exchange, percentile, summarise
 from loadtest.random_adapter import rank_of_size, write_adapter
@@ -29,34 +27,34 @@ COLUMNS = ("case", "value", "target")
 
 
 class Admin:
-    """Client of the admin routes that load and unload adapters."""
+    """Client of the admin routes that load adapters; unloads them at the end of its `with` block."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._url = url
-        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self._client = StreamClient(url, timeout_s=60, api_key=key)
+        self._loaded: list[str] = []
 
     def load(self, name: str, folder: Path) -> None:
         """Serve the adapter in a folder under a name."""
-        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder), "load_inplace": True})
+        body = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
+        self._client.post("/v1/load_lora_adapter", body)
+        self._loaded.append(name)
 
-    def unload(self, name: str) -> None:
-        """Stop serving an adapter."""
-        self._post("/v1/unload_lora_adapter", {"lora_name": name})
+    def __enter__(self) -> Self:
+        return self
 
-    def _post(self, path: str, body: dict[str, Any]) -> None:
-        request = urllib.request.Request(self._url + path, json.dumps(body).encode(), self._headers)
-        with urllib.request.urlopen(request, timeout=60) as response:
-            response.read()
+    def __exit__(self, *_failure: object) -> None:
+        while self._loaded:
+            self._client.post("/v1/unload_lora_adapter", {"lora_name": self._loaded.pop()})
 
 
 def checked(exchange: Exchange) -> Exchange:
-    """Return the exchange if its answer is complete.
+    """Return the exchange if its answer is complete and has text.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: it failed, or has none.
     """
-    if exchange.error is not None:
-        raise SystemExit(f"loadtest.adapter_life: {exchange.model}: {exchange.error}")
+    if exchange.error is not None or not exchange.event_ms:
+        raise SystemExit(f"loadtest.adapter_life: {exchange.model}: {exchange.error or 'an answer without text'}")
     return exchange
 
 
@@ -120,16 +118,15 @@ def flood(client: StreamClient, options: argparse.Namespace) -> list[list[str]]:
 
 def thousand(client: StreamClient, admin: Admin, base: str, options: argparse.Namespace) -> list[list[str]]:
     """Measure the base model before and after many adapters are registered, and return table rows."""
-    before = [throughput(client, base, streams=8, name=f"before/{repeat}") for repeat in range(options.repeats)]
+    rounds = [f"{options.seed}/{repeat}" for repeat in range(options.repeats)]
+    before = [throughput(client, base, streams=8, name=f"before/{name}") for name in rounds]
     small = options.folder / "life-small"
     write_adapter(small, options.model_path, rank=1, seed=1)
     started_s = time.perf_counter()
     for index in range(options.registered):
         admin.load(f"life-n{index}", small)
     each_ms = (time.perf_counter() - started_s) * 1000 / max(1, options.registered)
-    after = [throughput(client, base, streams=8, name=f"after/{repeat}") for repeat in range(options.repeats)]
-    for index in range(options.registered):
-        admin.unload(f"life-n{index}")
+    after = [throughput(client, base, streams=8, name=f"after/{name}") for name in rounds]
     label = f"base alone with {options.registered} registered: of before"
     return [
         [f"registering {options.registered}: ms for each", number(each_ms), ""],
@@ -144,19 +141,22 @@ def main() -> None:
     parser.add_argument("--admin-key", required=True)
     parser.add_argument("--model-path", type=checkpoint_folder, required=True, help="checkpoint of the base model")
     parser.add_argument("--folder", required=True, type=Path, help="a folder that the server may load from")
-    parser.add_argument("--megabytes", type=float, default=8.0)
+    parser.add_argument("--megabytes", type=above_0, default=8.0)
     parser.add_argument("--repeats", type=at_least(2), default=10)
     parser.add_argument("--registered", type=at_least(0), default=1000)
     parser.add_argument("--flood-streams", type=at_least_1, default=80)
+    add_seed(parser)
     options = parser.parse_args()
+    make_folder(options.folder)
     base = find_server(NamedUrl(name="the server", url=options.url), None).model
     client = StreamClient(options.url, concurrency=8)
-    admin = Admin(options.url, options.admin_key)
-    rows = new_adapters(client, admin, options)
-    rows += flood(client, options)
-    rows += thousand(client, admin, base, options)
-    for repeat in range(options.repeats):
-        admin.unload(f"life-{repeat}")
+    try:
+        with Admin(options.url, options.admin_key) as admin:
+            rows = new_adapters(client, admin, options)
+            rows += flood(client, options)
+            rows += thousand(client, admin, base, options)
+    except (OSError, RuntimeError) as failure:
+        raise SystemExit(f"loadtest.adapter_life: {failure}") from failure
     print(markdown_table(COLUMNS, rows))
 
 

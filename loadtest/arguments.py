@@ -81,7 +81,7 @@ def make_folder(folder: Path) -> None:
 
 
 def http_url(text: str) -> str:
-    """Return the base URL of a server without its trailing slash.
+    """Return the base URL of a server, without a slash or the `/v1` of an OpenAI client at its end.
 
     Raises:
         ArgumentTypeError: it is none.
@@ -93,7 +93,7 @@ def http_url(text: str) -> str:
         is_one = False  # the port is no number
     if not is_one:
         raise ArgumentTypeError(f"wants http://host:port, not {text!r}")
-    return text.rstrip("/")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def add_seed(parser: ArgumentParser) -> None:

@@ -15,18 +15,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent.fileobject import FileObjectPosix  # type: ignore[import-untyped, unused-ignore]
 from geventhttpclient import HTTPClient  # type: ignore[import-untyped, unused-ignore]
 
-from loadtest.arguments import at_least_1
+from loadtest.arguments import at_least_1, http_url
+from loadtest.stream_client import headers_for
 from loadtest.workloads import TokenRange, token_ask, token_prompt
 
 IDS = TokenRange()
 PROMPT_TOKENS = ANSWER_TOKENS = 128
 PIECE_BYTES = 1 << 16
-HEADERS = {"Content-Type": "application/json"}
 
 
 @contextmanager
@@ -51,8 +52,8 @@ def flooding(url: str, model: str, streams: int) -> Iterator[None]:
         raise RuntimeError("a stream of the flood failed")
 
 
-def keep_asking(client: HTTPClient, model: str, place: int, has_begun: gevent.event.Event) -> None:
-    """Send one request after another forever, each with a new prompt.
+def keep_asking(client: HTTPClient, path: str, model: str, place: int, has_begun: gevent.event.Event) -> None:
+    """Send one request after another forever, each with a new prompt, to a server below a path.
 
     Raises:
         RuntimeError: an answer's status is not 200.
@@ -61,7 +62,7 @@ def keep_asking(client: HTTPClient, model: str, place: int, has_begun: gevent.ev
     while True:
         prompt = token_prompt(PROMPT_TOKENS, seed=f"flood/{os.getpid()}/{place}/{number}", ids=IDS)
         ask = token_ask(model, prompt, ANSWER_TOKENS, workload="flood")
-        with client.post(ask.path, json.dumps(ask.body | {"stream": True}), HEADERS) as response:
+        with client.post(path + ask.path, json.dumps(ask.body | {"stream": True}), headers_for()) as response:
             if response.status_code != 200:
                 raise RuntimeError(f"HTTP {response.status_code}: {response.read()[:500]!r}")
             while response.read(PIECE_BYTES):
@@ -72,13 +73,16 @@ def keep_asking(client: HTTPClient, model: str, place: int, has_begun: gevent.ev
 def main() -> None:
     """Flood until standard input closes."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.flood", description=__doc__)
-    parser.add_argument("--url", required=True, help="http://host:port")
+    parser.add_argument("--url", type=http_url, required=True, help="http://host:port")
     parser.add_argument("--model", required=True)
     parser.add_argument("--streams", type=at_least_1, default=80)
     options = parser.parse_args()
     client = HTTPClient.from_url(options.url, concurrency=options.streams, network_timeout=300)
     begun = [gevent.event.Event() for _ in range(options.streams)]
-    streams = [gevent.spawn(keep_asking, client, options.model, place, event) for place, event in enumerate(begun)]
+    path = urlsplit(options.url).path
+    streams = [
+        gevent.spawn(keep_asking, client, path, options.model, place, event) for place, event in enumerate(begun)
+    ]
     for stream in streams:
         # Otherwise gevent only prints a greenlet's exception.
         stream.link_exception(lambda _: os._exit(1))

@@ -19,17 +19,20 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from statistics import quantiles
 from typing import Any
 
 import httpx
 import psutil
 
-from loadtest.arguments import at_least_1
+from loadtest.arguments import above_0, at_least_1, http_url
+from loadtest.measure import percentile
+from loadtest.stream_client import headers_for
 
 NUM_QUESTIONS = 16
 SLOW_S = 120.0
 PERIOD_S, MENDING_S = 60.0, 30.0
+COMPLETE = ("same", "different")
+"""Verdicts on an answer that came to its end; a refusal takes no time, and would make the others look fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,16 @@ def ask(client: httpx.Client, body: dict[str, Any]) -> Heard:
                 if not line.startswith("data: ") or line == "data: [DONE]" or error:
                     continue
                 chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
+                if chunk.get("error"):
                     error = "error event"
                     continue
-                for choice in chunk["choices"]:
+                for choice in chunk.get("choices") or ():
                     text += choice["delta"].get("content") or ""
-                    is_done = is_done or choice["finish_reason"] is not None
+                    is_done = is_done or choice.get("finish_reason") is not None
     except httpx.HTTPError as failure:
         error = type(failure).__name__
+    except (ValueError, LookupError, TypeError, AttributeError):
+        error = "odd event"
     return Heard(text, is_done, error, time.monotonic() - started_s)
 
 
@@ -95,12 +100,15 @@ def kill_one(names: list[str], rng: random.Random) -> str | None:
     if not found:
         return None
     name, process = rng.choice(found)
-    process.send_signal(signal.SIGKILL)
+    try:
+        process.send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        return None  # it has just ended by itself
     return name
 
 
 class Tally:
-    """Results of all streams so far. Thread-safe."""
+    """Results of all streams so far, and the durations of the complete answers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,7 +119,8 @@ class Tally:
         """Count one answer."""
         with self._lock:
             self.counts[verdict] += 1
-            self.times_s.append(took_s)
+            if verdict in COMPLETE:
+                self.times_s.append(took_s)
 
 
 def undisturbed(client: httpx.Client, bodies: list[dict[str, Any]]) -> list[str]:
@@ -121,8 +130,10 @@ def undisturbed(client: httpx.Client, bodies: list[dict[str, Any]]) -> list[str]
         SystemExit: an answer is incomplete even then.
     """
     answers = [ask(client, body) for body in bodies]
-    if any(heard.error is not None or not heard.is_done for heard in answers):
-        raise SystemExit("loadtest.soak: the server does not give whole answers even undisturbed")
+    for heard in answers:
+        if heard.error is not None or not heard.is_done:
+            why = heard.error or "no finish reason"
+            raise SystemExit(f"loadtest.soak: the server does not give whole answers even undisturbed ({why})")
     return [heard.text for heard in answers]
 
 
@@ -143,7 +154,10 @@ def keep_asking(
 def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int, names: list[str]) -> dict[str, Any]:
     """Ask until the time is up, and return the results."""
     rng, kills, tally = random.Random(0), Counter[str](), Tally()
-    with httpx.Client(base_url=url, timeout=SLOW_S, trust_env=False) as client, ThreadPoolExecutor(streams) as pool:
+    # Without limits, streams beyond the hundredth would wait for a connection.
+    limits = httpx.Limits(max_connections=streams, max_keepalive_connections=streams)
+    options: dict[str, Any] = {"headers": headers_for(), "timeout": SLOW_S, "limits": limits, "trust_env": False}
+    with httpx.Client(base_url=url, **options) as client, ThreadPoolExecutor(streams) as pool:
         bodies = [question(model, number, max_tokens) for number in range(NUM_QUESTIONS)]
         expected = undisturbed(client, bodies)
         ends_s = time.monotonic() + 60 * minutes
@@ -159,24 +173,24 @@ def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int,
                 print(f"killed {killed}; so far {dict(tally.counts)}", flush=True)
         for one in asking:
             one.result()
-    cuts = quantiles(tally.times_s, n=100)
+    times_s = tally.times_s
     return {
         "minutes": minutes,
         "streams": streams,
         "answers": dict(tally.counts),
         "kills": dict(kills),
-        "p50_s": cuts[49],
-        "p99_s": cuts[98],
-        "longest_s": max(tally.times_s),
+        "p50_s": percentile(times_s, 0.5) if times_s else None,
+        "p99_s": percentile(times_s, 0.99) if times_s else None,
+        "longest_s": max(times_s, default=None),
     }
 
 
 def main() -> int:
     """Soak and print; return 1 if an answer was different, cut in silence, or failed after its end."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=__doc__)
-    parser.add_argument("--url", required=True)
+    parser.add_argument("--url", type=http_url, required=True, help="http://host:port")
     parser.add_argument("--model", default="stdlib-chat")
-    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--minutes", type=above_0, default=20)
     parser.add_argument("--streams", type=at_least_1, default=8)
     parser.add_argument("--max-tokens", type=at_least_1, default=200)
     parser.add_argument("--kill", action="append", default=[], help="a name in a process' command line; repeatable")

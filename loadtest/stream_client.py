@@ -108,7 +108,7 @@ class StreamClient:
     """A client of one server, with persistent connections.
 
     Args:
-        host: base URL, such as `http://127.0.0.1:8000`; a trailing `/v1` does not matter.
+        host: base URL, such as `http://127.0.0.1:8000`.
         concurrency: maximum number of concurrent requests through this client.
         timeout_s: time without data on a connection after which a request fails.
         api_key: sent with every request; None: that of `ANTIPHON_API_KEY`, if it is set.
@@ -120,7 +120,7 @@ class StreamClient:
         self._http = HTTPClient.from_url(
             host, concurrency=concurrency, connection_timeout=CONNECT_TIMEOUT_S, network_timeout=timeout_s
         )
-        self._prefix = urlsplit(host).path.rstrip("/").removesuffix("/v1")
+        self._prefix = urlsplit(host).path.rstrip("/")
         self._headers = headers_for(api_key)
 
     def ask(self, ask: Ask, *, on_first_text: Callable[[], None] = lambda: None) -> Exchange:
@@ -195,6 +195,21 @@ class StreamClient:
             raise  # a certificate that is not trusted is a ValueError, too
         except (HTTPParseError, ValueError, LookupError, TypeError, AttributeError) as failure:
             raise StreamError("GET /v1/models did not answer with a list of models") from failure
+
+    def post(self, path: str, body: dict[str, Any]) -> None:
+        """Send a request that is not streamed, and ignore what is answered.
+
+        Raises:
+            StreamError: the server answered with an error, or not in HTTP.
+            OSError: there is no server.
+        """
+        try:
+            with self._http.post(self._prefix + path, json.dumps(body).encode(), self._headers) as response:
+                content = response.read()
+        except HTTPParseError as failure:
+            raise StreamError(f"POST {path}: {failure}") from failure
+        if response.status_code != 200:
+            raise StreamError(f"POST {path}: HTTP {response.status_code}: {_message_of(content)}")
 
     def close(self) -> None:
         """Close the persistent connections."""

@@ -33,19 +33,19 @@ def answer(body: dict[str, object], words: int = 3) -> list[bytes]:
 
 
 @contextmanager
-def scripted_server(script: Script = answer) -> Iterator[str]:
-    """Serve on a free port and yield the base URL."""
+def scripted_server(script: Script = answer, key: str | None = None) -> Iterator[str]:
+    """Serve on a free port, those with the API key if there is one, and yield the base URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if self._is_here():
+            if self._is_welcome():
                 self._whole(200, json.dumps(MODELS).encode())
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if not self._is_here():
+            if not self._is_welcome():
                 return
             scripted = script(body)
             if isinstance(scripted, tuple):
@@ -63,10 +63,13 @@ def scripted_server(script: Script = answer) -> Iterator[str]:
                 self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")
 
-        def _is_here(self) -> bool:
-            if self.path.startswith("/v1/"):
+        def _is_welcome(self) -> bool:
+            if not self.path.startswith("/v1/"):
+                self._whole(404, f"there is no {self.path}".encode())
+            elif key is not None and self.headers["authorization"] != f"Bearer {key}":
+                self._whole(401, b"who are you?")
+            else:
                 return True
-            self._whole(404, f"there is no {self.path}".encode())
             return False
 
         def _whole(self, status: int, content: bytes) -> None:

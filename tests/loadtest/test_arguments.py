@@ -6,7 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import adapter_cost, bench_engine, cache_tiers, compare, drafts, overhead, overload, perplexity, run, soak
+from loadtest import (
+    adapter_cost,
+    adapter_life,
+    bench_engine,
+    cache_tiers,
+    compare,
+    drafts,
+    flood,
+    overhead,
+    overload,
+    perplexity,
+    run,
+    soak,
+)
 from loadtest.arguments import (
     above_0,
     add_seed,
@@ -23,7 +36,20 @@ from loadtest.workloads import TokenRange
 
 STDLIB_CHAT = Path(__file__).parents[2] / "models" / "stdlib-chat"
 NOWHERE = "http://127.0.0.1:1"
-TOOLS = (adapter_cost, bench_engine, cache_tiers, compare, drafts, overhead, overload, perplexity, run, soak)
+TOOLS = (
+    adapter_cost,
+    adapter_life,
+    bench_engine,
+    cache_tiers,
+    compare,
+    drafts,
+    flood,
+    overhead,
+    overload,
+    perplexity,
+    run,
+    soak,
+)
 
 
 def test_a_number_has_a_least() -> None:
@@ -66,6 +92,7 @@ def test_a_folder_has_its_file(tmp_path: Path) -> None:
 
 def test_a_url_has_a_scheme_and_a_host() -> None:
     assert http_url("https://h:1/") == "https://h:1"
+    assert http_url("http://h:1/below/v1/") == "http://h:1/below"
     assert http_url("http://[::1]:8000") == "http://[::1]:8000"
     for wrong in ("h:1", "127.0.0.1:8000", "ftp://h", "http://h:x", "http://", "http://h:0"):
         with pytest.raises(ArgumentTypeError, match="http://host:port"):
@@ -111,6 +138,9 @@ def test_a_range_of_token_ids_is_not_empty(capsys: pytest.CaptureFixture[str]) -
         "perplexity /nowhere",
         "run --users a",
         f"soak --url {NOWHERE} --streams 0",
+        f"soak --url {NOWHERE} --minutes 0",
+        "flood --url h:1 --model m",
+        f"adapter_life --url h:1 --admin-key k --folder /nowhere --model-path {STDLIB_CHAT}",
     ],
 )
 def test_what_is_wrong_is_a_line_and_no_traceback(

@@ -27,6 +27,13 @@ def test_a_flood_has_begun_when_the_block_begins_asks_again_and_again_and_ends_w
     assert len(prompts) <= num_asked + 4
 
 
+def test_a_flood_has_the_api_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had none, and no server that wants one could be flooded."""
+    monkeypatch.setenv("ANTIPHON_API_KEY", "k")
+    with scripted_server(key="k") as url, flooding(url, "base", 1):
+        pass
+
+
 def test_a_stream_that_fails_is_not_taken_for_a_flood() -> None:
     refusing = scripted_server(lambda _: (429, b"{}"))
     with refusing as url, pytest.raises(RuntimeError, match="before it began"), flooding(url, "base", 1):

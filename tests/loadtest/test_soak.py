@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 from collections.abc import Iterator
+from typing import ClassVar
 
+import httpx
+import psutil
 import pytest
 import uvicorn
 
 from app.http.api import create_app
 from engine.errors import EngineError
-from loadtest.soak import Heard, judge, soak
+from loadtest.soak import NUM_QUESTIONS, Heard, Tally, ask, judge, kill_one, question, soak
 from tests.app.scripted_gateway import ScriptedGateway
+from tests.loadtest.scripted_server import Script, answer, frame, scripted_server
 
 
 @pytest.mark.parametrize(
@@ -49,7 +55,63 @@ def test_a_well_server_answers_the_same_all_the_time(served: tuple[str, Scripted
     assert found["kills"] == {}
 
 
+def heard(script: Script, key: str | None = None) -> Heard:
+    with scripted_server(script, key) as url, httpx.Client(base_url=url) as client:
+        return ask(client, question("base", 1, 5))
+
+
+@pytest.mark.parametrize("odd", [b"data: {\n\n", b"data: null\n\n", frame({"choices": [3]})])
+def test_an_odd_event_is_a_failure_of_its_answer_and_not_of_the_soak(odd: bytes) -> None:
+    """It ended the thread of its stream, and after all the minutes the soak, with a traceback instead of results."""
+    assert heard(lambda body: [odd, *answer(body)]).error == "odd event"
+
+
+def test_fields_that_are_null_or_absent_are_no_failure() -> None:
+    found = heard(lambda body: [frame({"error": None, "choices": [{"delta": {"content": "a "}}]}), *answer(body)])
+    assert (found.error, found.text, found.is_done) == (None, "a word word word ", True)
+
+
+def test_the_api_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_API_KEY", "k")
+    with scripted_server(key="k") as url:
+        found = soak(url, "base", minutes=0.002, streams=1, max_tokens=5, names=[])
+    assert set(found["answers"]) == {"same"}
+
+
+def test_only_complete_answers_are_timed() -> None:
+    """Refusals, which take no time, made the median of a soak with many of them small."""
+    tally = Tally()
+    for verdict, took_s in (("same", 4.0), ("status 503", 0.1), ("different", 6.0), ("cut in silence", 0.2)):
+        tally.add(verdict, took_s)
+    assert tally.times_s == [4.0, 6.0]
+    assert tally.counts.total() == 4
+
+
+def test_a_soak_without_a_complete_answer_has_results_too() -> None:
+    """The quantiles of fewer than two times ended it with a traceback."""
+    num_asked = itertools.count()
+
+    def script(body: dict[str, object]) -> list[bytes] | tuple[int, bytes]:
+        return answer(body) if next(num_asked) < NUM_QUESTIONS else (503, b"")
+
+    with scripted_server(script) as url:
+        found = soak(url, "base", minutes=0.002, streams=1, max_tokens=5, names=[])
+    assert set(found["answers"]) == {"status 503"}
+    assert found["p50_s"] is found["longest_s"] is None
+
+
+def test_a_process_that_ends_before_it_is_killed_is_no_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended:
+        info: ClassVar = {"cmdline": ["Model-x"]}
+
+        def send_signal(self, _signal: int) -> None:
+            raise psutil.NoSuchProcess(1)
+
+    monkeypatch.setattr(psutil, "process_iter", lambda _attributes: [Ended()])
+    assert kill_one(["Model-"], random.Random(0)) is None
+
+
 def test_a_server_that_fails_undisturbed_is_not_soaked(served: tuple[str, ScriptedGateway]) -> None:
     served[1].error_after = EngineError("no")
-    with pytest.raises(SystemExit, match="undisturbed"):
+    with pytest.raises(SystemExit, match=r"undisturbed \(error event\)"):
         soak(served[0], "base", minutes=0.01, streams=1, max_tokens=5, names=[])

@@ -142,14 +142,6 @@ def test_no_server_is_an_error_of_the_exchange() -> None:
     assert found.error is not None
 
 
-@pytest.mark.parametrize("suffix", ["/", "/v1", "/v1/"])
-def test_a_base_url_may_be_that_of_the_openai_client(suffix: str) -> None:
-    with scripted_server() as url:
-        client = StreamClient(url + suffix)
-        assert client.ask(CHAT).is_ok
-        assert len(client.models()) == 2
-
-
 def test_a_server_below_a_path_is_asked_there() -> None:
     """The path was dropped in silence, and another server asked."""
     with scripted_server() as url:
@@ -184,6 +176,16 @@ def test_a_certificate_that_is_not_trusted_is_said(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(HTTPClient, "get", refuse)
     with pytest.raises(OSError, match="self-signed"):
         client.models()
+
+
+def test_a_request_that_is_not_streamed_fails_with_the_server_s_words() -> None:
+    with scripted_server(lambda _: (403, b'{"error": {"message": "not from there"}}'), key="k") as url:
+        with pytest.raises(StreamError, match="POST /v1/x: HTTP 403: not from there"):
+            StreamClient(url, api_key="k").post("/v1/x", {})
+        with pytest.raises(StreamError, match="HTTP 401: who are you"):
+            StreamClient(url).post("/v1/x", {})
+    with scripted_server(lambda _: (200, b"fine")) as url:
+        StreamClient(url).post("/v1/x", {})
 
 
 def test_models_and_their_parents_are_listed() -> None:
