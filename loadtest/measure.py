@@ -214,6 +214,13 @@ def summarise(
 
 
 def read_exchanges(path: Path) -> list[Exchange]:
-    """Read a file of lines written by `Exchange.to_json`."""
+    """Read a file of lines written by `Exchange.to_json`.
+
+    Raises:
+        ValueError: a line is something else.
+    """
     with path.open(encoding="utf-8") as lines:
-        return [Exchange(**json.loads(line)) for line in lines if line.strip()]
+        try:
+            return [Exchange(**json.loads(line)) for line in lines if line.strip()]
+        except (TypeError, ValueError) as failure:
+            raise ValueError(f"{path} has a line that is no record: {failure}") from failure

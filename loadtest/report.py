@@ -1,16 +1,23 @@
-"""Write the table and HTML report of a load test; `python -m loadtest.report FOLDER` rewrites them from its records."""
+"""Write the table and HTML report of a load test; `python -m loadtest.report FOLDER` rewrites them from its records.
+
+The folder's `settings.json` has the run's window and objectives, which options replace.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 
+from loadtest.arguments import above_0
 from loadtest.measure import Exchange, Slo, Summary, read_exchanges, summarise
 from loadtest.plots import Runs, draw_all
 from loadtest.tables import markdown_table, number
 
+SETTINGS_FILE = "settings.json"
 COLUMNS = (
     "run",
     "requests",
@@ -29,6 +36,27 @@ COLUMNS = (
     "goodput/s",
     "inside SLO",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What figures are taken of: the objectives, and the length of the window; None: from first to last event."""
+
+    slo: Slo
+    seconds: float | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write them beside the records."""
+        (folder / SETTINGS_FILE).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Settings:
+        """Read them; without a file, there is no objective and no window."""
+        path = folder / SETTINGS_FILE
+        if not path.exists():
+            return cls(slo=Slo())
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return cls(slo=Slo(**found["slo"]), seconds=found["seconds"])
 
 
 def row_of(summary: Summary) -> tuple[str, ...]:
@@ -115,38 +143,46 @@ img {{ max-width: 32%; min-width: 20rem; }}
 
 
 def users_of(path: Path) -> int:
-    """Return the number of users from the name of a records file (`records-8.jsonl`)."""
-    return int(path.stem.removeprefix("records-"))
+    """Return the number of users from the name of a records file (`records-8.jsonl`).
+
+    Raises:
+        ValueError: it has another name.
+    """
+    users = path.stem.removeprefix("records-")
+    if not users.isdecimal():
+        raise ValueError(f"{path} is not named after its number of users, like records-8.jsonl")
+    return int(users)
 
 
-def write_folder(folder: Path, slo: Slo, window_s: float | None = None) -> str:
+def write_folder(folder: Path, settings: Settings) -> str:
     """Report on every records file in a folder and return the table.
 
     Raises:
-        ValueError: there is none, or one is empty.
+        ValueError: there is none, or one is empty or something else.
     """
     files = sorted(folder.glob("records-*.jsonl"), key=users_of)
     if not files:
         raise ValueError(f"no records-*.jsonl in {folder}")
     runs = {f"{users_of(path)} users": read_exchanges(path) for path in files}
     summaries = [
-        summarise(exchanges, label=label, users=int(label.split()[0]), window_s=window_s, slo=slo)
+        summarise(exchanges, label=label, users=int(label.split()[0]), window_s=settings.seconds, slo=settings.slo)
         for label, exchanges in runs.items()
     ]
-    return write(folder, runs, summaries, slo)
+    return write(folder, runs, summaries, settings.slo)
 
 
 def main() -> None:
     """Rewrite the report of a folder."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.report", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--slo-ttft-ms", type=float)
-    parser.add_argument("--slo-tpot-ms", type=float)
-    parser.add_argument("--seconds", type=float, help="window over which rates are taken; default: first to last event")
+    parser.add_argument("--slo-ttft-ms", type=above_0, help="instead of the run's")
+    parser.add_argument("--slo-tpot-ms", type=above_0, help="instead of the run's")
+    parser.add_argument("--seconds", type=above_0, help="window over which rates are taken, instead of the run's")
     options = parser.parse_args()
-    slo = Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
     try:
-        print(write_folder(options.folder, slo, options.seconds))
+        old = Settings.read(options.folder)
+        slo = Slo(ttft_ms=options.slo_ttft_ms or old.slo.ttft_ms, tpot_ms=options.slo_tpot_ms or old.slo.tpot_ms)
+        print(write_folder(options.folder, Settings(slo=slo, seconds=options.seconds or old.seconds)))
     except ValueError as failure:
         raise SystemExit(f"loadtest.report: {failure}") from failure
 

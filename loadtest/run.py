@@ -9,15 +9,17 @@ of users Locust's page, its log and a file with one line of JSON for every reque
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.arguments import at_least_1, counts
+from loadtest.arguments import above_0, at_least_1, counts, http_url, make_folder
 from loadtest.measure import Slo
-from loadtest.report import write_folder
+from loadtest.report import Settings, write_folder
 from loadtest.stream_client import StreamClient, StreamError
+from loadtest.users.options import names
 from loadtest.workloads import ChatMix, chat_asks, read_entries
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
@@ -32,6 +34,7 @@ class Plan:
     Attributes:
         users: numbers of users, one run each.
         seconds: length of each run; requests open at its end are waited for, and count only in latencies.
+        models: names to request, most popular first; if empty, all that the server lists.
         passed_on: further options for Locust and the users (`loadtest.users.options`).
     """
 
@@ -40,26 +43,38 @@ class Plan:
     seconds: int
     out: Path
     slo: Slo
+    seed: int
+    models: tuple[str, ...] = ()
     passed_on: tuple[str, ...] = ()
 
 
 def parse(arguments: list[str] | None = None) -> Plan:
     """Parse the command line; unknown options are passed on to Locust, which refuses those it does not know."""
-    epilog = "Other options go to Locust and its users: --models NAMES, --seed N and so on (loadtest/users/options.py)."
-    parser = argparse.ArgumentParser(prog="python -m loadtest.run", description=__doc__, epilog=epilog)
-    parser.add_argument("--host", default="http://127.0.0.1:8000", help="base URL of the running server")
+    epilog = "Other options go to Locust and its users: --max-answer-tokens N and so on (loadtest/users/options.py)."
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.run", description=__doc__, epilog=epilog, allow_abbrev=False
+    )
+    parser.add_argument("--host", type=http_url, default="http://127.0.0.1:8000", help="base URL of the running server")
     parser.add_argument("--users", type=_numbers, default=(1, 8, 32), help="numbers of users, by commas")
     parser.add_argument("--seconds", type=at_least_1, default=20, help="length of each run")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
-    parser.add_argument("--slo-ttft-ms", type=float)
-    parser.add_argument("--slo-tpot-ms", type=float)
+    parser.add_argument("--slo-ttft-ms", type=above_0)
+    parser.add_argument("--slo-tpot-ms", type=above_0)
+    parser.add_argument(
+        "--models", type=names, default=(), help="names to ask, most popular first; default: all served"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**31), help="of what is asked; default: another one in each run"
+    )
     options, passed_on = parser.parse_known_args(arguments)
     return Plan(
-        host=options.host.rstrip("/"),
+        host=options.host,
         users=options.users,
         seconds=options.seconds,
         out=options.out,
         slo=Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms),
+        seed=options.seed,
+        models=options.models,
         passed_on=tuple(passed_on),
     )
 
@@ -80,19 +95,23 @@ def locust_command(plan: Plan, users: int) -> list[str]:
         *("--stop-timeout", str(GRACE_S), "--only-summary", "--exit-code-on-error", "0"),
         *("--html", str(plan.out / f"locust-{users}.html"), "--records", str(plan.out / f"records-{users}.jsonl")),
         *(part for name, bound in bounds if bound is not None for part in (name, str(bound))),
+        *("--seed", str(plan.seed), *(("--models", ",".join(plan.models)) if plan.models else ())),
         *plan.passed_on,
     ]
 
 
-def warm_up(host: str) -> list[str]:
-    """Request every served name once, so that no run includes first loads; return the names.
+def warm_up(host: str, models: tuple[str, ...] = ()) -> list[str]:
+    """Request each of the models once, so that no run includes first loads; return their names.
+
+    Args:
+        models: by default all that the server lists, except those that generate no text.
 
     Raises:
-        SystemExit: there is no server, or a name does not answer.
+        SystemExit: there is no server, it lists no model, or one does not answer.
     """
     client = StreamClient(host)
     try:
-        names = [model.name for model in client.models()]
+        names = [*models] or [model.name for model in client.models() if model.generates]
         for name in names:
             exchange = client.ask(next(chat_asks(ChatMix(models=(name,)), read_entries(), seed=-1, user=0)))
             if not exchange.is_ok:
@@ -103,27 +122,42 @@ def warm_up(host: str) -> list[str]:
         raise SystemExit(f"loadtest: no server answers at {host} ({failure}); start one with `make serve`") from failure
     finally:
         client.close()
+    if not names:
+        raise SystemExit(f"loadtest: {host} lists no model that generates text; name one with --models")
     return names
+
+
+def run_users(plan: Plan, users: int) -> None:
+    """Do one run.
+
+    Raises:
+        SystemExit: Locust failed.
+    """
+    log_path = plan.out / f"locust-{users}.log"
+    command, limit_s = locust_command(plan, users), plan.seconds + 2 * GRACE_S
+    with log_path.open("w", encoding="utf-8") as log:
+        try:
+            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=limit_s).returncode
+        except subprocess.TimeoutExpired as failure:
+            raise SystemExit(f"loadtest: locust did not end within {limit_s} s; see {log_path}") from failure
+    if status != 0:
+        raise SystemExit(f"loadtest: locust ended with status {status}; see {log_path}")
 
 
 def main() -> None:
     """Run the plan and print the table."""
     plan = parse()
-    plan.out.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.out)
     for stale in [*plan.out.glob("records-*.jsonl"), *plan.out.glob("locust-*.html")]:
         stale.unlink()
-    print(f"{plan.host} serves {', '.join(warm_up(plan.host))}", flush=True)
+    settings = Settings(slo=plan.slo, seconds=plan.seconds)
+    settings.write(plan.out)
+    print(f"{plan.host} serves {', '.join(warm_up(plan.host, plan.models))}; seed {plan.seed}", flush=True)
     for users in plan.users:
         print(f"{users} users for {plan.seconds} s", flush=True)
-        log_path = plan.out / f"locust-{users}.log"
-        with log_path.open("w", encoding="utf-8") as log:
-            status = subprocess.run(
-                locust_command(plan, users), stdout=log, stderr=subprocess.STDOUT, timeout=plan.seconds + 2 * GRACE_S
-            ).returncode
-        if status != 0:
-            raise SystemExit(f"loadtest: locust ended with status {status}; see {log_path}")
+        run_users(plan, users)
     try:
-        print(write_folder(plan.out, plan.slo, plan.seconds))
+        print(write_folder(plan.out, settings))
     except ValueError as failure:
         raise SystemExit(f"loadtest: {failure}; the logs in {plan.out} may say why") from failure
     print(f"\nreport: {plan.out / 'report.html'}")

@@ -106,7 +106,7 @@ def zipf_weights(count: int, exponent: float) -> list[float]:
     return list(accumulate(rank**-exponent for rank in range(1, count + 1)))
 
 
-def chat_asks(mix: ChatMix, entries: Sequence[Entry], *, seed: int, user: int) -> Iterator[Ask]:
+def chat_asks(mix: ChatMix, entries: Sequence[Entry], *, seed: int | str, user: int) -> Iterator[Ask]:
     """Yield the requests of one user, forever."""
     rng = random.Random(f"{seed}/{user}")
     weights = zipf_weights(len(mix.models), mix.zipf_exponent)

@@ -76,12 +76,10 @@ class ChatUser(User):
         """Connect, and ask the server for its models unless the command line names them."""
         options = self.environment.parsed_options
         self._client = StreamClient(self.host)
-        if options.models:
-            models = tuple(name.strip() for name in options.models.split(","))
-        else:
-            models = tuple(model.name for model in self._client.models())
-        mix = mix_of(options, models)
-        self._asks = chat_asks(mix, read_entries(), seed=options.seed, user=next(self._numbers))
+        models = options.models or tuple(model.name for model in self._client.models() if model.generates)
+        # Otherwise a run with more users would ask again what one with fewer has left in the server's caches.
+        seed = f"{options.seed}/{options.num_users}"
+        self._asks = chat_asks(mix_of(options, models), read_entries(), seed=seed, user=next(self._numbers))
 
     def on_stop(self) -> None:
         """Close the connection."""

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+import pytest
+
 from loadtest.measure import Slo
 from loadtest.users.options import add_options, mix_of, slo_of
 
@@ -17,6 +19,14 @@ def test_options_become_a_mix_and_objectives() -> None:
     mix = mix_of(options, ("a", "b"))
     assert (mix.models, mix.min_answer_tokens, mix.max_answer_tokens, mix.zipf_exponent) == (("a", "b"), 8, 8, 0)
     assert slo_of(options) == Slo(tpot_ms=40)
+
+
+def test_names_are_parted_by_commas_and_nonsense_is_refused() -> None:
+    assert parse("--models", "a, b").models == ("a", "b")
+    assert parse().models == ()
+    for wrong in (("--models", "a,"), ("--max-answer-tokens", "0"), ("--slo-ttft-ms", "0")):
+        with pytest.raises(SystemExit):
+            parse(*wrong)
 
 
 def test_no_objective_is_the_default() -> None:

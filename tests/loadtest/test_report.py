@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.measure import Exchange, Slo
-from loadtest.report import errors_by_text, write_folder
+from loadtest.report import Settings, errors_by_text, main, write_folder
 
 
 def record(started_s: float, error: str | None = None) -> Exchange:
@@ -31,7 +31,7 @@ def leave_records(folder: Path) -> None:
 def test_a_folder_of_records_becomes_a_report(tmp_path: Path) -> None:
     leave_records(tmp_path)
     (tmp_path / "locust-8.html").touch()
-    said = write_folder(tmp_path, Slo(ttft_ms=100), 5.0)
+    said = write_folder(tmp_path, Settings(slo=Slo(ttft_ms=100), seconds=5.0))
     assert said.splitlines()[2].startswith("| 1 users")
     assert "TTFT at most 100 ms" in said
     assert "8 users: 1 x HTTP 503: <full>" in said
@@ -47,7 +47,41 @@ def test_a_folder_of_records_becomes_a_report(tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no records-\*.jsonl"):
-        write_folder(tmp_path, Slo())
+        write_folder(tmp_path, Settings(slo=Slo()))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("records-1.jsonl", "{", "no record"),
+        ("records-1.jsonl", '{"a": 1}', "no record"),
+        ("records-x.jsonl", "", "its number of users"),
+    ],
+)
+def test_something_else_than_records_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str, said: str
+) -> None:
+    (tmp_path / file).write_text(content)
+    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
+    with pytest.raises(SystemExit, match=f"{file}.*{said}"):
+        main()
+
+
+def test_a_report_is_regenerated_with_the_window_and_the_objectives_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It took its rates from the first to the last event, and had no objectives: another table of the same records."""
+    leave_records(tmp_path)
+    settings = Settings(slo=Slo(ttft_ms=40), seconds=5.0)
+    settings.write(tmp_path)
+    assert Settings.read(tmp_path) == settings
+    said = write_folder(tmp_path, settings)
+    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
+    main()
+    assert capsys.readouterr().out.strip() == said.strip()
+    monkeypatch.setattr("sys.argv", ["report", str(tmp_path), "--slo-ttft-ms", "20"])
+    main()
+    assert "TTFT at most 20.0 ms" in capsys.readouterr().out
 
 
 def test_errors_are_counted_by_their_text() -> None:
