@@ -29,6 +29,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import FinishReason, Request, RequestId, SamplingParams
 from loadtest.arguments import at_least_1, checkpoint_folder
+from loadtest.engine_alone import refusals_said
 from loadtest.random_adapter import write_adapter
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt, zipf_weights
@@ -165,6 +166,7 @@ def rows_of(found: dict[str, list[Round]]) -> list[list[str]]:
     ]
 
 
+@refusals_said("adapter_residency")
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_residency", description=__doc__)

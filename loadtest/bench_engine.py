@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 from engine.config import EngineConfig
 from loadtest.arguments import at_least, at_least_1, counts
-from loadtest.engine_alone import EngineAlone, Generated
+from loadtest.engine_alone import EngineAlone, Generated, refusals_said
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt
@@ -109,7 +109,9 @@ def checkpoint(model: str) -> Iterator[Path]:
 
 def vocabulary(folder: Path) -> TokenRange:
     """Return the token ids that prompts are drawn from, without the first ones, which tend to be special."""
-    size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # Models for text and images have that of their text decoder in its own section.
+    size = config.get("text_config", config)["vocab_size"]
     return TokenRange(start=min(300, size // 2), end=size)
 
 
@@ -152,6 +154,7 @@ def engine_config(options: argparse.Namespace, folder: Path) -> EngineConfig:
     )
 
 
+@refusals_said("bench_engine")
 def main() -> None:
     """Measure and print."""
     options = parse()

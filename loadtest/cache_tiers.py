@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.loading.spec import read_model_spec
 from engine.resolve import BYTES_BY_DTYPE
 from loadtest.arguments import at_least_1, checkpoint_folder
-from loadtest.engine_alone import EngineAlone
+from loadtest.engine_alone import EngineAlone, refusals_said
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt
 
@@ -87,6 +87,7 @@ def measure(config: EngineConfig, num_conversations: int, num_tokens: int) -> li
     ]
 
 
+@refusals_said("cache_tiers")
 def main() -> None:
     """Read the command line and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

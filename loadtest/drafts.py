@@ -41,6 +41,7 @@ from engine.request import Request, RequestId, SamplingParams
 from engine.sampling.sampler import Drawing, Sampler
 from loadtest.arguments import at_least, at_least_1, counts
 from loadtest.bench_engine import checkpoint, vocabulary
+from loadtest.engine_alone import refusals_said
 from loadtest.tables import markdown_table, number
 
 TOKENIZER = Path(__file__).parents[1] / "models" / "stdlib-chat" / "tokenizer.json"
@@ -239,7 +240,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--batches", type=counts, default=(1, 8, 32), help="numbers of requests that run together, by commas"
     )
     parser.add_argument("--tokens", type=at_least_1, default=16, help="num_speculative_tokens")
-    parser.add_argument("--prompt-tokens", type=at_least_1, default=1500)
+    parser.add_argument("--prompt-tokens", type=at_least(4), default=1500)
     parser.add_argument("--answer-tokens", type=at_least(WARM_UP_TOKENS + 1), default=200)
     parser.add_argument("--texts", default="", help="some of the texts, by commas")
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -251,6 +252,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@refusals_said("drafts")
 def main() -> None:
     """Measure and print."""
     options = parse()

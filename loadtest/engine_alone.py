@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -11,6 +12,7 @@ from adapters.identity import AdapterDigest
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import CheckpointError, ConfigError
 from engine.metrics import EngineSnapshot
 from engine.request import FinishReason, Request, RequestId, SamplingParams
 from loadtest.measure import Exchange
@@ -48,6 +50,19 @@ class Generated:
     prefill_split: StepSplit
     decode_split: StepSplit
     full_split: StepSplit
+
+
+@contextmanager
+def refusals_said(tool: str) -> Iterator[None]:
+    """End the program with a line if the engine refuses a model or its configuration; also a decorator.
+
+    Raises:
+        SystemExit: it does.
+    """
+    try:
+        yield
+    except (CheckpointError, ConfigError) as failure:
+        raise SystemExit(f"loadtest.{tool}: {failure}") from failure
 
 
 class EngineAlone:

@@ -19,7 +19,7 @@ from statistics import median
 
 from loadtest.arguments import add_seed, at_least, at_least_1, checkpoint_folder, counts, http_url
 from loadtest.bench_engine import Plan, add_engine_options, engine_config, vocabulary
-from loadtest.engine_alone import EngineAlone
+from loadtest.engine_alone import EngineAlone, refusals_said
 from loadtest.measure import Exchange
 from loadtest.servers import NamedUrl, find_server
 from loadtest.stream_client import StreamClient
@@ -110,6 +110,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@refusals_said("overhead")
 def main() -> None:
     """Measure and print."""
     options = parse()

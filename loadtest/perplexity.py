@@ -29,7 +29,8 @@ from engine.request import Request, RequestId, SamplingParams
 from engine.resolve import resolve
 from engine.runner import StepModel
 from engine.step import StepPlan, StepRow
-from loadtest.arguments import at_least_1, checkpoint_folder
+from loadtest.arguments import at_least, checkpoint_folder
+from loadtest.engine_alone import refusals_said
 from loadtest.tables import markdown_table
 from loadtest.workloads import QUESTIONS, read_entries
 
@@ -144,20 +145,39 @@ def answers(tokenizer: PreTrainedTokenizerBase, length: int) -> Iterator[Piece]:
         yield Piece(token_ids=(*known, *answer)[:length], first=len(known))
 
 
+def text_file(text: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ArgumentTypeError: there is none.
+    """
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise argparse.ArgumentTypeError(f"no text can be read from {text!r} ({failure})") from None
+
+
+@refusals_said("perplexity")
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.perplexity", description=__doc__)
     parser.add_argument("model", type=checkpoint_folder, help="checkpoint folder with its tokenizer")
-    parser.add_argument("--text", type=Path, help="a text file; without one, conversations about the standard library")
-    parser.add_argument("--max-tokens", type=at_least_1, default=20_000, help="of the text file")
-    parser.add_argument("--window", type=at_least_1, default=256, help="tokens read together")
+    parser.add_argument(
+        "--text", type=text_file, help="a text file; without one, conversations about the standard library"
+    )
+    parser.add_argument("--max-tokens", type=at_least(2), default=20_000, help="of the text file")
+    parser.add_argument("--window", type=at_least(2), default=256, help="tokens read together")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    if options.text:
-        token_ids = tokenizer.encode(options.text.read_text(encoding="utf-8"), add_special_tokens=False)
+    if options.text is not None:
+        token_ids = tokenizer.encode(options.text, add_special_tokens=False)
         pieces = [*windows(token_ids[: options.max_tokens], options.window)]
     else:
+        if tokenizer.chat_template is None:
+            parser.error(f"{options.model} has no chat template to put questions in; give a --text")
         pieces = [*answers(tokenizer, options.window)]
+    if not any(len(piece.token_ids) > piece.first for piece in pieces):
+        parser.error("there is no token to predict: the text is too short, or the window for its questions")
     rows, first = [], 0.0
     for name, variant in VARIANTS.items():
         found, count = perplexity(Reader.load(options.model, options.window, *variant), pieces)

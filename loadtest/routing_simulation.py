@@ -16,7 +16,8 @@ from itertools import count
 from pathlib import Path
 
 from deployments.routing.estimate import REPORT_PERIOD_S
-from loadtest.arguments import at_least_1
+from loadtest.arguments import above_0, at_least, at_least_1, make_folder
+from loadtest.measure import percentile
 from loadtest.routing_fleet import Replica, Sessions, Tally, Turn
 from loadtest.routing_policies import POLICIES, Policy
 from loadtest.tables import markdown_table
@@ -105,12 +106,18 @@ class Simulation:
 
 
 def summary(tally: Tally) -> dict[str, float]:
-    """Return the figures of one run."""
-    times = sorted(tally.first_token_s)
+    """Return the figures of one run.
+
+    Raises:
+        SystemExit: there was no request after the warm-up.
+    """
+    times = tally.first_token_s
+    if not times:
+        raise SystemExit("loadtest.routing_simulation: no request came after the warm-up; simulate a longer time")
     return {
         "requests": len(times),
-        "ttft_p50_ms": 1000 * times[len(times) // 2],
-        "ttft_p99_ms": 1000 * times[int(len(times) * 0.99)],
+        "ttft_p50_ms": 1000 * percentile(times, 0.5),
+        "ttft_p99_ms": 1000 * percentile(times, 0.99),
         "prefix_hit_rate": tally.num_cached_tokens / tally.num_prompt_tokens,
         "adapter_loads": tally.num_loads,
     }
@@ -138,13 +145,15 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the comparison, print it, and write its figures and its plot."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--replicas", type=at_least_1, nargs="+", default=[8, 32, 200])
+    parser.add_argument("--replicas", type=at_least(2), nargs="+", default=[8, 32, 200])
     parser.add_argument("--adapters", type=at_least_1, default=4000)
-    parser.add_argument("--duration-s", type=float, default=20.0)
-    parser.add_argument("--rates", type=float, nargs="+", default=[8.0, 14.0])
+    parser.add_argument("--duration-s", type=above_0, default=20.0)
+    parser.add_argument("--rates", type=above_0, nargs="+", default=[8.0, 14.0])
     parser.add_argument("--results", type=Path, default=Path("loadtest/results/routing.json"))
     parser.add_argument("--picture", type=Path, default=Path("docs/routing.png"))
     options = parser.parse_args(arguments)
+    for file in (options.results, options.picture):
+        make_folder(file.parent)
     runs = []
     for num_replicas in options.replicas:
         for rate in options.rates:

@@ -17,6 +17,7 @@ from loadtest import (
     overhead,
     overload,
     perplexity,
+    routing_simulation,
     run,
     soak,
 )
@@ -47,6 +48,7 @@ TOOLS = (
     overhead,
     overload,
     perplexity,
+    routing_simulation,
     run,
     soak,
 )
@@ -136,6 +138,12 @@ def test_a_range_of_token_ids_is_not_empty(capsys: pytest.CaptureFixture[str]) -
         "overhead --checkpoint /nowhere",
         f"overload --host {NOWHERE} --users 0",
         "perplexity /nowhere",
+        f"perplexity {STDLIB_CHAT} --window 1",
+        f"perplexity {STDLIB_CHAT} --text /nowhere",
+        f"perplexity {STDLIB_CHAT} --window 2",
+        "drafts smollm2-135m --prompt-tokens 3",
+        "routing_simulation --replicas 1",
+        "routing_simulation --rates 0",
         "run --users a",
         f"soak --url {NOWHERE} --streams 0",
         f"soak --url {NOWHERE} --minutes 0",
@@ -153,3 +161,20 @@ def test_what_is_wrong_is_a_line_and_no_traceback(
         tool.main()  # type: ignore[attr-defined]
     assert ended.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"bench_engine {STDLIB_CHAT} --prompt-tokens 5000",
+        f"cache_tiers {STDLIB_CHAT} --tokens 5000",
+        f"drafts {STDLIB_CHAT} --prompt-tokens 5000",
+        f"perplexity {STDLIB_CHAT} --window 5000",
+    ],
+)
+def test_what_the_engine_refuses_is_a_line_and_no_traceback(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    name, *arguments = line.split()
+    (tool,) = [tool for tool in TOOLS if tool.__name__ == f"loadtest.{name}"]
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit, match=f"loadtest.{name}: max_model_len: .* context of 2048"):
+        tool.main()  # type: ignore[attr-defined]

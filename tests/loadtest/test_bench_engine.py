@@ -49,3 +49,8 @@ def test_nonsense_is_refused(arguments: list[str], capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         parse(arguments)
     assert "at least" in capsys.readouterr().err
+
+
+def test_a_model_for_images_has_the_vocabulary_of_its_text(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 1000}, "vision_config": {}}))
+    assert vocabulary(tmp_path).end == 1000

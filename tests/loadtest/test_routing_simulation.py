@@ -4,6 +4,8 @@ import json
 import random
 from pathlib import Path
 
+import pytest
+
 from loadtest.routing_fleet import CHUNK_TOKENS, DEVICE_ADAPTERS, HOST_ADAPTERS, ROWS, Replica, Sessions, Turn
 from loadtest.routing_simulation import Scene, Simulation, compare, main, summary
 
@@ -79,9 +81,15 @@ def test_a_sessions_next_turn_extends_its_prompt() -> None:
 
 
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:
-    results, picture = tmp_path / "routing.json", tmp_path / "routing.png"
+    results, picture = tmp_path / "new" / "routing.json", tmp_path / "routing.png"
     scene = ["--replicas", "2", "--adapters", "9", "--duration-s", "3", "--rates", "3"]
     main([*scene, "--results", str(results), "--picture", str(picture)])
     [run] = json.loads(results.read_text())["runs"]
     assert run["policies"].keys() == {"power of two", "session hash", "prefix only", "expected first token"}
     assert picture.stat().st_size > 0
+
+
+def test_a_time_too_short_for_a_request_is_said() -> None:
+    scene = Scene(num_replicas=2, num_adapters=1, duration_s=0.01, requests_per_replica_s=1.0)
+    with pytest.raises(SystemExit, match="simulate a longer time"):
+        compare(scene)
