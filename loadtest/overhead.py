@@ -4,8 +4,8 @@
 
 Both are measured on this machine, alternating: first the server, then an engine in this process, with new prompts in
 every repetition. Prompts are token ids, so that both compute the same; tokenization is not measured. Give this engine
-as many threads as the server's, and stop other work: with few cores the difference is small and the noise is not. The
-last line is one JSON array.
+as many threads and draft tokens as the server's, and stop other work: with few cores the difference is small and the
+noise is not. The last line is one JSON array.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from engine.config import EngineConfig
 from loadtest.arguments import add_seed, at_least, at_least_1, checkpoint_folder, counts, http_url
 from loadtest.bench_engine import Plan, add_engine_options, engine_config, vocabulary
 from loadtest.engine_alone import EngineAlone, refusals_said
@@ -105,9 +106,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=at_least_1, default=128)
     parser.add_argument("--answer-tokens", type=at_least(2), default=64)
     parser.add_argument("--repeats", type=at_least_1, default=5)
+    parser.add_argument(
+        "--draft-tokens", type=at_least(0), help="the server's num_speculative_tokens; default: the default of both"
+    )
     add_seed(parser)
     add_engine_options(parser)
     return parser.parse_args(arguments)
+
+
+def alike(options: argparse.Namespace) -> EngineConfig:
+    """Return the configuration of an engine that computes what the server's does, with its drafts."""
+    config = engine_config(options, Path(options.checkpoint))
+    return replace(config, num_speculative_tokens=options.draft_tokens)
 
 
 @refusals_said("overhead")
@@ -122,7 +132,7 @@ def main() -> None:
         repeats=options.repeats,
         ids=vocabulary(Path(options.checkpoint)),
     )
-    engine = EngineAlone(engine_config(options, Path(options.checkpoint)))
+    engine = EngineAlone(alike(options))
     client = StreamClient(options.host, concurrency=max(options.batches))
     try:
         results = measure(client, server.model, engine, plan, seed=options.seed)

@@ -10,6 +10,7 @@ ALLOWED = {
     "loadtest/cache_tiers.py": {"engine"},
     "loadtest/drafts.py": {"engine"},
     "loadtest/engine_alone.py": {"engine", "adapters"},
+    "loadtest/overhead.py": {"engine"},
     "loadtest/perplexity.py": {"engine"},
     "loadtest/routing_fleet.py": {"deployments"},
     "loadtest/routing_policies.py": {"deployments"},

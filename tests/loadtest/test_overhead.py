@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
 from loadtest.bench_engine import engine_config
 from loadtest.measure import Exchange
-from loadtest.overhead import overhead_of, parse
+from loadtest.overhead import alike, overhead_of, parse
 
 STDLIB_CHAT = Path(__file__).parents[2] / "models" / "stdlib-chat"
 
@@ -54,3 +55,10 @@ def test_its_options_are_enough_for_an_engine() -> None:
     options = parse(["--checkpoint", str(STDLIB_CHAT), "--streams", "1,8", "--quantization", "int8"])
     config = engine_config(options, STDLIB_CHAT)
     assert (config.max_num_seqs, config.quantization) == (8, "int8")
+
+
+def test_the_engine_drafts_like_the_server() -> None:
+    """On a CPU a server drafts by default, and this engine never did: HTTP seemed to make tokens faster."""
+    line = ["--checkpoint", str(STDLIB_CHAT)]
+    assert alike(parse(line)).num_speculative_tokens is EngineConfig(model_path="m").num_speculative_tokens
+    assert alike(parse([*line, "--draft-tokens", "4"])).num_speculative_tokens == 4
