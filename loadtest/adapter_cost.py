@@ -123,7 +123,7 @@ def main() -> None:
                 )
                 if repeat:
                     label = f"adapters in use: {count or 'none'}"
-                    found_by_server[server].append(summarise(found, label=label, users=options.streams))
+                    found_by_server[server].append(summarise(found, label=label))
                     errors |= {f"{server}, {label}: {one.error}" for one in found if one.error}
     print(table(rounds))
     print("".join(f"\n{error}" for error in sorted(errors)))

@@ -74,7 +74,7 @@ def throughput(client: StreamClient, model: str, *, streams: int, name: str) -> 
         for place in range(streams)
     ]
     exchanges = [checked(exchange) for exchange in client.ask_together(asks)]
-    return summarise(exchanges, label=name, users=streams).output_tokens_per_s
+    return summarise(exchanges, label=name).output_tokens_per_s
 
 
 def light_ttft_ms(client: StreamClient, model: str, *, count: int, name: str) -> list[float]:

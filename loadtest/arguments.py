@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from loadtest.measure import Slo
 from loadtest.workloads import TokenRange
 
 
@@ -101,6 +102,22 @@ def add_seed(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=random.randrange(2**31), help="of the prompts; default: another one in each run"
     )
+
+
+def add_slo(parser: ArgumentParser, default: Slo | None = None) -> None:
+    """Add the options that `slo_of` reads."""
+    default = default or Slo()
+    parser.add_argument(
+        "--slo-ttft-ms", type=above_0, default=default.ttft_ms, help="objective: time to the first text"
+    )
+    parser.add_argument(
+        "--slo-tpot-ms", type=above_0, default=default.tpot_ms, help="objective: mean time of an output token"
+    )
+
+
+def slo_of(options: Namespace) -> Slo:
+    """Return the latency objectives."""
+    return Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
 
 
 def add_token_ids(parser: ArgumentParser) -> None:

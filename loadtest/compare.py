@@ -236,7 +236,7 @@ def compare(
                 found = workload(clients[server.name], prompts)
                 if repeat >= 0:
                     errors |= {f"{server.name}, {rows[0]}: {e.error}" for part in found for e in part if e.error}
-                    rounds[server.name].append([summarise(part, label=rows[0], users=len(part)) for part in found])
+                    rounds[server.name].append([summarise(part, label=rows[0]) for part in found])
         for place, row in enumerate(rows):
             cells[row] = {name: cell_of([one[place] for one in found]) for name, found in rounds.items()}
     return Comparison(cell_by_server_by_row=cells, errors=tuple(sorted(errors)))

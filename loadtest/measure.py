@@ -115,8 +115,6 @@ class Summary:
     """Aggregate results of a run.
 
     Attributes:
-        users: number of concurrent requests.
-        window_s: length of the window for rates; later events count only in latencies.
         requests_per_s: complete answers that ended within the window, divided by its length.
         output_tokens_per_s: tokens that arrived within the window, divided by its length.
         goodput_per_s: answers within the SLO that ended within the window, divided by its length.
@@ -124,8 +122,6 @@ class Summary:
     """
 
     label: str
-    users: int
-    window_s: float
     num_requests: int
     num_errors: int
     requests_per_s: float
@@ -176,9 +172,13 @@ def tokens_by_time(exchange: Exchange, origin_s: float) -> list[tuple[float, flo
 
 
 def summarise(
-    exchanges: Sequence[Exchange], *, label: str, users: int, window_s: float | None = None, slo: Slo | None = None
+    exchanges: Sequence[Exchange], *, label: str, window_s: float | None = None, slo: Slo | None = None
 ) -> Summary:
-    """Summarize the exchanges; the default window is from the first start to the last end.
+    """Summarize the exchanges.
+
+    Args:
+        window_s: length of the window for rates, from the first start on; later events count only in latencies. By
+            default it ends with the last exchange.
 
     Raises:
         ValueError: there are no exchanges.
@@ -197,8 +197,6 @@ def summarise(
     prompt_tokens = sum(exchange.prompt_tokens for exchange in whole)
     return Summary(
         label=label,
-        users=users,
-        window_s=window_s,
         num_requests=len(exchanges),
         num_errors=len(exchanges) - len(whole),
         requests_per_s=len(in_window) / window_s,

@@ -31,7 +31,7 @@ import gevent  # type: ignore[import-untyped, unused-ignore]
 import psutil
 from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
 
-from loadtest.arguments import above_0, at_least_1, http_url, make_folder
+from loadtest.arguments import above_0, add_slo, at_least_1, http_url, make_folder, slo_of
 from loadtest.measure import Exchange, Slo, percentile
 from loadtest.plots import draw_overload
 from loadtest.report import errors_by_text
@@ -247,8 +247,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=above_0, default=10, help="length of each turn of a rate")
     parser.add_argument("--rounds", type=at_least_1, default=2, help="turns of each rate")
     parser.add_argument("--multiples", type=multiples, default=MULTIPLES, help="of the capacity, by commas")
-    parser.add_argument("--slo-ttft-ms", type=above_0, default=1000)
-    parser.add_argument("--slo-tpot-ms", type=above_0, default=100)
+    add_slo(parser, Slo(ttft_ms=1000, tpot_ms=100))
     parser.add_argument("--pid", type=int, help="process of the server, for its memory")
     parser.add_argument("--out", type=Path, help="file of the report, JSON")
     parser.add_argument("--plot", type=Path, help="file of the picture, PNG")
@@ -264,7 +263,7 @@ def main() -> None:
     for file in filter(None, (options.out, options.plot)):
         make_folder(file.parent)
     allow_open_connections(MAX_OPEN)
-    slo = Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
+    slo = slo_of(options)
     options.model = find_server(NamedUrl(name="the server", url=options.host), options.model).model
     client = StreamClient(options.host, concurrency=MAX_OPEN)
     seconds = options.seconds

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 
-from loadtest.arguments import above_0
+from loadtest.arguments import above_0, add_slo, slo_of
 from loadtest.measure import Exchange, Slo, Summary, read_exchanges, summarise
 from loadtest.plots import Runs, draw_all
 from loadtest.tables import markdown_table, number
@@ -165,7 +165,7 @@ def write_folder(folder: Path, settings: Settings) -> str:
         raise ValueError(f"no records-*.jsonl in {folder}")
     runs = {f"{users_of(path)} users": read_exchanges(path) for path in files}
     summaries = [
-        summarise(exchanges, label=label, users=int(label.split()[0]), window_s=settings.seconds, slo=settings.slo)
+        summarise(exchanges, label=label, window_s=settings.seconds, slo=settings.slo)
         for label, exchanges in runs.items()
     ]
     return write(folder, runs, summaries, settings.slo)
@@ -175,13 +175,13 @@ def main() -> None:
     """Rewrite the report of a folder."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.report", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--slo-ttft-ms", type=above_0, help="instead of the run's")
-    parser.add_argument("--slo-tpot-ms", type=above_0, help="instead of the run's")
+    add_slo(parser)
     parser.add_argument("--seconds", type=above_0, help="window over which rates are taken, instead of the run's")
     options = parser.parse_args()
     try:
         old = Settings.read(options.folder)
-        slo = Slo(ttft_ms=options.slo_ttft_ms or old.slo.ttft_ms, tpot_ms=options.slo_tpot_ms or old.slo.tpot_ms)
+        new = slo_of(options)
+        slo = Slo(ttft_ms=new.ttft_ms or old.slo.ttft_ms, tpot_ms=new.tpot_ms or old.slo.tpot_ms)
         print(write_folder(options.folder, Settings(slo=slo, seconds=options.seconds or old.seconds)))
     except ValueError as failure:
         raise SystemExit(f"loadtest.report: {failure}") from failure

@@ -9,17 +9,16 @@ of users Locust's page, its log and a file with one line of JSON for every reque
 from __future__ import annotations
 
 import argparse
-import random
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.arguments import above_0, at_least_1, counts, http_url, make_folder
+from loadtest.arguments import add_seed, add_slo, at_least_1, counts, http_url, make_folder, slo_of
 from loadtest.measure import Slo
 from loadtest.report import Settings, write_folder
 from loadtest.stream_client import StreamClient, StreamError
-from loadtest.users.options import names
+from loadtest.users.options import model_names
 from loadtest.workloads import ChatMix, chat_asks, read_entries
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
@@ -58,21 +57,18 @@ def parse(arguments: list[str] | None = None) -> Plan:
     parser.add_argument("--users", type=_numbers, default=(1, 8, 32), help="numbers of users, by commas")
     parser.add_argument("--seconds", type=at_least_1, default=20, help="length of each run")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
-    parser.add_argument("--slo-ttft-ms", type=above_0)
-    parser.add_argument("--slo-tpot-ms", type=above_0)
+    add_slo(parser)
     parser.add_argument(
-        "--models", type=names, default=(), help="names to ask, most popular first; default: all served"
+        "--models", type=model_names, default=(), help="names to ask, most popular first; default: all served"
     )
-    parser.add_argument(
-        "--seed", type=int, default=random.randrange(2**31), help="of what is asked; default: another one in each run"
-    )
+    add_seed(parser)
     options, passed_on = parser.parse_known_args(arguments)
     return Plan(
         host=options.host,
         users=options.users,
         seconds=options.seconds,
         out=options.out,
-        slo=Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms),
+        slo=slo_of(options),
         seed=options.seed,
         models=options.models,
         passed_on=tuple(passed_on),

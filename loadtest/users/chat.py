@@ -13,9 +13,10 @@ from typing import Any, TextIO
 import gevent  # type: ignore[import-untyped, unused-ignore]
 from locust import User, constant, events, task
 
+from loadtest.arguments import slo_of
 from loadtest.measure import Exchange
 from loadtest.stream_client import StreamClient
-from loadtest.users.options import add_options, mix_of, slo_of
+from loadtest.users.options import add_options, mix_of
 from loadtest.workloads import chat_asks, read_entries
 
 PAUSE_AFTER_ERROR_S = 0.5

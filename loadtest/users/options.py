@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from loadtest.arguments import above_0, at_least_1
-from loadtest.measure import Slo
+from loadtest.arguments import add_slo, at_least_1
 from loadtest.workloads import ChatMix
 
 
-def names(text: str) -> tuple[str, ...]:
+def model_names(text: str) -> tuple[str, ...]:
     """Parse names of models, by commas.
 
     Raises:
@@ -25,15 +24,17 @@ def add_options(parser: ArgumentParser) -> None:
     """Add these options to a parser."""
     group = parser.add_argument_group("Antiphon chat load")
     group.add_argument(
-        "--models", type=names, default=(), help="names to ask, most popular first, by commas; default: all served"
+        "--models",
+        type=model_names,
+        default=(),
+        help="names to ask, most popular first, by commas; default: all served",
     )
     group.add_argument("--zipf-exponent", type=float, default=1.0, help="popularity of names: 0 even, 1 Zipf's law")
     group.add_argument("--shared-prefix-share", type=float, default=0.5, help="share of chats with one system prompt")
     group.add_argument("--max-prompt-chars", type=int, default=1200, help="bound on the text of a chat")
     group.add_argument("--max-answer-tokens", type=at_least_1, default=96, help="bound on an answer, drawn up to this")
     group.add_argument("--seed", type=int, default=0, help="seed of what is asked")
-    group.add_argument("--slo-ttft-ms", type=above_0, default=None, help="objective: time to first text")
-    group.add_argument("--slo-tpot-ms", type=above_0, default=None, help="objective: mean time of an output token")
+    add_slo(parser)
     group.add_argument("--records", default=None, help="file that gets one line of JSON for every request")
 
 
@@ -47,8 +48,3 @@ def mix_of(options: Namespace, models: tuple[str, ...]) -> ChatMix:
         min_answer_tokens=min(16, options.max_answer_tokens),
         max_answer_tokens=options.max_answer_tokens,
     )
-
-
-def slo_of(options: Namespace) -> Slo:
-    """Return the latency objectives."""
-    return Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)

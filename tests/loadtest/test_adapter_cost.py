@@ -46,7 +46,7 @@ def test_a_round_asks_every_model_and_the_table_relates_it_to_the_base() -> None
     with scripted_server(script) as url:
         client = StreamClient(url, concurrency=2)
         exchanges = one_round(client, ["a0", "a1"], streams=2, requests=4, name="r", ids=TokenRange())
-    found = summarise(exchanges, label="r", users=2)
+    found = summarise(exchanges, label="r")
     assert sorted(asked) == ["a0", "a0", "a1", "a1"]
     assert found.num_errors == 0
     lines = table({0: {"ours": [found]}, 2: {"ours": [found]}}).splitlines()

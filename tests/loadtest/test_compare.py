@@ -156,7 +156,7 @@ def test_a_repetition_without_an_answer_is_left_out_of_the_medians() -> None:
         return Exchange(workload="w", model="m", started_s=0, status=200, error=None, event_ms=times, end_ms=times[1])
 
     failed = Exchange(workload="w", model="m", started_s=0, status=500, error="no")
-    rounds = [summarise([one], label="r", users=1) for one in (answered(7), answered(3), failed, answered(5))]
+    rounds = [summarise([one], label="r") for one in (answered(7), answered(3), failed, answered(5))]
     found = cell_of(rounds)
     assert (found.ttft_ms, found.num_errors) == (5, 1)
     assert math.isnan(cell_of(rounds[2:3]).ttft_ms)

@@ -79,14 +79,14 @@ def test_a_percentile_lies_among_its_values(values: list[float], share: float) -
 def test_rates_count_what_arrived_inside_the_window() -> None:
     early = exchange()
     late = exchange(started_s=100.95, event_ms=[40.0, 80.0], end_ms=90.0, completion_tokens=4)
-    found = summarise([early, late], label="x", users=2, window_s=1.0)
+    found = summarise([early, late], label="x", window_s=1.0)
     assert found.requests_per_s == 1
     assert found.output_tokens_per_s == 5 + 2
     assert found.num_requests == 2
 
 
 def test_errors_count_against_goodput_but_not_in_latencies() -> None:
-    found = summarise([exchange(), exchange(error="HTTP 503", event_ms=[])], label="x", users=1, window_s=1.0)
+    found = summarise([exchange(), exchange(error="HTTP 503", event_ms=[])], label="x", window_s=1.0)
     assert (found.num_errors, found.goodput_share, found.goodput_per_s) == (1, 0.5, 1)
     assert found.e2e_ms.p50 == 95
     assert found.cached_share == 0.25
@@ -94,7 +94,7 @@ def test_errors_count_against_goodput_but_not_in_latencies() -> None:
 
 def test_nothing_recorded_is_said_and_not_averaged() -> None:
     with pytest.raises(ValueError, match="no request"):
-        summarise([], label="x", users=1)
+        summarise([], label="x")
 
 
 def test_tokens_are_shared_out_over_the_events() -> None:

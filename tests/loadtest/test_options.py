@@ -4,8 +4,9 @@ from argparse import ArgumentParser, Namespace
 
 import pytest
 
+from loadtest.arguments import slo_of
 from loadtest.measure import Slo
-from loadtest.users.options import add_options, mix_of, slo_of
+from loadtest.users.options import add_options, mix_of
 
 
 def parse(*arguments: str) -> Namespace:
