@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from adapters.errors import AdapterError
-from adapters.folder import CONFIG_FILE, TENSOR_FILE
+from adapters.folder import CONFIG_FILE, PICKLE_FILES, TENSOR_FILE
 from adapters.identity import AdapterRef, Check, content_digest, read_adapter
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_TENSOR_FILES = (TENSOR_FILE, *PICKLE_FILES)
 
 
 class DeclaredNames:
@@ -129,15 +130,17 @@ def nested_adapters(root: str) -> list[str]:
 
 
 def signatures(root: str) -> dict[str, Signature]:
-    """Return the signature of every sub-folder that has both adapter files.
+    """Return the signature of every sub-folder that has both adapter files, or a pickle, which is refused by its name.
 
     Raises:
         AdapterError: there is no such folder.
     """
     found = {}
     for name in sub_folders(root):
+        folder = os.path.join(root, name)
+        tensors = next((file for file in _TENSOR_FILES if os.path.lexists(os.path.join(folder, file))), TENSOR_FILE)
         try:
-            stats = [os.stat(os.path.join(root, name, file)) for file in (CONFIG_FILE, TENSOR_FILE)]
+            stats = [os.stat(os.path.join(folder, file)) for file in (CONFIG_FILE, tensors)]
         except OSError:
             continue
         # Programs can set mtime freely, and inode numbers are reused.

@@ -204,6 +204,21 @@ async def test_a_drop_in_folder_that_is_gone_is_told_of_once_and_keeps_no_other_
     assert caplog.text.count(f"there is no folder {gone.watched}") == 1
 
 
+async def test_a_pickle_in_the_drop_in_folder_is_told_of_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It was ignored without a word, as a folder whose files are still on their way."""
+    registry = place.open()
+    place.put("a")
+    damage(place.dropin / "a", "pickle")
+    place.put("half")
+    (place.dropin / "half" / TENSOR_FILE).unlink()
+    assert not await registry.look()
+    assert not await registry.look()
+    (line,) = caplog.messages
+    assert line.startswith("drop-in folder: Adapter 'a' cannot be used: adapter_model.bin is a pickle")
+    place.put("a")
+    assert await registry.look()
+
+
 async def test_an_adapter_one_level_too_deep_is_told_of_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """It was ignored without a word."""
     registry = place.open()
