@@ -16,6 +16,7 @@ from deployments.batches.values import LineError
 MAX_CUSTOM_ID_CHARS = MAX_MODEL_CHARS = 256
 MAX_ERRORS = 100
 """Errors reported for one input file; checking stops there."""
+_BLOCK_BYTES = 1 << 12
 _FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -53,20 +54,40 @@ class LineReader:
         Raises:
             OSError: the file cannot be read now.
         """
-        while True:
-            self._file.seek(self._offset)
-            line = self._file.readline(self._max_bytes + 1)
-            offset = self._offset + len(line)
-            rest = line
-            while rest and not rest.endswith(b"\n"):
-                rest = self._file.readline(1 << 16)
-                offset += len(rest)
-            self._offset = offset
-            if not line:
-                return None
-            self.number += 1
-            if line.strip():
-                return line
+        number, start = self.number + 1, self._offset
+        line = self._line_at(start)
+        if line and not line.strip():
+            num_ends, start = self._behind_blanks(start)
+            number += num_ends
+            line = self._line_at(start)
+        offset = start + len(line)
+        rest = line
+        while rest and not rest.endswith(b"\n"):
+            rest = self._file.readline(1 << 16)
+            offset += len(rest)
+        self._offset = offset
+        if not line:
+            return None
+        self.number = number
+        return line
+
+    def _line_at(self, offset: int) -> bytes:
+        self._file.seek(offset)
+        return self._file.readline(self._max_bytes + 1)
+
+    def _behind_blanks(self, offset: int) -> tuple[int, int]:
+        """Return how many lines end before the next byte that is no white space, and where that is."""
+        # By blocks: a file may hold 200 million blank lines, and the disk's thread reads them.
+        self._file.seek(offset)
+        num_ends = 0
+        while block := self._file.read(_BLOCK_BYTES):
+            rest = block.lstrip()
+            num_blanks = len(block) - len(rest)
+            num_ends += block.count(b"\n", 0, num_blanks)
+            offset += num_blanks
+            if rest:
+                break
+        return num_ends, offset
 
     def close(self) -> None:
         """Close the file."""

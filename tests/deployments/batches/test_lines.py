@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -97,6 +98,18 @@ def test_a_failed_read_can_be_tried_again_and_skips_nothing(tmp_path: Path) -> N
     reader._file = real
     assert [reader.next(), reader.next(), reader.next()] == [b"two\n", b"three", None]
     assert reader.number == 3
+
+
+def test_blank_lines_are_skipped_by_blocks(tmp_path: Path) -> None:
+    """A file of 200 MB that had hardly anything else kept the disk's thread for minutes."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"one\n" + b"\n \r\n" * 100_000 + b"  two\n\n" + b"\n" * 5000 + b"three")
+    reader = LineReader(str(path), 100)
+    reader._file = file = Mock(wraps=reader._file)
+    found = [(reader.next(), reader.number) for _ in range(3)]
+    assert found == [(b"one\n", 1), (b"two\n", 200_002), (b"three", 205_004)]
+    assert reader.next() is None
+    assert len(file.mock_calls) < 200
 
 
 def test_output_lines_have_openais_shape() -> None:
