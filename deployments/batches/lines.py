@@ -152,7 +152,9 @@ def parse_line(raw: bytes, endpoint: str, *, max_line_bytes: int) -> InputLine:
             raise BadLineError("missing_required_parameter", f"Missing required parameter: '{name}'.", param=name)
     for name in line:
         if name not in _FIELDS:
-            raise BadLineError("unknown_parameter", f"Unknown parameter: '{name[:64]}'.", param=name[:64])
+            # Half of a surrogate pair is good JSON, but no response could hold it.
+            shown = name[:64].encode(errors="replace").decode()
+            raise BadLineError("unknown_parameter", f"Unknown parameter: '{shown}'.", param=shown)
     return _checked(line, endpoint, max_line_bytes)
 
 

@@ -46,6 +46,7 @@ def test_a_good_file_has_a_model_and_blank_lines_do_not_count(tmp_path: Path) ->
         (b"\xff\xfe{}", "invalid_json_line", None),
         ({"method": "POST", "url": ENDPOINT, "body": {}}, "missing_required_parameter", "custom_id"),
         (LINE | {"x": 1}, "unknown_parameter", "x"),
+        (LINE | {"x\ud800": 1}, "unknown_parameter", "x?"),
         (LINE | {"custom_id": ""}, "invalid_custom_id", "custom_id"),
         (LINE | {"custom_id": 7}, "invalid_custom_id", "custom_id"),
         (LINE | {"custom_id": "\ud800"}, "invalid_custom_id", "custom_id"),
