@@ -20,6 +20,7 @@ from deployments.batches.result_file import ResultFile
 from deployments.batches.retries import Retries
 from deployments.batches.store import BatchStore, output_ids
 from deployments.batches.values import (
+    MAX_LINE_BYTES,
     Batch,
     BatchCounts,
     BatchStatus,
@@ -227,14 +228,18 @@ class BatchRunner:
         return self._is_cancelled.is_set() or self._left_s == 0 or self._batch.status is BatchStatus.CANCELLING
 
     def _reader(self) -> LineReader:
-        return LineReader(self._store.content_path(self._batch.input_file_id), self._config.max_line_bytes)
+        return LineReader(self._store.content_path(self._batch.input_file_id), MAX_LINE_BYTES)
 
     def _next(self, reader: LineReader) -> InputLine | None:
-        """Return the next line that is not done, or None at the end. The file has been validated."""
+        """Return the next line that is not done, or None at the end.
+
+        The file has been validated, perhaps by a server with other limits: a line over those of today is refused as
+        the request that it is.
+        """
         assert self._results is not None
         assert self._failures is not None
         while (raw := reader.next()) is not None:
-            line = parse_line(raw, self._batch.endpoint, max_line_bytes=self._config.max_line_bytes)
+            line = parse_line(raw, self._batch.endpoint, max_line_bytes=MAX_LINE_BYTES)
             if line.custom_id not in self._results.custom_ids and line.custom_id not in self._failures.custom_ids:
                 return line
         return None

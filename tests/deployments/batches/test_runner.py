@@ -149,6 +149,33 @@ async def test_a_batch_whose_tenant_has_no_more_room_ends_with_what_it_has(world
     assert batch.counts == BatchCounts(total=8, completed=num_answered, failed=8 - num_answered)
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_batch_ends_though_a_limit_was_lowered_below_one_of_its_lines(
+    tmp_path: Path, is_cancelled: bool
+) -> None:
+    world = open_world(tmp_path)
+    batch = a_batch(world.store, *lines("a", pad="x" * 200), *lines("b"))
+    world.ask.never_answers = True
+    await world.server.resume(world.store)
+    while len(world.ask.calls) < 2:
+        await asyncio.sleep(0)
+    for task in list(world.server._tasks.values()):
+        task.cancel()
+    await until_idle(world.server)
+    world.close()
+    world = open_world(tmp_path, max_line_bytes=100)
+    try:
+        if is_cancelled:
+            await world.server.cancel("blue", batch.batch_id)
+        await world.server.resume(world.store)
+        async with asyncio.timeout(10):
+            batch = await world.end(batch)
+        assert batch.status is (BatchStatus.CANCELLED if is_cancelled else BatchStatus.COMPLETED)
+        assert len(world.ended(batch)) == 2
+    finally:
+        world.close()
+
+
 async def test_so_many_requests_are_under_way_and_no_more(world: World) -> None:
     world.ask.never_answers = True
     batches = [a_batch(world.store, *lines(*"abcd")) for _ in range(2)]
