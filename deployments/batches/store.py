@@ -43,6 +43,8 @@ from engine.errors import RequestError
 
 UPLOAD_LASTS_S = 3600.0
 """An upload that has not grown for this long is considered abandoned."""
+MAX_DROPPED = 10_000
+"""Files deleted at once: others wait meanwhile, and SQLite refuses a statement that names more than some 32,000."""
 
 
 class FolderTakenError(Exception):
@@ -182,12 +184,13 @@ class BatchStore:
         (self._files / file_id).unlink(missing_ok=True)
 
     def drop_expired(self) -> int:
-        """Delete expired files and abandoned uploads; return the number of files deleted."""
+        """Delete expired files, at most `MAX_DROPPED`, and abandoned uploads; return the number of files deleted."""
         now_s = self.clock()
         with self._engine.begin() as connection:
             c = files.c
-            expired = set(connection.execute(select(c.file_id).where(c.expires_s <= now_s)).scalars())
-            expired -= self._read_by_batches(connection)
+            are_read = c.file_id.in_(select(batches.c.input_file_id).where(batches.c.status.in_(UNFINISHED)))
+            statement = select(c.file_id).where(c.expires_s <= now_s, ~are_read).limit(MAX_DROPPED)
+            expired = connection.execute(statement).scalars().all()
             if expired:
                 delete_rows(connection, expired, now_s)
         for file_id in expired:

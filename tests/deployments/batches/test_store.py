@@ -136,6 +136,20 @@ def test_files_and_left_uploads_go_when_their_time_has_come(
         store.append_upload(left, 0, b"x")
 
 
+def test_any_number_of_files_may_expire_at_once(
+    store: BatchStore, now_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite refused so long a statement, which was tried again for ever: no file was deleted any more."""
+    monkeypatch.setattr("deployments.batches.store.MAX_DROPPED", 2)
+    read = upload(store, b"x", lasts_s=3600)
+    store.add_batch(NewBatch(tenant="blue", input_file_id=read, endpoint=ENDPOINT))
+    for _ in range(5):
+        upload(store, b"x", lasts_s=3600)
+    now_s[0] += 3601
+    assert [store.drop_expired() for _ in range(4)] == [2, 2, 1, 0]
+    assert os.path.exists(store.content_path(read))
+
+
 def test_a_batch_moves_only_out_of_what_it_is_in_and_outlives_the_process(tmp_path: Path, now_s: list[float]) -> None:
     store = open_store(tmp_path, now_s)
     batch = a_batch(store, a_line("a"), metadata={"k": "v"}, outputs_last_s=3600)
