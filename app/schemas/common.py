@@ -118,7 +118,10 @@ class SamplingExtensions(WireRequest):
         default=None, ge=1, le=32768, description="Extension: last answer tokens that LZ searches; defaults to 512."
     )
     min_tokens: int | None = Field(
-        default=None, ge=0, le=2**31 - 1, description="Extension: minimum number of tokens in the answer."
+        default=None,
+        ge=0,
+        le=2**31 - 1,
+        description="Extension: minimum number of tokens in the answer; `stop` applies to the text after them.",
     )
     ignore_eos: bool | None = Field(default=None, description="Extension: continue after an end-of-sequence token.")
     stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] | None = Field(

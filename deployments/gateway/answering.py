@@ -309,6 +309,7 @@ class Answer:
             screen=self._safety.screen(),
             judge=self._safety.judge_output,
             reasoning=shape.counter(),
+            min_tokens=self._request.params.min_tokens,
         )
 
     def _measure(self, num_tokens: int, last_s: float | None) -> float:

@@ -12,9 +12,14 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Matches stop strings, none of them empty, in one text."""
+    """Matches stop strings, none of them empty, in one text.
+
+    Attributes:
+        is_deaf: fed text passes unmatched. Only the text's beginning may, as held text would be left behind.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
+        self.is_deaf = False
         self._automata = [_Automaton(stop) for stop in stops]
         self._held = ""
         self._is_closed = False
@@ -26,7 +31,7 @@ class StopStrings:
         """
         if self._is_closed or not text:
             return "", None
-        if not self._automata:
+        if not self._automata or self.is_deaf:
             return text, None
         found: tuple[int, int, str] | None = None
         for automaton in self._automata:

@@ -27,6 +27,7 @@ class StreamHandler:
     Args:
         screen: None if the answer is not screened; `judge` is never called then.
         reasoning: counts the tokens of the thoughts; None if the model does not reason.
+        min_tokens: no stop string is looked for in this many first tokens.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class StreamHandler:
         screen: OutputScreen | None,
         judge: Judge,
         reasoning: ReasoningCounter | HarmonyCounter | None = None,
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._screen = screen
         self._judge = judge
         self._reasoning = reasoning
+        self._min_tokens = min_tokens
         self.stop: str | None = None
         self._is_closed = False
         self._scores = HeldScores()
@@ -123,6 +126,7 @@ class StreamHandler:
             self._scores.add(self._num_chars_read, self._num_chars_read, score)
 
     def _cut(self, text: str) -> str:
+        self._stops.is_deaf = self.num_tokens <= self._min_tokens
         text, self.stop = self._stops.feed(text)
         return text
 

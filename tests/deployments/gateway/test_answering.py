@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.gateway.gateway import Gateway
-from deployments.generation import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from deployments.generation import ChatMessage, ChatPrompt, EndReason, Finished, Prompt, TextPrompt, TokenPrompt
 from engine.errors import RequestError
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import ask, events_of, text_of
@@ -49,3 +49,12 @@ async def test_an_empty_text_has_no_tokens_and_no_answer(gateway: OpenGateway) -
     with pytest.raises(RequestError, match="'prompt' has no tokens") as refused:
         await events_of(opened, ask(TextPrompt(text="")))
     assert refused.value.field == "prompt"
+
+
+async def test_a_stop_string_ends_no_answer_of_fewer_tokens_than_were_asked_for(gateway: OpenGateway) -> None:
+    opened = await gateway()
+    text = text_of(await events_of(opened, ask()))
+    stops = tuple(set(text))
+    ends = [(await events_of(opened, ask(stop=stops, params={"min_tokens": min_tokens})))[-1] for min_tokens in (0, 9)]
+    assert all(isinstance(end, Finished) and end.reason is EndReason.STOP for end in ends)
+    assert [end.num_completion_tokens > 9 for end in ends if isinstance(end, Finished)] == [False, True]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.generation import TokenScore, Verdict
-from deployments.stream.detokenizer import ByteDetokenizer
+from deployments.stream.detokenizer import ByteDetokenizer, MarkDetokenizer
+from deployments.stream.harmony import CHANNEL, MESSAGE, SIGN_BY_MARK, HarmonyStops
 from deployments.stream.reasoning import THINK, ReasoningCounter
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
@@ -106,3 +107,34 @@ async def test_the_tokens_of_the_thoughts_are_counted_as_they_come() -> None:
     assert handler.num_reasoning_tokens == 2
     await handler.feed([2, 3, 3])
     assert (handler.num_reasoning_tokens, handler.num_tokens) == (3, 5)
+
+
+async def test_no_stop_string_is_looked_for_in_the_least_number_of_tokens() -> None:
+    """Such a string ended answers of fewer tokens than were asked for; however the tokens came."""
+    tokens = [0, 1, 2, 0, 5, 1, 0]
+    for min_tokens, text, num_tokens in [(0, "a", 2), (1, "a", 2), (2, "aba", 3), (3, "ababaé", 6), (6, "ababaéba", 7)]:
+        for size in (1, 2, 7):
+            handler = StreamHandler(
+                ByteDetokenizer(BYTES.__getitem__), StopStrings(["b"]), screen=None, judge=fine, min_tokens=min_tokens
+            )
+            found = [await handler.feed(tokens[at : at + size]) for at in range(0, len(tokens), size)]
+            assert "".join(found) + await handler.close() == text
+            assert (handler.num_tokens, handler.is_cut) == (num_tokens, min_tokens < 6)
+
+
+async def test_the_least_number_of_tokens_hides_no_mark_from_the_stop_strings() -> None:
+    """A stop string is not looked for in a header, and a header may begin among the first tokens."""
+    texts = [SIGN_BY_MARK[CHANNEL], "final", SIGN_BY_MARK[MESSAGE], "or final"]
+    handler = StreamHandler(
+        MarkDetokenizer(_no_bytes, dict(enumerate(texts)), _no_bytes()),
+        HarmonyStops(["final"]),
+        screen=None,
+        judge=fine,
+        min_tokens=1,
+    )
+    assert await handler.feed(range(4)) == "".join(texts[:3]) + "or "
+    assert handler.stop == "final"
+
+
+def _no_bytes() -> ByteDetokenizer:
+    return ByteDetokenizer(lambda _: b"")
