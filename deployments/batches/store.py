@@ -39,6 +39,8 @@ from deployments.batches.values import (
 )
 from deployments.config import BatchesConfig
 from deployments.database import open_database
+from deployments.disk_trouble import RETRY_S
+from deployments.errors import UnavailableError
 from engine.errors import RequestError
 
 UPLOAD_LASTS_S = 3600.0
@@ -97,7 +99,7 @@ class BatchStore:
         """Write the next part of a content at its offset; repeating a part is harmless.
 
         Raises:
-            RequestError: the upload does not exist any more.
+            UnavailableError: the upload does not exist any more.
         """
         with self._upload(upload_id) as file:
             file.seek(offset)
@@ -109,7 +111,8 @@ class BatchStore:
         """Store an uploaded content as a tenant's file.
 
         Raises:
-            RequestError: the upload does not exist any more, or the tenant's storage limit would be exceeded.
+            RequestError: the tenant's storage limit would be exceeded.
+            UnavailableError: the upload does not exist any more.
         """
         with self._upload(upload_id) as file:
             num_bytes = file.seek(0, os.SEEK_END)
@@ -359,7 +362,9 @@ class BatchStore:
             # We generated the id, but it came back from a gateway, so parse it before using it in a path.
             return open(self._uploads / str(uuid.UUID(upload_id).hex), "r+b")
         except (FileNotFoundError, ValueError) as error:
-            raise RequestError("The upload was interrupted; send the file again.", field="file") from error
+            # The process that had it has died, or it stood still for too long: a client may just try again.
+            message = "The upload was interrupted; send the file again."
+            raise UnavailableError(message, retry_after_s=RETRY_S) from error
 
     def _sweep(self) -> None:
         """Remove uploads and contents without a row, left by a process that died before it wrote the row."""

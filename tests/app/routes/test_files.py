@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,21 @@ async def test_a_charset_in_which_a_form_cannot_be_read_is_refused(http: httpx.A
     response = await http.post("/v1/files", content=parts, headers=headers)
     assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
     assert charset != "undefined" or response.json()["error"]["code"] == "invalid_form"
+
+
+async def test_an_upload_whose_actor_has_died_may_be_tried_again(tmp_path: Path) -> None:
+    """It was a 400, which no client repeats, though nothing was wrong with the file."""
+    gateway, client = await serve(tmp_path)
+    assert gateway.actor is not None
+
+    async def begun_before() -> str:
+        return uuid.uuid4().hex
+
+    async with client as http:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gateway.actor, "begin_upload", begun_before)
+            response = await http.post("/v1/files", data=BATCH, files=named())
+    assert (response.status_code, response.headers["retry-after"].isdigit()) == (503, True)
 
 
 async def test_more_than_a_tenant_may_keep_is_refused(tmp_path: Path) -> None:

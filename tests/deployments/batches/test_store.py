@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError, output_ids
 from deployments.batches.values import BatchCounts, BatchStatus, LineError, NewBatch, NewFile, PageQuestion
+from deployments.errors import UnavailableError
 from engine.errors import RequestError
 from tests.deployments.batches.batch_world import ENDPOINT, LIMITS, a_batch, a_line, config, upload
 
@@ -48,9 +49,9 @@ def test_a_content_comes_in_parts_and_twice_is_once(store: BatchStore) -> None:
     assert stat.S_IMODE(content.stat().st_mode) == 0o600, "prompts are nobody else's to read"
     assert (stored.num_bytes, stored.created_s, stored.expires_s) == (6, 1_700_000_000, 1_700_003_600)
     assert store.file("blue", stored.file_id) == stored
-    with pytest.raises(RequestError, match="interrupted"):
+    with pytest.raises(UnavailableError, match="interrupted"):
         store.append_upload(upload_id, 6, b"g")
-    with pytest.raises(RequestError, match="interrupted"):
+    with pytest.raises(UnavailableError, match="interrupted"):
         store.append_upload("../../etc/passwd", 0, b"g")
 
 
@@ -132,7 +133,7 @@ def test_files_and_left_uploads_go_when_their_time_has_come(
     monotonic = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + UPLOAD_LASTS_S + 1)
     store.drop_expired()
-    with pytest.raises(RequestError, match="interrupted"):
+    with pytest.raises(UnavailableError, match="interrupted"):
         store.append_upload(left, 0, b"x")
 
 
