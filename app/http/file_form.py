@@ -17,6 +17,7 @@ from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
 from app.schemas.files import ExpiresAfter
 from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES
+from deployments.disk_trouble import unavailable_on
 
 MAX_NAME_CHARS = 255
 _OTHER_BYTES = 64 << 10
@@ -34,9 +35,17 @@ class FileForm:
     file: UploadFile
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Yield the content in parts."""
-        while part := await self.file.read(MAX_PART_BYTES):
+        """Yield the content in parts.
+
+        Raises:
+            UnavailableError: the disk for temporary files is not available now.
+        """
+        while part := await self._part():
             yield part
+
+    async def _part(self) -> bytes:
+        with unavailable_on(OSError):
+            return await self.file.read(MAX_PART_BYTES)
 
 
 @asynccontextmanager
@@ -45,6 +54,7 @@ async def file_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[F
 
     Raises:
         ApiError: the body is not a form, was interrupted or is too large, or a field is invalid or unknown.
+        UnavailableError: the disk for temporary files is not available now.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise ApiError(
@@ -58,7 +68,8 @@ async def file_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[F
         raise _too_large(max_file_bytes)
     asked = Request(request.scope, _bounded(request.receive, max_file_bytes))
     try:
-        form = await asked.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_OTHER_BYTES)
+        with unavailable_on(OSError):
+            form = await asked.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_OTHER_BYTES)
     except HTTPException as error:
         raise ApiError(400, f"The form could not be read: {error.detail}", code="invalid_form") from error
     except ClientDisconnect as error:

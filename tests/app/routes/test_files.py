@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import httpx
@@ -172,6 +174,22 @@ async def test_an_upload_whose_actor_has_died_may_be_tried_again(tmp_path: Path)
             patch.setattr(gateway.actor, "begin_upload", begun_before)
             response = await http.post("/v1/files", data=BATCH, files=named())
     assert (response.status_code, response.headers["retry-after"].isdigit()) == (503, True)
+
+
+@pytest.mark.parametrize("method", ["write", "read"])
+async def test_an_upload_waits_for_room_for_temporary_files(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """A gateway whose temporary folder was full answered 500."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SpooledTemporaryFile, method, fail)
+    response = await http.post("/v1/files", data=BATCH, files=named())
+    assert (response.status_code, response.headers["retry-after"].isdigit()) == (503, True)
+    monkeypatch.undo()
+    assert (await http.post("/v1/files", data=BATCH, files=named())).status_code == 200
 
 
 async def test_more_than_a_tenant_may_keep_is_refused(tmp_path: Path) -> None:
