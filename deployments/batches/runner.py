@@ -120,9 +120,7 @@ class BatchRunner:
         self._batch = await self._disk.surely(self._store.move, batch_id, to, out_of=[out_of], **changes)
 
     async def _check_model(self, model: str) -> list[LineError]:
-        # The versions of an adapter are not listed; whether this one exists is checked for each line.
-        path = f"/v1/models/{model.partition('@')[0]}"
-        answer = await self._answer("GET", path, self._line_id())
+        answer = await self._answer("GET", f"/v1/models/{model}", self._line_id())
         if answer is None or answer.status == 200:
             return []
         if answer.status == 404:

@@ -86,9 +86,13 @@ async def test_a_bad_input_fails_before_anything_is_asked(world: World, bad: obj
     assert (world.ask.calls, batch.output_file_id, batch.error_file_id) == ([], None, None)
 
 
-async def test_a_version_of_an_adapter_is_looked_for_by_its_name(world: World) -> None:
-    batch = await run(world, a_line("a", model="base@3", name="a"))
-    assert batch.status is BatchStatus.COMPLETED
+@pytest.mark.parametrize(("model", "end"), [("sql@3", BatchStatus.COMPLETED), ("sql@4", BatchStatus.FAILED)])
+async def test_a_version_of_an_adapter_is_looked_for_itself(world: World, model: str, end: BatchStatus) -> None:
+    """Its name was: a version on trial, whose name has no other, was not found, nor was one that a tenant may use by
+    its number only."""
+    world.ask.models = ("sql@3",)
+    batch = await run(world, a_line("a", model=model, name="a"))
+    assert batch.status is end
 
 
 async def test_counts_move_while_it_runs_and_a_cancelled_batch_keeps_what_it_has(world: World) -> None:
