@@ -1,4 +1,4 @@
-"""The single thread in which an actor accesses its disk and database, and the retry policies for their trouble."""
+"""The thread in which an actor accesses its disk and database, and the retry policies for their trouble."""
 
 from __future__ import annotations
 
@@ -39,16 +39,23 @@ class Disk:
 
     async def surely(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work that must succeed: on disk or database trouble, wait and retry forever."""
-        while True:
-            try:
-                return await self._run(partial(work, *args, **kwargs))
-            except TROUBLES as error:
-                _logger.warning("a batch waits for the disk: %s", error)
-                await self.sleep(RETRY_S)
+        return await self._retried(lambda: self._run(partial(work, *args, **kwargs)))
+
+    async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run work as `surely` does, but in another thread: reading a large file must not hold up all others."""
+        return await self._retried(lambda: asyncio.to_thread(work, *args, **kwargs))
 
     def later(self, work: Callable[[], None]) -> None:
         """Queue work behind all pending jobs without waiting for it."""
         self._thread.submit(work)
+
+    async def _retried(self, start: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await start()
+            except TROUBLES as error:
+                _logger.warning("a batch waits for the disk: %s", error)
+                await self.sleep(RETRY_S)
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -100,8 +100,7 @@ class BatchRunner:
                     self._disk.later(file.close)
 
     async def _validate(self) -> None:
-        # In another thread: a large file must not block the writes of other batches.
-        report = await asyncio.to_thread(
+        report = await self._disk.aside(
             check_input,
             self._store.content_path(self._batch.input_file_id),
             self._batch.endpoint,
@@ -132,8 +131,10 @@ class BatchRunner:
     async def _work(self) -> None:
         if self._batch.counts.total:  # zero if it was cancelled before it was validated
             output_id, error_id = output_ids(self._batch.batch_id)
-            self._results = await self._disk.surely(ResultFile, self._store.content_path(output_id))
-            self._failures = await self._disk.surely(ResultFile, self._store.content_path(error_id))
+            # Reading back the vectors of a large batch takes half a minute. Nothing of an earlier runner is still being
+            # written: the batch was read in the disk's thread since.
+            self._results = await self._disk.aside(ResultFile, self._store.content_path(output_id))
+            self._failures = await self._disk.aside(ResultFile, self._store.content_path(error_id))
             await self._answer_lines()
         await self._move(BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
         end = BatchStatus.COMPLETED

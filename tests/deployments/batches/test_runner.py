@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from deployments.batches import runner
+from deployments.batches.result_file import ResultFile
 from deployments.batches.runner import BatchRunner
 from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideCall
 from deployments.disk_trouble import RETRY_S
@@ -93,6 +96,28 @@ async def test_a_version_of_an_adapter_is_looked_for_itself(world: World, model:
     world.ask.models = ("sql@3",)
     batch = await run(world, a_line("a", model=model, name="a"))
     assert batch.status is end
+
+
+async def test_others_are_served_while_a_large_output_is_read_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read in the thread of the disk: for half a minute after a restart everybody got a 503."""
+    is_served, was_served = threading.Event(), []
+
+    class LargeFile(ResultFile):
+        def _read(self) -> None:
+            was_served.append(is_served.wait(10))
+            super()._read()
+
+    monkeypatch.setattr(runner, "ResultFile", LargeFile)
+    batch = a_batch(world.store, *lines("a"))
+    await world.server.resume(world.store)
+    while (await world.server.batch("blue", batch.batch_id)).status is BatchStatus.VALIDATING:
+        await asyncio.sleep(0)
+    await world.server.batch("blue", batch.batch_id)
+    is_served.set()
+    assert world.ended(await world.end(batch)) == {"a": "200"}
+    assert was_served == [True, True]
 
 
 async def test_counts_move_while_it_runs_and_a_cancelled_batch_keeps_what_it_has(world: World) -> None:
