@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
+from engine.request import DryPenalty, Emission, FinishReason, LzPenalty, Request, RequestId, SamplingParams
 from engine.scheduling.step_costs import StepCosts
 from tests.parity.conftest import BUNDLED, emissions_of
 from tests.parity.test_jumps import GRAMMARS
@@ -29,6 +29,11 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "grammar": GRAMMARS[0]},
     {"temperature": 1.0, "grammar": GRAMMARS[1]},
     {"temperature": 1.0, "min_tokens": 9, "stop_token_ids": (5, 6, 7, 8, 9, 10)},
+    {"temperature": 1.0, "dry": DryPenalty(multiplier=0.8, allowed_length=1), "lz": LzPenalty(strength=0.2)},
+    {"temperature": 1.0, "min_p": 0.01, "typical_p": 0.9, "top_n_sigma": 3.0, "eta_cutoff": 0.001},
+    {"temperature": 1.0, "xtc_probability": 0.5, "presence_penalty": -1.0, "num_prompt_logprobs": 1},
+    {"temperature": 1.0, "allowed_token_ids": tuple(range(5, 2000)), "bad_words": ((6, 7), (8,), (9, 10, 11))},
+    {"temperature": 1.0, "logit_bias": ((300, 5.0), (301, -100.0)), "ignore_eos": True},
 ]
 
 
@@ -73,8 +78,8 @@ def a_request(name: str, **fields: Any) -> Request:
 
 
 def told(emissions: list[Emission]) -> tuple[list[int], FinishReason | None, list[list[int]]]:
-    """Tokens, why they end, and which were likeliest where that is asked for."""
-    scores = [entry for emission in emissions for entry in emission.logprobs]
+    """Tokens, why they end, and which were likeliest where that is asked for, of the prompt too."""
+    scores = [entry for emission in emissions for entry in (*emission.prompt_logprobs, *emission.logprobs)]
     likeliest = [[token_id for token_id, _ in entry.top] for entry in scores]
     return (
         [token_id for emission in emissions for token_id in emission.token_ids],
