@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -196,7 +197,7 @@ class BatchRunner:
         call = InsideCall(tenant=self._batch.tenant, method=method, path=path, request_id=line_id, body=body)
         retries = Retries()
         while not self._is_over:
-            async with self._turns:
+            async with self._turn():
                 asked = replace(call, timeout_s=self._left_s)
                 answer = None if self._is_over else await self._unless_over(self._ask(asked))
             if answer is None:
@@ -206,6 +207,17 @@ class BatchRunner:
                 return answer
             await self._unless_over(self._disk.sleep(wait_s))
         return None
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Have one of the turns inside the block, unless the batch is over before there is one."""
+        turn = asyncio.ensure_future(self._turns.acquire())
+        try:
+            await self._unless_over(turn)
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._turns.release()
 
     async def _unless_over(self, work: Awaitable[T]) -> T | None:
         """Await work until the batch is cancelled or expires; then cancel it and return None."""

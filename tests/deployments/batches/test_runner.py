@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from deployments.batches import runner
 from deployments.batches.result_file import ResultFile
 from deployments.batches.runner import BatchRunner
-from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideCall
+from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideCall, NewBatch
 from deployments.disk_trouble import RETRY_S
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
 from tests.deployments.batches.batch_world import (
+    ENDPOINT,
     LIMITS,
     Fate,
     KilledError,
@@ -141,6 +142,27 @@ async def test_counts_move_while_it_runs_and_a_cancelled_batch_keeps_what_it_has
     assert batch.counts == BatchCounts(total=6, completed=3, failed=3)
     with pytest.raises(RequestError, match="cannot be cancelled"):
         await world.server.cancel("blue", batch.batch_id)
+
+
+async def test_a_batch_ends_though_others_have_all_turns(tmp_path: Path) -> None:
+    """One that was cancelled or had expired stayed for as long as the lines of others, which may be a day."""
+    world = open_world(tmp_path, max_concurrent_requests=1)
+    world.ask.never_answers = True
+    first = a_batch(world.store, *lines("a"))
+    await world.server.resume(world.store)
+    while not world.ask.calls:
+        await asyncio.sleep(0)
+    new = NewBatch(tenant="blue", input_file_id=first.input_file_id, endpoint=ENDPOINT)
+    second = await world.server.create(new)
+    await world.disk.once(lambda: None)
+    await world.server.cancel("blue", second.batch_id)
+    await asyncio.wait({world.server._tasks[second.batch_id]}, timeout=10)
+    assert world.store.batch(second.batch_id).status is BatchStatus.CANCELLED
+    # Nobody has its turn.
+    await world.server.cancel("blue", first.batch_id)
+    await until_idle(world.server)
+    assert world.server._turns._value == 1
+    world.close()
 
 
 async def test_a_batch_that_is_cancelled_before_it_was_looked_at_has_no_lines(world: World) -> None:
