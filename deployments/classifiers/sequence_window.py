@@ -12,8 +12,24 @@ from engine.decoder.json_file import read_json
 from engine.errors import CheckpointError, ConfigError
 from engine.loading.weight_files import open_whole, weight_files
 
-OFFSET_POSITION_TYPES = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer"})
+OFFSET_POSITION_TYPES = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "ibert",
+        "longformer",
+        "luke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
 """Model types whose position ids begin after the padding token's id."""
+OFFSET_PAD_ID = 1
+"""The padding token's id of all these types, if config.json has none."""
 DEFAULT_WINDOW_TOKENS = 512
 DEFAULT_NUM_LABELS = 2
 """transformers' default for a config.json without labels."""
@@ -25,9 +41,10 @@ MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
 
 def window_of(model_type: str, positions: int | None, pad_id: int | None, tokenizer_bound: float) -> int:
     """Return the maximum tokens per row, given a model's positions and its tokenizer's bound."""
-    bound = positions or DEFAULT_WINDOW_TOKENS
+    # XLNet, whose positions have no bound, has -1.
+    bound = positions if positions is not None and positions > 0 else DEFAULT_WINDOW_TOKENS
     if model_type in OFFSET_POSITION_TYPES:
-        bound -= (pad_id or 0) + 1
+        bound -= (OFFSET_PAD_ID if pad_id is None else pad_id) + 1
     # A tokenizer without a bound has 10^30.
     return int(min(bound, tokenizer_bound))
 

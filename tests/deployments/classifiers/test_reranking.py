@@ -173,6 +173,8 @@ def test_a_checkpoint_with_more_labels_is_refused(tmp_path: Path) -> None:
         ({"model_type": "bert", "max_position_embeddings": 512}, {"model_max_length": 10**30}, 512),
         ({"model_type": "bert", "max_position_embeddings": 512}, {"model_max_length": 128}, 128),
         ({"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}, None, 512),
+        ({"model_type": "mpnet", "max_position_embeddings": 514}, None, 512),
+        ({"model_type": "xlnet", "max_position_embeddings": -1}, None, 512),
         ({"model_type": "other"}, {}, 512),
     ],
 )
