@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _Network = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 """Padded inputs to logits [rows, labels]."""
+PROBES = ("The first text.", "A text of a few more words than the first one.", "This text is the longest. " * 3)
+TOLERANCE_BY_DTYPE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
+"""How much the logits of one text may differ between passes; padding that counts changes them by more."""
 
 
 class SequenceCheckpoint:
@@ -55,19 +58,53 @@ class SequenceCheckpoint:
             window = partial(window_of, config.model_type, positions, config.pad_token_id)
         self.tokenizer = SequenceTokenizer(path)
         self.window_tokens = window(self.tokenizer.max_tokens)
+        # Our own code never lets padding count.
+        self._shares_passes = spec is not None or self._is_padding_ignored(path, computed_in)
 
     @torch.inference_mode()
     def logits(self, rows: Rows) -> torch.Tensor:
-        """Return the float32 logits [rows, labels] of one forward pass.
+        """Return the float32 logits [rows, labels]: of one forward pass, or of one per row if padding would count.
 
         Raises:
             EngineError: a logit is not finite.
         """
-        logits = self._network(self.tokenizer.padded(rows)).float()
+        logits = self._together(rows) if self._shares_passes else self._one_by_one(rows)
         if not bool(torch.isfinite(logits).all()):
             # NaN would compare as harmless: better no answer than a wrong one.
             raise EngineError("The classifier's logits are not finite.")
         return logits
+
+    def _together(self, rows: Rows) -> torch.Tensor:
+        return self._network(self.tokenizer.padded(rows)).float()
+
+    def _one_by_one(self, rows: Rows) -> torch.Tensor:
+        count = len(rows["input_ids"])
+        return torch.cat([self._together({name: [row[i]] for name, row in rows.items()}) for i in range(count)])
+
+    @torch.inference_mode()
+    def _is_padding_ignored(self, path: str, dtype: torch.dtype) -> bool:
+        """Whether rows of different lengths get the logits in one padded pass that each gets alone.
+
+        Some encoders mix padding in despite the mask (ConvBERT, FNet, MobileBERT, XLNet). Decoders find the last token
+        by the padding token of config.json, which may be absent or another one than the tokenizer's.
+
+        Raises:
+            CheckpointError: the model cannot be computed at all.
+        """
+        rows, _ = self.tokenizer.windows(PROBES, self.window_tokens, 0)
+        filled = [i for i, ids in enumerate(rows["input_ids"]) if ids]
+        rows = {name: [row[i] for i in filled] for name, row in rows.items()}
+        if not filled:
+            return False
+        try:
+            alone = self._one_by_one(rows)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise CheckpointError(f"{path}: the classifier cannot be computed in {dtype}: {error}") from error
+        try:
+            return torch.allclose(self._together(rows), alone, rtol=0.01, atol=TOLERANCE_BY_DTYPE[dtype])
+        except (RuntimeError, ValueError, IndexError):
+            # Only one row at a time is accepted, or the padding token has no embedding.
+            return False
 
 
 def _check_folder(path: str) -> None:

@@ -71,13 +71,15 @@ class SequenceTokenizer:
         return self._row(self._backend.encode(first, second or None))
 
     def padded(self, rows: Rows) -> dict[str, torch.Tensor]:
-        """Return the rows as tensors [rows, tokens], padded to the longest row."""
+        """Return the rows as tensors [rows, tokens], padded to the longest row.
+
+        Always on the right, whatever side the tokenizer names: on the left, padding would shift the positions of
+        tokens and take the place of the first one, which encoders classify by.
+        """
         longest = max(map(len, rows["input_ids"]))
-        is_left = self._loaded.padding_side == "left"
 
         def whole(name: str, row: list[int]) -> list[int]:
-            padding = [self._padding_by_name[name]] * (longest - len(row))
-            return padding + row if is_left else row + padding
+            return row + [self._padding_by_name[name]] * (longest - len(row))
 
         return {name: torch.tensor([whole(name, row) for row in numbers]) for name, numbers in rows.items()}
 

@@ -70,7 +70,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/pooled.py": "tests/deployments/gateway/test_embedding.py and test_reranking.py pass its values",
     "deployments/replica/replica_server.py": "tests/deployments/gateway/test_gateway.py calls, cancels and kills it",
     "deployments/classifiers/cross_encoder.py": "test_reranking.py compares its scores with transformers",
-    "deployments/classifiers/sequence_checkpoint.py": "test_classifier.py loads whole and broken ones",
     "deployments/classifiers/sequence_window.py": "test_reranking.py reads the windows of several kinds",
     "deployments/gateway/served_model.py": "tests/deployments/gateway/test_gateway.py reads answers of served models",
     "deployments/tokenizer/token_pieces.py": "tests/deployments/stream/test_detokenizer_properties.py decodes by it",
