@@ -79,20 +79,25 @@ class BatchedModel(Generic[Item, Result]):
         self._working: asyncio.Task[None] | None = None
 
     async def results(self, items: Sequence[Item], *, is_urgent: bool = False) -> list[Result]:
-        """Return a result for each item, in order. Cancelling withdraws the items that are in no call yet.
+        """Return a result for each item, in order.
+
+        An error of one item, or cancelling, withdraws the items that are in no call yet.
 
         Args:
             is_urgent: these items go before all that are not.
         """
         loop = asyncio.get_running_loop()
-        asked = deque(_Waiting[Item, Result](item, self._num_chars(item), loop.create_future()) for item in items)
-        found = asyncio.gather(*(waiting.result for waiting in asked))
+        asked = [_Waiting[Item, Result](item, self._num_chars(item), loop.create_future()) for item in items]
         num_chars = sum(waiting.num_chars for waiting in asked)
-        (self._urgent if is_urgent else self._others).append(_Asked(asked, num_chars))
+        (self._urgent if is_urgent else self._others).append(_Asked(deque(asked), num_chars))
         if self._working is None or self._working.done():
             # In an empty context: it outlives the request that started it.
             self._working = loop.create_task(self._work(), context=Context())
-        return list(await found)
+        try:
+            return list(await asyncio.gather(*(waiting.result for waiting in asked)))
+        finally:
+            for waiting in asked:
+                waiting.result.cancel()
 
     async def trouble(self) -> str | None:
         """Return why no results come, or None if they do. Gateways call it."""
@@ -160,6 +165,12 @@ class BatchedModel(Generic[Item, Result]):
         call = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, items)
         await asyncio.wait([call])
         error = call.exception()
+        if error is not None and len(batch) > 1:
+            # One item may have failed the call for all, and these may be of several requests.
+            for waiting in batch:
+                if not waiting.result.done():
+                    await self._answer([waiting])
+            return
         for place, waiting in enumerate(batch):
             if waiting.result.done():
                 continue  # nobody waits for it any more

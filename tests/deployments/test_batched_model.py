@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from deployments.batched_model import MAX_CALL_CHARS, BatchedModel
 
 
@@ -129,8 +131,20 @@ async def test_what_is_urgent_leaves_every_second_call_to_the_others() -> None:
     assert doubler.batches == [[9], [6, 6, 6], [1], [7, 7, 7], [2], [8, 8, 8]]
 
 
-async def test_a_call_that_fails_fails_its_own_items_only() -> None:
-    model = a_model(Doubler())
-    answers = await asyncio.gather(model.results([13]), model.results([1]), return_exceptions=True)
-    assert all(isinstance(answer, ValueError) for answer in answers)
+async def test_an_item_that_fails_a_call_fails_its_own_request_only() -> None:
+    """A text with a token that the model has no embedding for failed the texts of others that shared its call."""
+    doubler = Doubler()
+    model = a_model(doubler)
+    answers = await asyncio.gather(model.results([1]), model.results([13]), model.results([2]), return_exceptions=True)
+    assert (answers[0], answers[2]) == ([2], [4])
+    assert isinstance(answers[1], ValueError)
+    assert doubler.batches == [[1, 13, 2], [1], [13], [2]]
     assert await model.results([1]) == [2]
+
+
+async def test_what_a_failed_request_still_waits_for_is_not_called() -> None:
+    doubler = Doubler()
+    with pytest.raises(ValueError, match="13"):
+        await (model := a_model(doubler)).results([13, *range(20, 32)])
+    assert await model.results([1]) == [2]
+    assert sum(map(len, doubler.batches)) < 12
