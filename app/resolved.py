@@ -34,6 +34,7 @@ from deployments.batches.values import MAX_LINE_BYTES
 from deployments.classifiers.sequence_window import (
     check_head,
     check_labels,
+    check_problem,
     read_labels,
     read_window,
 )
@@ -250,6 +251,7 @@ def _check_safety(safety: SafetySettings) -> None:
     with at("safety.path"):
         read_window(config.model_path)
         check_head(config.model_path)
+        check_problem(config.model_path)
         labels = read_labels(config.model_path)
     check_labels(config, labels)
 

@@ -14,7 +14,7 @@ import torch
 
 from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
 from deployments.classifiers.sequence_tokenizer import Rows
-from deployments.classifiers.sequence_window import check_labels
+from deployments.classifiers.sequence_window import check_labels, check_problem
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
 from engine.errors import RequestError
@@ -30,13 +30,14 @@ class Classifier:
     """One checkpoint in memory, on the CPU.
 
     Raises:
-        CheckpointError: the folder has no complete safetensors checkpoint of a classifier.
+        CheckpointError: the folder has no complete safetensors checkpoint of a classifier of probabilities.
         ConfigError: the configuration names a label that the classifier does not have.
     """
 
     def __init__(self, config: SafetyConfig) -> None:
         self._config = config
         self._checkpoint = SequenceCheckpoint(config.model_path, num_threads=config.num_threads, dtype=config.dtype)
+        check_problem(config.model_path)
         self._labels = self._checkpoint.labels
         self._is_multi_label = _is_multi_label(self._checkpoint)
         check_labels(config, self._labels)

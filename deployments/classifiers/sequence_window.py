@@ -92,6 +92,19 @@ def check_head(folder: str) -> None:
         raise CheckpointError(f"{folder}: not a classifier's checkpoint: it has no classification head.")
 
 
+def check_problem(folder: str) -> None:
+    """Check that a checkpoint was trained to give probabilities. Errors also as in `read_window`.
+
+    Raises:
+        CheckpointError: it was trained for numbers of any size, which no threshold fits.
+    """
+    problem = read_json(Path(folder) / "config.json").get("problem_type")
+    if problem == "regression":
+        raise CheckpointError(
+            f"{folder}/config.json: problem_type is 'regression'; a classifier must give probabilities."
+        )
+
+
 def check_labels(config: SafetyConfig, labels: Collection[str]) -> None:
     """Check the labels that a classifier's configuration names.
 

@@ -262,6 +262,10 @@ def test_a_classifier_without_a_head_or_a_named_label_is_named(lint: Lint) -> No
     for field, label in (("benign_labels", "[safe]"), ("threshold_by_hazard", "{safe: 0.5}")):
         (line,) = found(f"safety: {{path: FOLDER/guard, {field}: {label}}}")
         assert line == f"applications[0].args.safety.{field}: the classifier has no label 'safe'; it has hate"
+    (lint.folder / "guard" / "config.json").write_text('{"id2label": {"0": "hate"}, "problem_type": "regression"}')
+    (line,) = found("safety: {path: FOLDER/guard}")
+    assert line.startswith(f"applications[0].args.safety.path: {lint.folder}/guard/config.json: problem_type is")
+    assert found("rerankers: [{name: judge, path: FOLDER/guard}]") == []
 
 
 def test_a_checkpoint_whose_files_do_not_fit_together_is_named(lint: Lint) -> None:

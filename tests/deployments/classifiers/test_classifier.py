@@ -154,6 +154,12 @@ def test_a_checkpoint_without_its_head_is_refused(make_folder: MakeFolder) -> No
         classifier(folder)
 
 
+def test_a_regression_is_refused(make_folder: MakeFolder) -> None:
+    """A softmax over its single number flagged every text with certainty."""
+    with pytest.raises(CheckpointError, match="problem_type is 'regression'"):
+        classifier(make_folder(problem_type="regression"))
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no safetensors file"):
         classifier(tmp_path)
