@@ -20,6 +20,7 @@ from deployments.batches.lines import InputLine, LineReader, answered_line, chec
 from deployments.batches.result_file import ResultFile
 from deployments.batches.retries import Retries
 from deployments.batches.store import BatchStore, output_ids
+from deployments.batches.turns import Turns
 from deployments.batches.values import (
     MAX_LINE_BYTES,
     Batch,
@@ -51,7 +52,7 @@ class BatchRunner:
     """The execution of one batch.
 
     Args:
-        turns: bounds the concurrent requests of all batches together; first come, first served.
+        turns: bounds the concurrent requests of all batches together.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class BatchRunner:
         store: BatchStore,
         disk: Disk,
         ask: Ask,
-        turns: asyncio.Semaphore,
+        turns: Turns,
         batch: Batch,
     ) -> None:
         self._config = config
@@ -211,13 +212,13 @@ class BatchRunner:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """Have one of the turns inside the block, unless the batch is over before there is one."""
-        turn = asyncio.ensure_future(self._turns.acquire())
+        turn = asyncio.ensure_future(self._turns.take(self._batch.tenant))
         try:
             await self._unless_over(turn)
             yield
         finally:
             if turn.done() and not turn.cancelled():
-                self._turns.release()
+                self._turns.give_back()
 
     async def _unless_over(self, work: Awaitable[T]) -> T | None:
         """Await work until the batch is cancelled or expires; then cancel it and return None."""

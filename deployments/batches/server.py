@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from deployments.batches.runner import Ask, BatchRunner
 from deployments.batches.store import BatchStore
+from deployments.batches.turns import Turns
 from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
@@ -54,7 +55,7 @@ class BatchServer:
         self._config = config
         self._disk = disk
         self._ask = ask
-        self._turns = asyncio.Semaphore(config.max_concurrent_requests)
+        self._turns = Turns(config.max_concurrent_requests)
         self._runners: dict[str, BatchRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from deployments.batches import runner
 from deployments.batches.result_file import ResultFile
 from deployments.batches.runner import BatchRunner
-from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideCall, NewBatch
+from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideAnswer, InsideCall, NewBatch
 from deployments.disk_trouble import RETRY_S
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
@@ -158,10 +158,32 @@ async def test_a_batch_ends_though_others_have_all_turns(tmp_path: Path) -> None
     await world.server.cancel("blue", second.batch_id)
     await asyncio.wait({world.server._tasks[second.batch_id]}, timeout=10)
     assert world.store.batch(second.batch_id).status is BatchStatus.CANCELLED
-    # Nobody has its turn.
+    # Its turns are nobody's.
     await world.server.cancel("blue", first.batch_id)
+    world.ask.never_answers = False
+    third = await world.end(await world.server.create(new))
+    assert third.status is BatchStatus.COMPLETED
+    world.close()
+
+
+async def test_tenants_take_turns_however_many_batches_they_have(tmp_path: Path) -> None:
+    """One with eight batches had eight times the lines of one with a single batch."""
+    world = open_world(tmp_path, max_concurrent_requests=2)
+
+    async def slowly(call: InsideCall) -> InsideAnswer:
+        for _ in range(20):  # meanwhile all others come to wait for their turns
+            await world.disk.once(lambda: None)
+        return await world.ask(call)
+
+    world.server._ask = slowly
+    for _ in range(3):
+        a_batch(world.store, *lines(*map(str, range(10))))
+    a_batch(world.store, *lines(*map(str, range(10))), tenant="red")
+    await world.server.resume(world.store)
     await until_idle(world.server)
-    assert world.server._turns._value == 1
+    tenants = [call.tenant for call in world.ask.calls]
+    until_red_had_all = tenants[: len(tenants) - tenants[::-1].index("red")]
+    assert until_red_had_all.count("blue") < 20
     world.close()
 
 
