@@ -109,6 +109,12 @@ class SafetySettings(SettingsNode):
     )
     timeout_s: float = Field(default=5.0, gt=0, description="Seconds to wait for a verdict.")
     max_batch: int = Field(default=32, ge=1, description="Maximum texts per forward pass.")
+    max_tokens: int = Field(
+        default=512,
+        ge=32,
+        description="Tokens judged at once, at most the checkpoint's window. A longer text is judged in overlapping "
+        "windows, between which others take their turns.",
+    )
     max_chars: int = Field(default=100_000, ge=1, description="Maximum characters per text; longer texts are refused.")
     benign_labels: tuple[str, ...] = Field(default=(), description="Classifier labels that are not hazards.")
     num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the classifier.")
@@ -138,7 +144,10 @@ class RerankerSettings(SettingsNode):
         description="Folder of an AutoModelForSequenceClassification checkpoint with one label, or a Hub id."
     )
     max_tokens: int | None = Field(
-        default=None, ge=1, description="Maximum tokens per query-document pair; null: the checkpoint's maximum."
+        default=None,
+        ge=1,
+        description="Maximum tokens per query-document pair; null: the checkpoint's maximum. A pair must be computed "
+        "well within `timeout_s`, and a CPU takes minutes for 8192 tokens.",
     )
     max_batch: int = Field(default=32, ge=1, description="Maximum pairs per forward pass.")
     max_chars: int = Field(default=100_000, ge=1, description="Maximum characters of a query, and of a document.")

@@ -101,7 +101,11 @@ class ChannelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetyConfig:
-    """The safety classifier in the folder `model_path`, and the policy for its verdicts."""
+    """The safety classifier in the folder `model_path`, and the policy for its verdicts.
+
+    Attributes:
+        max_tokens: of one window of a text, if the checkpoint's are not shorter.
+    """
 
     model_path: str
     mode: str = "before"
@@ -115,6 +119,7 @@ class SafetyConfig:
     fails_closed: bool = True
     timeout_s: float = 5.0
     max_batch: int = 32
+    max_tokens: int = 512
     max_chars: int = 100_000
     benign_labels: tuple[str, ...] = ()
     num_threads: int = 1

@@ -1,8 +1,8 @@
 """Classifies texts with a sequence-classification checkpoint: a probability per hazard, and the flagged hazards.
 
 Takes any `AutoModelForSequenceClassification` folder with safetensors; multi-label models use a sigmoid, single-label
-models a softmax. A text longer than the model's window is judged in overlapping windows, and each label gets its
-highest score. Blocking: call in a thread.
+models a softmax. A long text is judged in overlapping windows, and each label gets its highest score. Blocking: call in
+a thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Classifier:
         self._labels = self._checkpoint.labels
         self._is_multi_label = _is_multi_label(self._checkpoint)
         check_labels(config, self._labels)
-        self._overlap_tokens = min(MAX_OVERLAP_TOKENS, self._checkpoint.window_tokens // 4)
+        # A checkpoint may read 8192 tokens at once: minutes on a CPU, in which nothing else is judged.
+        self._window_tokens = min(self._checkpoint.window_tokens, config.max_tokens)
+        self._overlap_tokens = min(MAX_OVERLAP_TOKENS, self._window_tokens // 4)
 
     @property
     def hazards(self) -> tuple[str, ...]:
@@ -66,7 +68,7 @@ class Classifier:
 
     def pieces(self, text: str) -> list[str]:
         """Return overlapping pieces of a text, each of about a window, that can be judged in separate calls."""
-        length = CHARS_PER_TOKEN * int(self._checkpoint.window_tokens)
+        length = CHARS_PER_TOKEN * self._window_tokens
         step = length - CHARS_PER_TOKEN * self._overlap_tokens
         starts = range(0, max(1, len(text) - length + step), step)
         return [text[start : start + length] for start in starts]
@@ -78,9 +80,7 @@ class Classifier:
         """
         if not texts:
             return []
-        windows, owners = self._checkpoint.tokenizer.windows(
-            texts, self._checkpoint.window_tokens, self._overlap_tokens
-        )
+        windows, owners = self._checkpoint.tokenizer.windows(texts, self._window_tokens, self._overlap_tokens)
         worst = torch.zeros(len(texts), len(self._labels))  # [texts, labels]
         for chosen in self._passes([len(ids) for ids in windows["input_ids"]]):
             batch = {name: [rows[i] for i in chosen] for name, rows in windows.items()}

@@ -83,6 +83,21 @@ def test_a_text_longer_than_the_window_counts_as_its_worst_part(make_folder: Mak
     assert again.score_by_hazard["hate"] >= whole - 1e-6
 
 
+def test_a_text_is_judged_in_windows_of_the_configuration_if_the_checkpoint_reads_more(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8192 tokens at once held a call for minutes: other verdicts were late, and the classifier counted as hung."""
+    judge = classifier(make_folder(), max_tokens=WINDOW // 2)
+    longest: list[int] = []
+    forward = judge._forward
+    monkeypatch.setattr(
+        judge, "_forward", lambda rows: longest.append(max(map(len, rows["input_ids"]))) or forward(rows)
+    )
+    judge.judge(["quiet words " * 20, "few"])
+    assert max(longest) == WINDOW // 2
+    assert max(map(len, judge.pieces("quiet words " * 100))) == CHARS_PER_TOKEN * WINDOW // 2
+
+
 @pytest.mark.parametrize("is_bundled", [True, False], ids=["the bundled one", "one that transformers computes"])
 def test_in_bfloat16_the_scores_are_nearly_the_same(make_folder: MakeFolder, is_bundled: bool) -> None:
     folder = ROOT / "models" / "guard" if is_bundled else make_folder(bias=(0.0, 0.0))
