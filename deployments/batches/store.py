@@ -183,21 +183,21 @@ class BatchStore:
                     field="file_id",
                     code="file_in_use",
                 )
+            # First, here and below: to change rows takes room, and on a full disk there may be none before.
+            (self._files / file_id).unlink(missing_ok=True)
             delete_rows(connection, [file_id], self.clock())
-        (self._files / file_id).unlink(missing_ok=True)
 
     def drop_expired(self) -> int:
         """Delete expired files, at most `MAX_DROPPED`, and abandoned uploads; return the number of files deleted."""
         now_s = self.clock()
         with self._engine.begin() as connection:
-            c = files.c
-            are_read = c.file_id.in_(select(batches.c.input_file_id).where(batches.c.status.in_(UNFINISHED)))
-            statement = select(c.file_id).where(c.expires_s <= now_s, ~are_read).limit(MAX_DROPPED)
-            expired = connection.execute(statement).scalars().all()
+            are_read = files.c.file_id.in_(select(batches.c.input_file_id).where(batches.c.status.in_(UNFINISHED)))
+            chosen = select(files.c.file_id).where(files.c.expires_s <= now_s, ~are_read).limit(MAX_DROPPED)
+            expired = connection.scalars(chosen).all()
+            for file_id in expired:
+                (self._files / file_id).unlink(missing_ok=True)
             if expired:
                 delete_rows(connection, expired, now_s)
-        for file_id in expired:
-            (self._files / file_id).unlink(missing_ok=True)
         left = [i for i, at_s in self._uploaded_at_s.items() if time.monotonic() - at_s > UPLOAD_LASTS_S]
         for upload_id in left:
             self.drop_upload(upload_id)
@@ -367,9 +367,11 @@ class BatchStore:
             raise UnavailableError(message, retry_after_s=RETRY_S) from error
 
     def _sweep(self) -> None:
-        """Remove uploads and contents without a row, left by a process that died before it wrote the row."""
-        with self._engine.connect() as connection:
+        """Remove uploads and contents without a row, and rows without content, left by a process that died between."""
+        with self._engine.begin() as connection:
             known = set(connection.execute(select(files.c.file_id)).scalars())
+            for file_id in known - {path.name for path in self._files.iterdir()}:
+                delete_rows(connection, [file_id], self.clock())
         for batch in self.unfinished():
             known.update(output_ids(batch.batch_id))
         for path in (*self._uploads.iterdir(), *self._files.iterdir()):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from deployments.batches.pages import delete_rows
 from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError, output_ids
 from deployments.batches.values import BatchCounts, BatchStatus, LineError, NewBatch, NewFile, PageQuestion
 from deployments.errors import UnavailableError
@@ -137,6 +138,26 @@ def test_files_and_left_uploads_go_when_their_time_has_come(
         store.append_upload(left, 0, b"x")
 
 
+def test_files_on_a_full_disk_can_go(store: BatchStore, now_s: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite needs room to delete a row, and there was none before the content was gone: neither a tenant nor a date
+    could free a disk that was full of files."""
+    kept, expiring = upload(store, b"x"), upload(store, b"x", lasts_s=3600)
+
+    def need_room(*args: Any) -> None:
+        if len(os.listdir(Path(store.content_path("")))) == num_contents:
+            raise OperationalError("DELETE", {}, Exception("database or disk is full"))
+        delete_rows(*args)
+
+    monkeypatch.setattr("deployments.batches.store.delete_rows", need_room)
+    num_contents = 2
+    store.delete_file("blue", kept)
+    num_contents = 1
+    now_s[0] += 3600
+    assert store.drop_expired() == 1
+    assert store.list_files("blue", PageQuestion(9)).items == ()
+    assert refusal(store.file, "blue", expiring) == "file_not_found"
+
+
 def test_any_number_of_files_may_expire_at_once(
     store: BatchStore, now_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,8 +212,12 @@ def test_a_start_sweeps_what_nothing_tells_of(tmp_path: Path, now_s: list[float]
     for name in (output_id, "file-orphan"):
         Path(store.content_path(name)).write_bytes(b"{}\n")
     store.begin_upload()
+    half_deleted = upload(store, b"x")
+    os.remove(store.content_path(half_deleted))
     store.close()
-    open_store(tmp_path, now_s).close()
+    store = open_store(tmp_path, now_s)
+    assert [file.file_id for file in store.list_files("blue", PageQuestion(9)).items] == [batch.input_file_id]
+    store.close()
     assert sorted(path.name for path in (tmp_path / "files").iterdir()) == sorted([batch.input_file_id, output_id])
     assert list((tmp_path / "uploads").iterdir()) == []
 
