@@ -110,6 +110,8 @@ class Embedding:
                 # The tokenizer's message calls every text "prompt".
                 message = error.message.replace("prompt", f"'{field}'", 1)
                 raise RequestError(message, field=field, code=error.code) from error
+            end = self._model.codec.omitted_end
+            token_ids = token_ids if end is None else (*token_ids, end)
         if not token_ids:
             raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
         limit = self._model.config.max_model_len

@@ -20,7 +20,7 @@ from deployments.tokenizer.chat_template import ChatTemplate, changed, tool_fiel
 from deployments.tokenizer.control_tokens import ControlTokens
 from deployments.tokenizer.spelling_index import SpellingIndex
 from deployments.tokenizer.token_pieces import TokenPieces
-from deployments.tokenizer.tokenizer_folder import load_tokenizer
+from deployments.tokenizer.tokenizer_folder import load_tokenizer, omitted_end
 from deployments.tools.sample import CallSample
 from engine.errors import CheckpointError, RequestError
 
@@ -47,6 +47,7 @@ class TextCodec:
 
     Attributes:
         pieces: the tokens and the conversion back to text.
+        omitted_end: token to end the texts of embeddings with, as in `deployments.tokenizer.tokenizer_folder`.
         key: digest of the tokenizer's files, the bound and the chat templates; equal for codecs that encode alike.
 
     Raises:
@@ -67,6 +68,7 @@ class TextCodec:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
+        self.omitted_end = omitted_end(tokenizer_path, loaded)
         self._control_tokens = ControlTokens(backend)
         self.pieces = TokenPieces(backend, self._name)
         # At most one, built on first use: it reads the whole vocabulary. Codecs with other templates share it.

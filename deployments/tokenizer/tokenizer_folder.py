@@ -24,6 +24,11 @@ from engine.errors import CheckpointError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MAX_CONFIG_BYTES = 16 << 20
+"""Larger than for other files, as tokenizer_config.json may list thousands of tokens."""
+ENDING_CLASSES = ("CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "LlamaTokenizer")
+"""Tokenizers to whose texts transformers before version 5 added the tokens that tokenizer_config.json names."""
+
 
 def load_tokenizer(folder: str) -> LoadedTokenizer:
     """Return the tokenizer of a checkpoint.
@@ -36,6 +41,24 @@ def load_tokenizer(folder: str) -> LoadedTokenizer:
     # Templates in files of their own are UTF-8, or were refused when they were read.
     _check_text(found.templates, Path(folder) / "tokenizer_config.json")
     return found if found.templates else replace(found, templates=_of_processor(Path(folder)))
+
+
+def omitted_end(folder: str, loaded: LoadedTokenizer) -> int | None:
+    """Return the end-of-text token that tokenizer_config.json adds to every text and tokenizer.json does not.
+
+    Later versions of transformers follow tokenizer.json. Embedding models such as e5-mistral were trained with the
+    earlier ones: the vector of a text is the hidden state of that token. None if both files agree.
+
+    Raises:
+        CheckpointError: tokenizer_config.json cannot be read.
+    """
+    path = Path(folder) / "tokenizer_config.json"
+    told = read_json(path, max_bytes=MAX_CONFIG_BYTES) if path.is_file() else {}
+    of_class = str(told.get("tokenizer_class")).removesuffix("Fast")
+    if told.get("add_eos_token") is not True or of_class not in ENDING_CLASSES:
+        return None
+    end: int | None = loaded.backend.token_to_id(loaded.special_tokens.get("eos_token", ""))
+    return None if loaded.backend.encode("a").ids[-1:] == [end] else end
 
 
 def _check_text(templates: Mapping[str, object], path: Path) -> None:

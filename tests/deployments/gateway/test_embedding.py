@@ -68,6 +68,19 @@ async def test_vectors_are_those_of_transformers_in_order_and_of_unit_length(
     await serving.replicas.until_idle()
 
 
+async def test_a_text_ends_as_its_tokenizer_s_makers_ended_it(
+    gateway: OpenGateway, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.tokenizer.text_codec.omitted_end", lambda folder, loaded: 1)
+    opened = await gateway()
+    path = serving.model.tokenizer_path
+    ids = (*theirs(path)[1](TEXTS[0]).input_ids, 1)
+    found = await opened.embed(asked(TEXTS[0], IDS))
+    for vector, wanted in zip(found.vectors, (ids, IDS), strict=True):
+        np.testing.assert_allclose(numbers(vector), expected(path, wanted), atol=1e-4)
+    assert found.num_prompt_tokens == len(ids) + len(IDS)
+
+
 async def test_a_model_has_a_pooling_of_its_own(gateway: OpenGateway, serving: Serving) -> None:
     opened = await gateway(model=replace(serving.model, pooling="mean"))
     (vector,) = (await opened.embed(asked(IDS))).vectors

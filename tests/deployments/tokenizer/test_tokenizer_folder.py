@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers, processors
 
-from deployments.tokenizer.tokenizer_folder import load_tokenizer
+from deployments.tokenizer.tokenizer_folder import load_tokenizer, omitted_end
 from engine.errors import CheckpointError
 from tests.architecture.source_tree import ROOT
 
@@ -84,3 +85,33 @@ def test_settings_of_another_type_are_refused(folder: Path, told: object) -> Non
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json has another type than expected"):
         load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("told", "template", "end"),
+    [
+        ({"add_eos_token": True}, "<s> $A", 2),
+        ({"add_eos_token": True, "tokenizer_class": "LlamaTokenizerFast"}, "<s> $A", 2),
+        ({"add_eos_token": True, "bos_token": "</s>"}, "</s> $A", 2),
+        ({"add_eos_token": True}, "<s> $A </s>", None),
+        ({"add_eos_token": False}, "<s> $A", None),
+        ({}, "<s> $A", None),
+        # A class that transformers never had do it.
+        ({"add_eos_token": True, "tokenizer_class": "PreTrainedTokenizerFast"}, "<s> $A", None),
+    ],
+)
+def test_an_end_that_one_file_adds_and_another_omits_is_known(
+    told: dict[str, object], template: str, end: int | None, tmp_path: Path
+) -> None:
+    """The last token of a text, whose state is the vector of e5-mistral, was not the one that it was trained to be."""
+    special = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    tokenizer = Tokenizer(models.BPE(special | {"\u2581": 3, "a": 4}, [], unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, pair=f"{template} $B", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    names = {"tokenizer_class": "LlamaTokenizer", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names | told))
+    assert omitted_end(str(tmp_path), load_tokenizer(str(tmp_path))) == end
