@@ -20,7 +20,7 @@ BOUNDS = {
 }
 """Bounds of the parameters that are read, equal to those of the request fields."""
 
-MODULES, POOLING = "modules.json", "Pooling"
+MODULES, POOLING, LIBRARY = "modules.json", "Pooling", "sentence_transformers."
 COMPUTED = ("Transformer", POOLING, "Normalize")
 """Supported modules; others would change the vectors."""
 _POOLING_BY_MODE = {
@@ -68,8 +68,11 @@ def read_pooling(model_path: str) -> Pooling:
     if not isinstance(modules, list):
         raise CheckpointError(f"{folder / MODULES}: must hold a JSON array.")
     for module in modules:
-        kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else repr(module)
-        if kind not in COMPUTED:
+        kind = str(module.get("type")) if isinstance(module, dict) else repr(module)
+        # A module of the checkpoint's own code, such as custom_st.Transformer, may compute anything.
+        is_known = kind.startswith(LIBRARY)
+        kind = kind.rpartition(".")[2] if is_known else kind
+        if not is_known or kind not in COMPUTED:
             raise CheckpointError(
                 f"{folder / MODULES}: a {kind} is not computed; those of {', '.join(COMPUTED)} are. {_MEND}"
             )

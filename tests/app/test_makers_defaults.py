@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def test_what_is_not_computed_is_named(told: dict[str, Any], word: str, tmp_path
 def test_a_module_that_would_change_the_vectors_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"modules\.json: a Dense is not computed.* set 'pooling'"):
         read_pooling(write(tmp_path, ("Transformer", "Pooling", "Dense"), **flags("mean_tokens")))
+
+
+@pytest.mark.parametrize("module", ["custom_st.Transformer", "Transformer", "other.models.Normalize"])
+def test_a_module_of_the_checkpoint_s_own_code_is_named(module: str, tmp_path: Path) -> None:
+    """By its last name alone it passed for the library's, whatever it computes."""
+    (tmp_path / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": module}]))
+    with pytest.raises(CheckpointError, match=rf"modules\.json: a {re.escape(module)} is not computed.* set 'pooling'"):
+        read_pooling(str(tmp_path))
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "[" * 100_000], ids=["empty", "no array", "no module", "deep"])
