@@ -125,7 +125,8 @@ def _load_config(path: str) -> PretrainedConfig:
 
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        # Of many kinds: a field of another type, a library that a quantization needs, a file that is cut off.
         raise CheckpointError(f"{path}: not a classifier's checkpoint: {error}") from error
 
 
@@ -142,7 +143,7 @@ def _load_any(path: str, dtype: torch.dtype) -> _Network:
             dtype=dtype,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:
         raise CheckpointError(f"{path}: not a classifier's checkpoint: {error}") from error
     # Otherwise a missing head would be initialized at random and judge at random.
     modern_bert.check_whole(path, [str(name) for kind in ("missing_keys", "mismatched_keys") for name in report[kind]])

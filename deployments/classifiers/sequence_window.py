@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config import SafetyConfig
+from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
 from engine.errors import CheckpointError, ConfigError
 from engine.loading.weight_files import open_whole, weight_files
@@ -35,6 +36,8 @@ DEFAULT_NUM_LABELS = 2
 """transformers' default for a config.json without labels."""
 HEADS = frozenset({"classification_head", "classifier", "logits_proj", "score", "sequence_summary"})
 """Modules that transformers' classes for sequence classification put on an encoder; each has one of them."""
+PROBABLE = ("single_label_classification", "multi_label_classification")
+"""Values of problem_type whose logits are turned into probabilities."""
 MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
 """Larger than for other files, as tokenizer_config.json may list thousands of tokens."""
 
@@ -53,29 +56,37 @@ def read_window(folder: str) -> int:
     """Return the window of a checkpoint from its files alone.
 
     Raises:
-        CheckpointError: the folder has no readable config.json, or its tokenizer_config.json cannot be read.
+        CheckpointError: config.json or tokenizer_config.json cannot be read, or a field of theirs is wrong.
     """
-    config: dict[str, Any] = read_json(Path(folder) / "config.json")
-    tokenizer_config = Path(folder) / "tokenizer_config.json"
-    told: dict[str, Any] = {}
-    if tokenizer_config.exists():
-        told = read_json(tokenizer_config, max_bytes=MAX_TOKENIZER_CONFIG_BYTES)
+    fields = _fields(folder)
     return window_of(
-        str(config.get("model_type")),
-        config.get("max_position_embeddings"),
-        config.get("pad_token_id"),
-        told.get("model_max_length") or inf,
+        str(fields.config.get("model_type")),
+        fields.count("max_position_embeddings", DEFAULT_WINDOW_TOKENS, least=-1),
+        fields.count("pad_token_id", OFFSET_PAD_ID, least=-1),
+        _tokenizer_bound(Path(folder) / "tokenizer_config.json"),
     )
+
+
+def _fields(folder: str) -> Fields:
+    path = Path(folder) / "config.json"
+    return Fields(read_json(path), str(path))
+
+
+def _tokenizer_bound(path: Path) -> float:
+    told: dict[str, Any] = read_json(path, max_bytes=MAX_TOKENIZER_CONFIG_BYTES) if path.exists() else {}
+    bound = told.get("model_max_length") or inf
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or bound < 1:
+        raise CheckpointError(f"{path}: model_max_length must be a number of at least 1, it is {bound!r}.")
+    return bound
 
 
 def read_labels(folder: str) -> tuple[str, ...]:
     """Return the labels of a checkpoint, by transformers' names if it has none. Errors as in `read_window`."""
-    config: dict[str, Any] = read_json(Path(folder) / "config.json")
-    told = config.get("id2label")
+    fields = _fields(folder)
+    told = fields.config.get("id2label")
     if isinstance(told, dict) and told:
         return tuple(map(str, told.values()))
-    num_labels = len(told or ()) or int(config.get("num_labels") or DEFAULT_NUM_LABELS)
-    return tuple(f"LABEL_{index}" for index in range(num_labels))
+    return tuple(f"LABEL_{index}" for index in range(fields.count("num_labels", DEFAULT_NUM_LABELS)))
 
 
 def check_head(folder: str) -> None:
@@ -96,12 +107,13 @@ def check_problem(folder: str) -> None:
     """Check that a checkpoint was trained to give probabilities. Errors also as in `read_window`.
 
     Raises:
-        CheckpointError: it was trained for numbers of any size, which no threshold fits.
+        CheckpointError: it was trained for numbers of any size, which no threshold fits, or for an unknown problem.
     """
-    problem = read_json(Path(folder) / "config.json").get("problem_type")
-    if problem == "regression":
+    fields = _fields(folder)
+    problem = fields.config.get("problem_type")
+    if problem is not None and problem not in PROBABLE:
         raise CheckpointError(
-            f"{folder}/config.json: problem_type is 'regression'; a classifier must give probabilities."
+            f"{fields.where}: problem_type is {problem!r}; a classifier has probabilities: {' or '.join(PROBABLE)}."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,10 +170,36 @@ def test_a_checkpoint_without_its_head_is_refused(make_folder: MakeFolder) -> No
         classifier(folder)
 
 
-def test_a_regression_is_refused(make_folder: MakeFolder) -> None:
-    """A softmax over its single number flagged every text with certainty."""
-    with pytest.raises(CheckpointError, match="problem_type is 'regression'"):
-        classifier(make_folder(problem_type="regression"))
+@pytest.mark.parametrize("problem", ["regression", "multi_label"])
+def test_a_checkpoint_without_probabilities_is_refused(make_folder: MakeFolder, problem: str) -> None:
+    """A softmax over the single number of a regression flagged every text with certainty."""
+    folder = make_folder()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"problem_type": problem}))
+    with pytest.raises(CheckpointError, match=f"problem_type is '{problem}'"):
+        classifier(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hidden_size": "x"}, {"vocab_size": -5}, {"quantization_config": {"quant_method": "gptq", "bits": 4}}],
+    ids=["a field of another type", "an impossible size", "a quantization whose library is missing"],
+)
+def test_what_transformers_cannot_load_is_refused_by_its_folder(
+    make_folder: MakeFolder, change: dict[str, object]
+) -> None:
+    folder = make_folder()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(CheckpointError, match=f"^{folder}: "):
+        classifier(folder)
+
+
+def test_a_file_that_is_cut_off_is_refused_by_its_folder(make_folder: MakeFolder) -> None:
+    weights = make_folder() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=f"^{weights.parent}: "):
+        classifier(weights.parent)
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from deployments.classifiers.cross_encoder import CrossEncoder
 from deployments.classifiers.reranking import Reranker, Rerankers
-from deployments.classifiers.sequence_window import read_window
+from deployments.classifiers.sequence_window import read_labels, read_window
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
 from deployments.pooled import Pair, PairScore, RerankRequest
@@ -185,6 +185,24 @@ def test_the_window_is_read_off_the_files(
     if tokenizer is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     assert read_window(str(tmp_path)) == window
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("config.json", {"max_position_embeddings": "512"}),
+        ("config.json", {"pad_token_id": [1]}),
+        ("config.json", {"num_labels": "one"}),
+        ("tokenizer_config.json", {"model_max_length": "512"}),
+        ("tokenizer_config.json", {"model_max_length": -1}),
+    ],
+)
+def test_a_field_of_another_type_is_named(tmp_path: Path, name: str, told: dict[str, object]) -> None:
+    """The check of a configuration ended in a traceback."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match=f"{name}: {next(iter(told))} must be"):
+        (read_labels if "num_labels" in told else read_window)(str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "[" * 100_000], ids=["none", "empty", "no object", "deep"])
