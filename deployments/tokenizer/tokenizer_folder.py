@@ -107,6 +107,12 @@ def _by_transformers(folder: str) -> LoadedTokenizer:
         raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
     if not tokenizer.is_fast:
         raise CheckpointError(f"{folder}: transformers has no fast tokenizer for this checkpoint")
+    added = {token.content for token in tokenizer.backend_tokenizer.get_added_tokens_decoder().values()}
+    if tokenizer.backend_tokenizer.get_vocab().keys() <= added:
+        # What transformers makes of a folder without the file: every word would be an unknown token.
+        raise CheckpointError(
+            f"{folder}: the tokenizer has no vocabulary: save it as tokenizer.json beside the weights"
+        )
     templates = {} if tokenizer.chat_template in (None, "") else tokenizer.chat_template
     return LoadedTokenizer(
         backend=tokenizer.backend_tokenizer,

@@ -115,3 +115,13 @@ def test_an_end_that_one_file_adds_and_another_omits_is_known(
     names = {"tokenizer_class": "LlamaTokenizer", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names | told))
     assert omitted_end(str(tmp_path), load_tokenizer(str(tmp_path))) == end
+
+
+def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    """A classifier saved without its tokenizer read every word as the unknown token, and judged nothing."""
+    config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}: the tokenizer has no vocabulary"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n")
+    assert load_tokenizer(str(tmp_path)).backend.encode("hello").tokens == ["[CLS]", "hello", "[SEP]"]
