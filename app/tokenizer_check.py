@@ -1,10 +1,13 @@
-"""Checks the tokenizers of a configuration's models, apart from `app.resolved`, which checks everything else.
+"""Checks the tokenizers of a configuration's models and classifiers; `app.resolved` checks everything else.
 
 A tokenizer may import transformers without torch, and then no model or classifier of this process can be computed by
 transformers any more. Tokenizers are therefore checked after all other parts of all applications.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from app.checkpoint_source import is_hub_id, local_folder
 from app.places import at
@@ -16,16 +19,28 @@ from engine.loading.spec import read_checkpoint_spec
 
 
 def tokenizer_mistakes(settings: Settings) -> list[str]:
-    """Return what is wrong with the tokenizers of models that need not be downloaded, at most one mistake per model."""
+    """Return what is wrong with the tokenizers of parts that need not be downloaded, at most one mistake per part."""
+    checks: list[Callable[[], None]] = [
+        partial(_check, model, f"models[{index}]")
+        for index, model in enumerate(settings.models)
+        if not any(map(is_hub_id, model.sources().values()))
+    ]
+    classifiers = {f"rerankers[{index}].path": reranker.path for index, reranker in enumerate(settings.rerankers)}
+    if settings.safety is not None:
+        classifiers["safety.path"] = settings.safety.path
+    checks += [partial(_check_classifier, path, place) for place, path in classifiers.items() if not is_hub_id(path)]
     found = []
-    for index, model in enumerate(settings.models):
-        if any(map(is_hub_id, model.sources().values())):
-            continue
+    for check in checks:
         try:
-            _check(model, f"models[{index}]")
+            check()
         except ConfigError as error:
             found.append(str(error))
     return found
+
+
+def _check_classifier(path: str, place: str) -> None:
+    with at(place):
+        load_tokenizer(str(local_folder(path)))
 
 
 def _check(model: ModelSettings, place: str) -> None:

@@ -226,7 +226,7 @@ def test_a_file_that_serves_nothing_is_a_mistake(tmp_path: Path) -> None:
 def test_weights_that_are_missing_or_cut_off_are_named(lint: Lint) -> None:
     """A start read them after 20 seconds only, and told of it by a traceback."""
     lint()
-    (lint.folder / "guard").mkdir()
+    write_tokenizer(lint.folder / "guard")
     (lint.folder / "guard" / "config.json").write_text("{}")
     (lint.folder / "guard" / "model.safetensors").write_bytes(NO_TENSORS[:-1])
     safety = "      safety: {path: FOLDER/guard}\n"
@@ -246,7 +246,7 @@ def test_a_classifier_without_a_head_or_a_named_label_is_named(lint: Lint) -> No
     """The deployment found it only when the server started."""
     lint()
     for name, tensor in (("encoder", "bert.pooler.dense.weight"), ("guard", "classifier.weight")):
-        (lint.folder / name).mkdir()
+        write_tokenizer(lint.folder / name)
         (lint.folder / name / "config.json").write_text('{"id2label": {"0": "hate"}}')
         save_file({tensor: np.zeros((1, 1))}, lint.folder / name / "model.safetensors")
 
@@ -266,6 +266,15 @@ def test_a_classifier_without_a_head_or_a_named_label_is_named(lint: Lint) -> No
     (line,) = found("safety: {path: FOLDER/guard}")
     assert line.startswith(f"applications[0].args.safety.path: {lint.folder}/guard/config.json: problem_type is")
     assert found("rerankers: [{name: judge, path: FOLDER/guard}]") == []
+    (lint.folder / "guard" / "config.json").write_text('{"id2label": {"0": "hate"}, "model_type": "bert"}')
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (lint.folder / "guard" / name).unlink()
+    for part, place in (
+        ("safety: {path: FOLDER/guard}", "safety"),
+        ("rerankers: [{name: a, path: FOLDER/guard}]", "rerankers[0]"),
+    ):
+        (line,) = found(part)
+        assert line.startswith(f"applications[0].args.{place}.path: {lint.folder}/guard: the tokenizer has no")
 
 
 def test_a_checkpoint_whose_files_do_not_fit_together_is_named(lint: Lint) -> None:
@@ -334,7 +343,7 @@ def test_a_value_of_no_type_that_it_may_have_is_one_mistake(lint: Lint) -> None:
 
 def test_a_classifier_of_several_labels_is_no_cross_encoder(lint: Lint) -> None:
     folder = lint.folder / "guard"
-    folder.mkdir()
+    write_tokenizer(folder)
     rerankers = f"      rerankers: [{{name: judge, path: {folder}}}]\n"
     for labels, num_labels in (({"id2label": {"0": "x", "1": "y", "2": "z"}}, 3), ({}, 2), ({"num_labels": 4}, 4)):
         (folder / "config.json").write_text(json.dumps(labels))
