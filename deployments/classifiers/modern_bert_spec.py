@@ -82,7 +82,8 @@ def read_spec(path: str) -> ModernBertSpec | None:
         problem_type=told.get("problem_type"),
     )
     is_gelu = all(told.get(name, "gelu") == "gelu" for name in ("hidden_activation", "classifier_activation"))
-    return spec if is_gelu and not _OTHER_ROTATIONS & told.keys() and _is_sound(spec) else None
+    is_plain = is_gelu and told.get("quantization_config") is None and not _OTHER_ROTATIONS & told.keys()
+    return spec if is_plain and _is_sound(spec) else None
 
 
 def _is_sound(spec: ModernBertSpec) -> bool:

@@ -88,6 +88,8 @@ def test_the_bundled_guard_is_read() -> None:
         {"id2label": {}},
         {"id2label": {"0": "a"}, "problem_type": "single_label_classification"},
         {"problem_type": "another"},
+        # The weights alone are not the numbers: their scales were passed over.
+        {"quantization_config": {"quant_method": "fp8"}},
     ],
 )
 def test_what_is_not_as_published_is_left_to_transformers(told: dict[str, object], tmp_path: Path) -> None:
