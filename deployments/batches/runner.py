@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,7 +20,6 @@ from deployments.batches.lines import InputLine, LineReader, answered_line, chec
 from deployments.batches.result_file import ResultFile
 from deployments.batches.retries import Retries
 from deployments.batches.store import BatchStore, output_ids
-from deployments.batches.turns import Turns
 from deployments.batches.values import (
     MAX_LINE_BYTES,
     Batch,
@@ -32,6 +31,7 @@ from deployments.batches.values import (
 )
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
+from deployments.room import Room
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class BatchRunner:
     """The execution of one batch.
 
     Args:
-        turns: bounds the concurrent requests of all batches together.
+        room: bounds the concurrent requests of all batches together; tenants take turns.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class BatchRunner:
         store: BatchStore,
         disk: Disk,
         ask: Ask,
-        turns: Turns,
+        room: Room,
         batch: Batch,
     ) -> None:
         self._config = config
         self._store = store
         self._disk = disk
         self._ask = ask
-        self._turns = turns
+        self._room = room
         self._batch = batch
         self._is_cancelled = asyncio.Event()
         self._is_full = False
@@ -198,7 +198,8 @@ class BatchRunner:
         call = InsideCall(tenant=self._batch.tenant, method=method, path=path, request_id=line_id, body=body)
         retries = Retries()
         while not self._is_over:
-            async with self._turn():
+            async with AsyncExitStack() as place:
+                await self._unless_over(place.enter_async_context(self._room.place(self._batch.tenant)))
                 asked = replace(call, timeout_s=self._left_s)
                 answer = None if self._is_over else await self._unless_over(self._ask(asked))
             if answer is None:
@@ -208,17 +209,6 @@ class BatchRunner:
                 return answer
             await self._unless_over(self._disk.sleep(wait_s))
         return None
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Have one of the turns inside the block, unless the batch is over before there is one."""
-        turn = asyncio.ensure_future(self._turns.take(self._batch.tenant))
-        try:
-            await self._unless_over(turn)
-            yield
-        finally:
-            if turn.done() and not turn.cancelled():
-                self._turns.give_back()
 
     async def _unless_over(self, work: Awaitable[T]) -> T | None:
         """Await work until the batch is cancelled or expires; then cancel it and return None."""

@@ -11,11 +11,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from deployments.batches.runner import Ask, BatchRunner
 from deployments.batches.store import BatchStore
-from deployments.batches.turns import Turns
 from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
 from deployments.errors import UnavailableError
+from deployments.room import Room
 from deployments.waits import detached
 from engine.errors import RequestError
 
@@ -55,7 +55,7 @@ class BatchServer:
         self._config = config
         self._disk = disk
         self._ask = ask
-        self._turns = Turns(config.max_concurrent_requests)
+        self._room = Room(config.max_concurrent_requests, num_guests=0)
         self._runners: dict[str, BatchRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -138,7 +138,7 @@ class BatchServer:
 
     async def _run(self, batch: Batch) -> None:
         while True:
-            runner = BatchRunner(self._config, self._opened, self._disk, self._ask, self._turns, batch)
+            runner = BatchRunner(self._config, self._opened, self._disk, self._ask, self._room, batch)
             self._runners[batch.batch_id] = runner
             try:
                 await runner.run()

@@ -39,7 +39,6 @@ from deployments.gateway.front_gate import FrontGate
 from deployments.gateway.inside import answer_inside
 from deployments.gateway.overview import Overview
 from deployments.gateway.resumption import TokenSource
-from deployments.gateway.room import Room
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.gateway.served_names import ServedNames, Target
 from deployments.gateway.verdicts import Verdicts
@@ -60,6 +59,7 @@ from deployments.logs import log_answer, log_prompt
 from deployments.metrics import GatewayMetrics, gateway_families
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.registry.adapter_directory import AdapterDirectory
+from deployments.room import Room
 from deployments.routing.watch import ReplicaWatch
 from deployments.timeline import Timeline
 from deployments.tokenizer.tokenizer import LocalTokenizer, ask_tokenizer, build_codecs

@@ -10,9 +10,9 @@ from typing import Any
 from deployments.config import ModelConfig
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.resumption import TokenSource
-from deployments.gateway.room import Room
 from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult
+from deployments.room import Room
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.waits import patiently
 from engine.errors import RequestError

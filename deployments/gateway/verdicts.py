@@ -17,9 +17,9 @@ from ray.serve.handle import DeploymentHandle
 from deployments.classifiers.safety import Safety, ask_safety
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
-from deployments.gateway.room import Room
 from deployments.generation import Verdict
 from deployments.handles import RETRY_AFTER_S, reached
+from deployments.room import Room
 from engine.errors import EngineError, OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)

@@ -327,7 +327,7 @@ async def one_life(world: World, batch: Batch) -> None:
     """Run what there is until its end, or the process's."""
     server = world.server
     for found in world.store.unfinished():
-        runner = BatchRunner(server._config, world.store, world.disk, world.ask, server._turns, found)
+        runner = BatchRunner(server._config, world.store, world.disk, world.ask, server._room, found)
         try:
             await runner.run()
         except BaseException as death:

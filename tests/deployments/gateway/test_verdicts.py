@@ -9,9 +9,9 @@ import pytest
 
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
-from deployments.gateway.room import NUM_PLACES
 from deployments.gateway.verdicts import Verdicts
 from deployments.generation import Verdict
+from deployments.room import NUM_PLACES
 from engine.errors import RequestError
 from tests.deployments.in_process import Response
 

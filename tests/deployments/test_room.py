@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.gateway.room import Room
+from deployments.room import Room
 
 
 class Visits:
@@ -58,6 +59,49 @@ async def test_flows_take_turns_and_each_keeps_its_order() -> None:
         seen.append(name)
         await visits.leave(name)
     assert seen == ["a1", "a2", "b1", "a3", "b2", "a4"]
+
+
+async def test_flows_take_turns_however_many_callers_they_have() -> None:
+    visits, order = Visits(1), ""
+    for number, flow in enumerate("aaaaaabbc"):
+        await visits.come(f"{flow}{number}")
+    while visits.inside:
+        (name,) = visits.inside
+        order += name[0]
+        await visits.leave(name)
+    assert order == "aabcabaaa"
+
+
+async def test_so_many_places_are_given_and_no_more() -> None:
+    visits = Visits(2)
+    for name in ("a1", "a2", "a3", "a4"):
+        await visits.come(name)
+    assert visits.inside == ["a1", "a2"]
+    await visits.leave("a1")
+    assert visits.inside == ["a2", "a3"]
+    await visits.leave("a2")
+    assert visits.inside == ["a3", "a4"]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+async def test_who_leaves_while_waiting_costs_no_place(is_given: bool) -> None:
+    """Also if the place comes in the moment in which it leaves."""
+    visits = Visits(1)
+    for name in ("a", "b", "c"):
+        await visits.come(name)
+    if is_given:
+        visits._go["a"].set()
+        await asyncio.sleep(0)
+        await visits.cancel("b")
+    else:
+        await visits.cancel("b")
+        await visits.leave("a")
+    assert visits.inside == ["c"]
+    await visits.leave("c")
+    await visits.come("d")
+    await visits.come("e")
+    assert visits.inside == ["d"]
+    await visits.cancel("e")
 
 
 async def test_a_flow_that_holds_no_place_need_not_wait_for_one_that_holds_them_all() -> None:
