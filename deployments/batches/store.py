@@ -48,6 +48,8 @@ UPLOAD_LASTS_S = 3600.0
 MAX_DROPPED = 10_000
 """Files deleted at once: others wait meanwhile, and SQLite refuses a statement that names more than some 32,000."""
 
+_READ_BY_BATCHES = select(batches.c.input_file_id).where(batches.c.status.in_(UNFINISHED))
+
 
 class FolderTakenError(Exception):
     """Another process owns the folder."""
@@ -177,7 +179,7 @@ class BatchStore:
         """
         with self._engine.begin() as connection:
             self._file(connection, tenant, file_id)
-            if file_id in self._read_by_batches(connection):
+            if file_id in connection.scalars(_READ_BY_BATCHES).all():
                 raise RequestError(
                     f"An unfinished batch reads the file '{file_id}'; cancel it first.",
                     field="file_id",
@@ -191,8 +193,8 @@ class BatchStore:
         """Delete expired files, at most `MAX_DROPPED`, and abandoned uploads; return the number of files deleted."""
         now_s = self.clock()
         with self._engine.begin() as connection:
-            are_read = files.c.file_id.in_(select(batches.c.input_file_id).where(batches.c.status.in_(UNFINISHED)))
-            chosen = select(files.c.file_id).where(files.c.expires_s <= now_s, ~are_read).limit(MAX_DROPPED)
+            is_expired = (files.c.expires_s <= now_s) & files.c.file_id.not_in(_READ_BY_BATCHES)
+            chosen = select(files.c.file_id).where(is_expired).limit(MAX_DROPPED)
             expired = connection.scalars(chosen).all()
             for file_id in expired:
                 (self._files / file_id).unlink(missing_ok=True)
@@ -335,10 +337,6 @@ class BatchStore:
 
     def _is_current(self) -> Any:
         return (files.c.expires_s.is_(None)) | (files.c.expires_s > self.clock())
-
-    def _read_by_batches(self, connection: Connection) -> set[str]:
-        statement = select(batches.c.input_file_id).where(batches.c.status.in_(UNFINISHED))
-        return set(connection.execute(statement).scalars())
 
     def _tenant_bytes(self, tenant: str) -> int:
         stored = select(func.coalesce(func.sum(files.c.num_bytes), 0)).where(files.c.tenant == tenant)

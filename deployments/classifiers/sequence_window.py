@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from deployments.config import SafetyConfig
+from deployments.tokenizer.tokenizer_folder import read_tokenizer_config
 from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
 from engine.errors import CheckpointError, ConfigError
@@ -38,8 +38,6 @@ HEADS = frozenset({"classification_head", "classifier", "logits_proj", "score", 
 """Modules that transformers' classes for sequence classification put on an encoder; each has one of them."""
 PROBABLE = ("single_label_classification", "multi_label_classification")
 """Values of problem_type whose logits are turned into probabilities."""
-MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
-"""Larger than for other files, as tokenizer_config.json may list thousands of tokens."""
 
 
 def window_of(model_type: str, positions: int | None, pad_id: int | None, tokenizer_bound: float) -> int:
@@ -63,7 +61,7 @@ def read_window(folder: str) -> int:
         str(fields.config.get("model_type")),
         fields.count("max_position_embeddings", DEFAULT_WINDOW_TOKENS, least=-1),
         fields.count("pad_token_id", OFFSET_PAD_ID, least=-1),
-        _tokenizer_bound(Path(folder) / "tokenizer_config.json"),
+        _tokenizer_bound(folder),
     )
 
 
@@ -72,10 +70,10 @@ def _fields(folder: str) -> Fields:
     return Fields(read_json(path), str(path))
 
 
-def _tokenizer_bound(path: Path) -> float:
-    told: dict[str, Any] = read_json(path, max_bytes=MAX_TOKENIZER_CONFIG_BYTES) if path.exists() else {}
-    bound = told.get("model_max_length") or inf
+def _tokenizer_bound(folder: str) -> float:
+    bound = read_tokenizer_config(folder).get("model_max_length") or inf
     if isinstance(bound, bool) or not isinstance(bound, int | float) or bound < 1:
+        path = Path(folder) / "tokenizer_config.json"
         raise CheckpointError(f"{path}: model_max_length must be a number of at least 1, it is {bound!r}.")
     return bound
 

@@ -43,6 +43,16 @@ def load_tokenizer(folder: str) -> LoadedTokenizer:
     return found if found.templates else replace(found, templates=_of_processor(Path(folder)))
 
 
+def read_tokenizer_config(folder: str) -> dict[str, object]:
+    """Return what tokenizer_config.json holds; nothing if there is none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    path = Path(folder) / "tokenizer_config.json"
+    return read_json(path, max_bytes=MAX_CONFIG_BYTES) if path.exists() else {}
+
+
 def omitted_end(folder: str, loaded: LoadedTokenizer) -> int | None:
     """Return the end-of-text token that tokenizer_config.json adds to every text and tokenizer.json does not.
 
@@ -52,8 +62,7 @@ def omitted_end(folder: str, loaded: LoadedTokenizer) -> int | None:
     Raises:
         CheckpointError: tokenizer_config.json cannot be read.
     """
-    path = Path(folder) / "tokenizer_config.json"
-    told = read_json(path, max_bytes=MAX_CONFIG_BYTES) if path.is_file() else {}
+    told = read_tokenizer_config(folder)
     of_class = str(told.get("tokenizer_class")).removesuffix("Fast")
     if told.get("add_eos_token") is not True or of_class not in ENDING_CLASSES:
         return None
