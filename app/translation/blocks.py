@@ -14,6 +14,7 @@ from typing import Any
 
 from app.translation.streaming import Answer
 from deployments.generation import TextDelta, TokenScore
+from deployments.stream.harmony import PARAGRAPH
 
 
 class BlockKind(Enum):
@@ -73,16 +74,14 @@ class BlockReader:
 
     def feed(self, delta: TextDelta) -> Iterator[Step]:
         """Yield the changes of blocks that a piece of the answer causes."""
-        if delta.reasoning:
-            yield from self._grow(BlockKind.THOUGHTS, delta.reasoning)
-            # The scores so far belong to reasoning.
-            self._waiting_scores = ()
         # Scores of text that is held back as a possible call arrive before the text.
         self._waiting_scores += delta.scores
+        if delta.reasoning:
+            self._take_scores(delta.reasoning, is_first=False)
+            yield from self._grow(BlockKind.THOUGHTS, delta.reasoning)
         if delta.text:
-            waiting, place = self._waiting_scores, _place_of(delta.text, self._waiting_scores)
-            self._waiting_scores = waiting[place.stop :]
-            yield from self._grow(BlockKind.TEXT, delta.text, waiting[place])
+            is_first = self._open is None or self._open.kind is not BlockKind.TEXT
+            yield from self._grow(BlockKind.TEXT, delta.text, self._take_scores(delta.text, is_first=is_first))
         for call in delta.calls:
             if call.call_id is not None:
                 yield from self.close()
@@ -95,6 +94,12 @@ class BlockReader:
         if self._open is not None:
             block, self._open = self._open, None
             yield Step(block=block, closes=True)
+
+    def _take_scores(self, text: str, *, is_first: bool) -> tuple[TokenScore, ...]:
+        """Return the waiting scores of a text's tokens; they and those before them wait no longer."""
+        waiting, place = self._waiting_scores, _place_of(text, self._waiting_scores, is_first=is_first)
+        self._waiting_scores = waiting[place.stop :]
+        return waiting[place]
 
     def _grow(self, kind: BlockKind, piece: str, scores: tuple[TokenScore, ...] = ()) -> Iterator[Step]:
         if self._open is None or self._open.kind is not kind:
@@ -119,14 +124,36 @@ def blocks_of(answer: Answer) -> list[Block]:
     return reader.blocks
 
 
-def _place_of(text: str, scores: Sequence[TokenScore]) -> slice:
-    """Return the slice of the text's tokens: before them are markers and white space, after them held-back tokens."""
+def _place_of(text: str, scores: Sequence[TokenScore], *, is_first: bool) -> slice:
+    """Return the slice of the text's tokens: before them are markers and white space, after them held-back tokens.
+
+    Args:
+        is_first: the text begins a block; of any other text, which continues one, no token is left out.
+    """
     raw, start, end = text.encode(), 0, len(scores)
-    while end - start > 1 and raw in _bytes_of(scores[start + 1 : end]):
-        start += 1
+    if raw not in _bytes_of(scores):
+        # Between two messages there is an empty line, of which there is no token.
+        raw, is_first = raw.removeprefix(PARAGRAPH.encode()), True
+    if is_first:
+        exact = next((place for place in range(end) if scores[place].raw and _spells(raw, scores[place:])), None)
+        start = 0 if exact is None else exact
+        while exact is None and end - start > 1 and raw in _bytes_of(scores[start + 1 : end]):
+            start += 1
     while end - start > 1 and raw in _bytes_of(scores[start : end - 1]):
         end -= 1
     return slice(start, end)
+
+
+def _spells(raw: bytes, scores: Sequence[TokenScore]) -> bool:
+    """Return whether the first of these tokens spell the text, and no more."""
+    place = 0
+    for score in scores:
+        if not raw.startswith(score.raw, place):
+            return False
+        place += len(score.raw)
+        if place == len(raw):
+            return True
+    return False
 
 
 def _bytes_of(scores: Sequence[TokenScore]) -> bytes:

@@ -30,7 +30,7 @@ SIGN_BY_MARK = {mark: chr(0xD800 + place) for place, mark in enumerate(MARKS)}
 """Lone surrogates, which decoded UTF-8 never contains."""
 _SIGNS = re.compile(f"([{''.join(SIGN_BY_MARK.values())}])")
 _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
-_PARAGRAPH = "\n\n"
+PARAGRAPH = "\n\n"
 """Separator between two messages of the same kind."""
 
 Parts = tuple[str, str, tuple[CallDelta, ...]]
@@ -139,7 +139,7 @@ class HarmonyParts:
             self._arguments[-1] += text
         else:
             if self._needs_paragraph:
-                text = _PARAGRAPH + text
+                text = PARAGRAPH + text
             self._needs_paragraph = False
             self._said.add(self._kind)
             self._texts.setdefault(self._kind, []).append(text)
