@@ -38,6 +38,10 @@ class AnswerParts:
         """Whether the answer has tool calls, all of them complete."""
         return self._calls is not None and self._calls.has_calls
 
+    def pieces(self, text: str) -> tuple[str, ...]:
+        """Return the text in pieces to feed one by one: what each yields comes in the order of `feed`'s result."""
+        return (text,)
+
     def feed(self, text: str) -> tuple[str, str, tuple[CallDelta, ...]]:
         """Return the reasoning, content and tool call deltas that are certain after this text."""
         thoughts, content = ("", text) if self._split is None else self._split.feed(text)

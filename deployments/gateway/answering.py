@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -25,7 +25,6 @@ from deployments.gateway.token_masks import check_some_are_left, check_token_ids
 from deployments.gateway.token_scores import check_prompt_scores, scored, scored_prompt
 from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import (
-    CallDelta,
     ChatPrompt,
     EndReason,
     Finished,
@@ -41,7 +40,7 @@ from deployments.generation import (
 )
 from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
-from deployments.stream.harmony import HarmonyParts
+from deployments.stream.harmony import HarmonyParts, Parts
 from deployments.stream.stream_handler import StreamHandler
 from deployments.timeline import Recorder
 from deployments.waits import side_by_side
@@ -243,15 +242,14 @@ class Answer:
                         return
                     yield self._started(batch)
                 last_s = self._measure(len(batch.token_ids), last_s)
-                delta = _delta(parts.feed(await self._fed(text, batch, hidden)), text)
-                if delta is not None:
+                for delta in _deltas(parts, await self._fed(text, batch, hidden), text):
                     yield delta
                 if text.is_cut or text.is_flagged or batch.finish_reason is not None:
                     break
-        for found in (parts.feed(await text.close()), parts.close()):
-            delta = _delta(found, text)
-            if delta is not None:
-                yield delta
+        for delta in _deltas(parts, await text.close(), text):
+            yield delta
+        if (last := _delta(parts.close(), text)) is not None:
+            yield last
         yield self._finished(text, parts, batch, await self._safety.told(verdict, text.text))
 
     async def _fed(self, text: StreamHandler, batch: Emission, hidden: frozenset[int]) -> str:
@@ -376,9 +374,19 @@ class Answer:
         )
 
 
-def _delta(found: tuple[str, str, tuple[CallDelta, ...]], handler: StreamHandler) -> TextDelta | None:
+def _deltas(parts: AnswerParts | HarmonyParts, text: str, handler: StreamHandler) -> Iterator[TextDelta]:
+    """Yield what is new in the answer, in its order, given the text that was released last."""
+    num_behind = len(text)
+    for piece in parts.pieces(text):
+        num_behind -= len(piece)
+        delta = _delta(parts.feed(piece), handler, num_behind)
+        if delta is not None:
+            yield delta
+
+
+def _delta(found: Parts, handler: StreamHandler, num_behind: int = 0) -> TextDelta | None:
     reasoning, text, calls = found
-    scores = handler.take_scores()
+    scores = handler.take_scores(num_behind)
     if not (reasoning or text or calls or scores):
         return None
     return TextDelta(text=text, reasoning=reasoning, calls=calls, scores=scores, num_tokens=handler.num_tokens)

@@ -87,6 +87,10 @@ class HarmonyParts:
         """Whether there are calls, all of them complete."""
         return bool(self._arguments) and all(map(_is_object, self._arguments))
 
+    def pieces(self, text: str) -> tuple[str, ...]:
+        """Return the text in pieces to feed one by one: each is of one message, or a mark between two."""
+        return tuple(filter(None, _SIGNS.split(text))) or ("",)
+
     def feed(self, text: str) -> Parts:
         """Return the thoughts, content and call deltas that this text adds."""
         for piece in _SIGNS.split(text):

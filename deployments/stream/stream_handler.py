@@ -98,12 +98,16 @@ class StreamHandler:
             pieces.append(self._cut(text))
         return await self._screened("".join(pieces))
 
-    def take_scores(self) -> tuple[TokenScore, ...]:
-        """Return the scores of the tokens whose text was released since the last call."""
-        if self._is_closed:
+    def take_scores(self, num_behind: int = 0) -> tuple[TokenScore, ...]:
+        """Return the scores of the tokens whose text was released since the last call.
+
+        Args:
+            num_behind: how many of the last released characters are left for another call.
+        """
+        if self._is_closed and not num_behind:
             # If the text was cut or flagged, do not reveal scores of tokens whose text is not emitted.
             return self._scores.close(self._num_chars_left if self.is_cut or self.is_flagged else None)
-        return self._scores.release(self._num_chars_left)
+        return self._scores.release(self._num_chars_left - num_behind)
 
     async def close(self) -> str:
         """Return the text held back. No `feed` may follow.

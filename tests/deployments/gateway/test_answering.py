@@ -1,17 +1,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from app.translation.blocks import BlockReader
+from deployments.gateway import answering
 from deployments.gateway.gateway import Gateway
-from deployments.generation import ChatMessage, ChatPrompt, EndReason, Finished, Prompt, TextPrompt, TokenPrompt
+from deployments.generation import (
+    ChatMessage,
+    ChatPrompt,
+    EndReason,
+    Finished,
+    GenerationEvent,
+    Prompt,
+    TextDelta,
+    TextPrompt,
+    TokenPrompt,
+)
+from deployments.stream.harmony import MARKS
 from engine.errors import RequestError
+from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import ask, events_of, text_of
+from tests.deployments.tiny_models import write_tokenizer
 from tests.deployments.trained_tokenizers import metaspace
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -58,3 +75,54 @@ async def test_a_stop_string_ends_no_answer_of_fewer_tokens_than_were_asked_for(
     ends = [(await events_of(opened, ask(stop=stops, params={"min_tokens": min_tokens})))[-1] for min_tokens in (0, 9)]
     assert all(isinstance(end, Finished) and end.reason is EndReason.STOP for end in ends)
     assert [end.num_completion_tokens > 9 for end in ends if isinstance(end, Finished)] == [False, True]
+
+
+class Scripted:
+    """In the place of a `Resumption`: an answer in batches of these sizes."""
+
+    def __init__(self, token_ids: Sequence[int], sizes: Sequence[int]) -> None:
+        self._token_ids = token_ids
+        self._bounds = [*accumulate(sizes, initial=0)]
+
+    def __call__(self, *_: object, **__: object) -> Scripted:
+        return self
+
+    async def tokens(self) -> AsyncGenerator[Emission, None]:
+        for start, stop in pairwise(self._bounds):
+            token_ids = tuple(self._token_ids[start:stop])
+            yield Emission(
+                request_id=RequestId("r"),
+                token_ids=token_ids,
+                finish_reason=FinishReason.STOP if stop == len(self._token_ids) else None,
+                logprobs=tuple(TokenLogprobs(-float(place), (), 1) for place in range(start, stop)),
+            )
+
+
+def blocks_in(events: Sequence[GenerationEvent]) -> list[tuple[str, str, list[Any]]]:
+    """Return the kind, the text and the log-probabilities of what an answer consists of, in its order."""
+    reader = BlockReader()
+    for event in events:
+        if isinstance(event, TextDelta):
+            list(reader.feed(event))
+    return [(block.kind.name, block.text, [score.logprob for score in block.scores]) for block in reader.blocks]
+
+
+async def test_thoughts_after_a_preamble_stay_after_it_whatever_comes_in_one_batch(
+    gateway: OpenGateway, serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each batch the thoughts came first: in Responses and Messages they stood before, or in, the preamble."""
+    size = write_tokenizer(tmp_path, marks=MARKS, template=TEMPLATE + "{# <|channel|> #}")
+    opened = await gateway(model=replace(serving.model, tokenizer_path=str(tmp_path), vocab_size=size))
+    answer = (
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>So.<|return|>"
+    )
+    text = TextPrompt(text=answer, has_special_tokens=False)
+    token_ids = (await opened.tokenize("chat", text, with_texts=True)).token_ids
+    found = []
+    for sizes in ([1] * len(token_ids), [len(token_ids)], [4, len(token_ids) - 4], [4, 30, len(token_ids) - 34]):
+        monkeypatch.setattr(answering, "Resumption", Scripted(token_ids, sizes))
+        found.append(blocks_in(await events_of(opened, ask())))
+    parts = [("TEXT", "I look."), ("THOUGHTS", "Hm."), ("TEXT", "\n\nSo.")]
+    assert [(kind, text) for kind, text, _ in found[0]] == parts
+    assert found == [found[0]] * len(found)
