@@ -67,7 +67,7 @@ class CallParser:
         return 0 < self._num_started == self._num_complete
 
     def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
-        """Return the content and call deltas that are final after this text."""
+        """Return content and call deltas that are final after this text: the content comes before the calls."""
         self._held += text
         content: list[str] = []
         calls: list[CallDelta] = []
@@ -79,7 +79,7 @@ class CallParser:
         """Return the content held back; a truncated call stays incomplete."""
         # After an opening the held text is a call with an incomplete head, not content.
         is_open = self._state is _State.HEAD and not self._format.is_alone
-        is_call = self._is_required or self._num_started > 0 or is_open
+        is_call = self._state is not _State.PLAIN and (self._is_required or self._num_started > 0 or is_open)
         content, self._held = ("" if is_call else self._held), ""
         return content
 
@@ -94,8 +94,10 @@ class CallParser:
                 return self._read_arguments(calls)
             case _State.AFTER:
                 return self._leave_call()
-        content.append(self._held)
-        self._held = ""
+        # What comes after a call waits for a result of its own.
+        if not calls:
+            content.append(self._held)
+            self._held = ""
         return False
 
     def _leave_content(self, content: list[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.translation.blocks import Block, BlockReader
+from app.translation.blocks import Block, BlockKind, BlockReader
 from deployments.gateway.answer_shape import AnswerParts
 from deployments.generation import TextDelta, TokenScore
 from deployments.stream.reasoning import THINK, ReasoningSplit
@@ -16,6 +16,7 @@ from deployments.tools.parser import CallParser
 
 TOOLS = {"f": {"properties": {"a": {"type": "string"}}}}
 ANSWER = ["<think>", "a", "<", "</think>", "\n", "<", "<", " a", " a", "<", "fun", "<", "<", "\n", "\n", "a"]
+CALL = ["<function=f>", "\n<parameter=a>", "\nx", "\n", "</parameter>", "\n</function>"]
 
 
 def blocks_of(tokens: Sequence[str], cuts: Iterable[int]) -> list[Block]:
@@ -43,3 +44,14 @@ def test_every_token_of_a_text_keeps_its_log_probability_though_others_are_spell
     thoughts, text = blocks_of(ANSWER, cuts)
     assert (thoughts.text, text.text) == ("a<", "<< a a<fun<<\n\na")
     assert [score.token_id for score in text.scores] == [*range(5, len(ANSWER))]
+
+
+@given(cuts=st.sets(st.integers(1, len(CALL) + 2)))
+def test_text_stands_behind_the_call_that_it_follows(cuts: set[int]) -> None:
+    """With a call's end in its batch, the text came before it, and cut it in two, the second without id and name."""
+    blocks = blocks_of(["So.", *CALL, " Done", "."], cuts)
+    assert [(block.kind, block.text) for block in blocks] == [
+        (BlockKind.TEXT, "So."),
+        (BlockKind.CALL, '{"a": "x"}'),
+        (BlockKind.TEXT, "Done."),
+    ]
