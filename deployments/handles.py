@@ -39,6 +39,7 @@ TELL_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 600.0
 LAST_FRAME_TIMEOUT_S = 10.0
 """A replica sends its last frame before its call returns; a frame later than this is lost."""
+CANCELED = "The call was canceled on its replica."
 
 _WITHOUT_ANSWER = (
     FinishReason.FAILED,
@@ -95,11 +96,10 @@ class ChannelSource:
 
     async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Exception:
         """Return the error of a failed attempt: the frame has only its message, the call's result also its type."""
-        try:
-            async with asyncio.timeout(LAST_FRAME_TIMEOUT_S):
-                result = await asyncio.shield(control)
-        except TimeoutError:
-            result = None
+        await asyncio.wait((control,), timeout=LAST_FRAME_TIMEOUT_S)
+        if control.cancelled():
+            return ReplicaLostError(CANCELED)
+        result = control.result() if control.done() else None
         if result is not None and result.fault is not None:
             return result.fault
         return EngineError(emission.error or "The engine aborted the request.")
@@ -149,6 +149,8 @@ async def _result(response: Awaitable[Any]) -> GenerationResult:
 def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult]) -> None:
     """Fail a stream whose call has returned, unless its frames have ended it or do so in time."""
     if control.cancelled():
+        # By its reader, who has gone, or on the replica: Serve raises a canceled error for that, too.
+        subscription.fail(ReplicaLostError(CANCELED))
         return
     error = control.exception()
     if error is not None:

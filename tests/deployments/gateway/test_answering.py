@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.translation.blocks import BlockReader
+from deployments.channel.token_channel import ChannelListener
+from deployments.config import ChannelConfig, ModelConfig
+from deployments.errors import ReplicaLostError
 from deployments.gateway import answering
 from deployments.gateway.gateway import Gateway
 from deployments.generation import (
@@ -23,11 +28,13 @@ from deployments.generation import (
     TextPrompt,
     TokenPrompt,
 )
+from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
+from deployments.handles import ChannelSource
 from deployments.stream.harmony import MARKS
 from engine.errors import RequestError
 from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 from tests.deployments.conftest import Serving
-from tests.deployments.in_process import ask, events_of, text_of
+from tests.deployments.in_process import SECRET, Method, Response, ask, events_of, text_of
 from tests.deployments.tiny_models import write_tokenizer
 from tests.deployments.trained_tokenizers import metaspace
 
@@ -126,3 +133,44 @@ async def test_thoughts_after_a_preamble_stay_after_it_whatever_comes_in_one_bat
     parts = [("TEXT", "I look."), ("THOUGHTS", "Hm."), ("TEXT", "\n\nSo.")]
     assert [(kind, text) for kind, text, _ in found[0]] == parts
     assert found == [found[0]] * len(found)
+
+
+async def test_a_call_that_is_canceled_on_its_replica_is_made_again(
+    tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve then raises what it raises where the caller cancels: the answer waited for tokens without end."""
+    serving = Serving(tiny_model, ChannelConfig(transport="tcp", secret=SECRET, host="127.0.0.1"))
+    opened = await serving.gateway()
+    expected = text_of(await events_of(opened, ask()))
+    num_canceled, call_replica = 0, serving.replicas._guarded
+
+    async def canceled_once(call: GenerationCall) -> GenerationResult:
+        nonlocal num_canceled
+        if num_canceled:
+            return await call_replica(call)
+        num_canceled += 1
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(serving.replicas, "_guarded", canceled_once)
+    async with asyncio.timeout(60):
+        assert text_of(await events_of(opened, ask())) == expected
+    assert num_canceled == 1
+    await serving.replicas.server.stop()
+    await assert_lost_though_told_first(serving.replicas.calls[-1])
+
+
+async def assert_lost_though_told_first(call: GenerationCall) -> None:
+    """Check that a frame that tells of the cancelation, before the call does, is no cancelation of the reader."""
+    listener = ChannelListener(ChannelConfig(transport="tcp", secret=SECRET), "gateway")
+    canceled = asyncio.get_running_loop().create_future()
+    handle = SimpleNamespace(generate=Method(lambda _: Response(canceled)))
+    board = SimpleNamespace(lose_request=lambda *_: None, end=lambda _: None)
+    source = ChannelSource(handle, listener, TokenAddress(gateway_id="gateway", host="", port=1), board)
+    reading = asyncio.ensure_future(anext(source.tokens(call)))
+    await asyncio.sleep(0)
+    told = Emission(request_id=call.request_id, finish_reason=FinishReason.CANCELLED)
+    listener._subscriptions[call.request_id].put(told)
+    await asyncio.sleep(0)
+    canceled.cancel()
+    with pytest.raises(ReplicaLostError):
+        await reading
