@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.errors import UnavailableError
@@ -43,8 +45,9 @@ async def ask_actor(
         RequestError, OverloadError: as the actor raised them.
     """
     try:
-        async with asyncio.timeout(timeout_s):
-            return await getattr(actor, method).remote(*args)
+        with canceled_as_lost():
+            async with asyncio.timeout(timeout_s):
+                return await getattr(actor, method).remote(*args)
     except (RequestError, OverloadError) as error:
         raise unwrap(error) from None
     except UNREACHED as error:
@@ -52,9 +55,29 @@ async def ask_actor(
 
 
 async def until_answered(response: DeploymentResponse) -> Any:
-    """Await a call; cancelling the coroutine cancels the call."""
+    """Await a call; cancelling the coroutine cancels the call.
+
+    Raises:
+        RayError, RayServeException: there is no answer; also if the call was canceled on its replica.
+    """
     try:
-        return await response
+        with canceled_as_lost():
+            return await response
     except asyncio.CancelledError:
         response.cancel()
         raise
+
+
+@contextmanager
+def canceled_as_lost() -> Iterator[None]:
+    """Raise RequestCancelledError if a call was canceled on its replica.
+
+    Serve raises CancelledError for that, as if the task that waits for the answer were canceled.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RequestCancelledError from None

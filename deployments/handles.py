@@ -16,14 +16,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from adapters.catalogue import Catalogue
 from adapters.identity import AdapterDigest
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
-from deployments.handle_calls import UNREACHED, until_answered, unwrap
+from deployments.handle_calls import UNREACHED, canceled_as_lost, until_answered, unwrap
 from deployments.routing.board import Board
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import Emission, FinishReason
@@ -39,7 +39,6 @@ TELL_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 600.0
 LAST_FRAME_TIMEOUT_S = 10.0
 """A replica sends its last frame before its call returns; a frame later than this is lost."""
-CANCELED = "The call was canceled on its replica."
 
 _WITHOUT_ANSWER = (
     FinishReason.FAILED,
@@ -96,10 +95,11 @@ class ChannelSource:
 
     async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Exception:
         """Return the error of a failed attempt: the frame has only its message, the call's result also its type."""
-        await asyncio.wait((control,), timeout=LAST_FRAME_TIMEOUT_S)
-        if control.cancelled():
-            return ReplicaLostError(CANCELED)
-        result = control.result() if control.done() else None
+        try:
+            async with asyncio.timeout(LAST_FRAME_TIMEOUT_S):
+                result = await asyncio.shield(control)
+        except TimeoutError:
+            result = None
         if result is not None and result.fault is not None:
             return result.fault
         return EngineError(emission.error or "The engine aborted the request.")
@@ -116,11 +116,12 @@ class HandleSource:
         response = self._handle.generate_stream.remote(call)
         is_whole = False
         try:
-            async for item in response:
-                if isinstance(item, GenerationResult):
-                    raise item.fault or EngineError("The engine aborted the request.")
-                is_whole = item.finish_reason is not None
-                yield item
+            with canceled_as_lost():
+                async for item in response:
+                    if isinstance(item, GenerationResult):
+                        raise item.fault or EngineError("The engine aborted the request.")
+                    is_whole = item.finish_reason is not None
+                    yield item
         except (RayError, RayServeException) as error:
             raise serve_error(error) from error
         finally:
@@ -135,12 +136,12 @@ async def ask_vector(handle: DeploymentHandle, call: GenerationCall) -> Generati
         ReplicaLostError: the replica is gone.
         UnavailableError, OverloadError, EngineError: as `serve_error`.
     """
-    return await _result(until_answered(handle.pool.remote(call)))
+    return await _result(handle.pool.remote(call))
 
 
-async def _result(response: Awaitable[Any]) -> GenerationResult:
+async def _result(response: DeploymentResponse) -> GenerationResult:
     try:
-        result: GenerationResult = await response
+        result: GenerationResult = await until_answered(response)
     except (RayError, RayServeException) as error:
         raise serve_error(error) from error
     return result
@@ -149,8 +150,7 @@ async def _result(response: Awaitable[Any]) -> GenerationResult:
 def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult]) -> None:
     """Fail a stream whose call has returned, unless its frames have ended it or do so in time."""
     if control.cancelled():
-        # By its reader, who has gone, or on the replica: Serve raises a canceled error for that, too.
-        subscription.fail(ReplicaLostError(CANCELED))
+        # By its reader, who has gone.
         return
     error = control.exception()
     if error is not None:

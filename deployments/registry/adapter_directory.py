@@ -20,7 +20,7 @@ from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.identity import AdapterDigest
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
-from deployments.handle_calls import UNREACHED, ask_actor
+from deployments.handle_calls import UNREACHED, ask_actor, until_answered
 from deployments.handles import TELL_TIMEOUT_S, ask_all
 from deployments.registry.adapter_changes import AdapterStatus, Registration
 from engine.errors import RequestError
@@ -186,7 +186,8 @@ class AdapterDirectory:
         async with asyncio.timeout(TELL_TIMEOUT_S):
             for _ in range(2):
                 known = self._catalogue.store, self._catalogue.revision
-                found: Catalogue | None = await registry.catalogue.remote(self._gateway, *known, self._in_use())
+                asked = registry.catalogue.remote(self._gateway, *known, self._in_use())
+                found: Catalogue | None = await until_answered(asked)
                 if found is None:
                     return
                 self.adopt(found)

@@ -63,7 +63,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/errors.py": "tests/deployments/gateway/test_gateway.py loses replicas",
     "deployments/generation_calls.py": "tests/deployments/gateway/test_gateway.py makes every call and every fault",
     "deployments/generation.py": "tests/deployments/gateway/test_gateway.py makes requests of every kind of prompt",
-    "deployments/handle_calls.py": "tests/deployments/classifiers/test_safety.py unwraps what an actor raised",
     "deployments/handles.py": "tests/deployments/gateway/test_gateway.py runs with both kinds of source",
     "deployments/replica/model_replica.py": "every test of tests/e2e asks it, and several kill it",
     "deployments/pooled.py": "tests/deployments/gateway/test_embedding.py and test_reranking.py pass its values",

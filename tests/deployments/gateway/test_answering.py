@@ -28,7 +28,7 @@ from deployments.generation import (
     TextPrompt,
     TokenPrompt,
 )
-from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
+from deployments.generation_calls import TokenAddress
 from deployments.handles import ChannelSource
 from deployments.stream.harmony import MARKS
 from engine.errors import RequestError
@@ -136,31 +136,52 @@ async def test_thoughts_after_a_preamble_stay_after_it_whatever_comes_in_one_bat
 
 
 async def test_a_call_that_is_canceled_on_its_replica_is_made_again(
-    tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    serving: Serving, gateway: OpenGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Serve then raises what it raises where the caller cancels: the answer waited for tokens without end."""
-    serving = Serving(tiny_model, ChannelConfig(transport="tcp", secret=SECRET, host="127.0.0.1"))
-    opened = await serving.gateway()
+    opened = await gateway()
     expected = text_of(await events_of(opened, ask()))
-    num_canceled, call_replica = 0, serving.replicas._guarded
+    replicas, num_canceled = serving.replicas, 0
 
-    async def canceled_once(call: GenerationCall) -> GenerationResult:
-        nonlocal num_canceled
-        if num_canceled:
-            return await call_replica(call)
-        num_canceled += 1
-        raise asyncio.CancelledError
+    def canceled_once(method: Method) -> Method:
+        def call(*arguments: Any) -> Any:
+            nonlocal num_canceled
+            if num_canceled:
+                return method.remote(*arguments)
+            num_canceled += 1
+            return CanceledResponse()
 
-    monkeypatch.setattr(serving.replicas, "_guarded", canceled_once)
+        return Method(call)
+
+    monkeypatch.setattr(replicas, "generate", canceled_once(replicas.generate))
+    monkeypatch.setattr(replicas, "generate_stream", canceled_once(replicas.generate_stream))
     async with asyncio.timeout(60):
         assert text_of(await events_of(opened, ask())) == expected
     assert num_canceled == 1
+
+
+class CanceledResponse:
+    """A `DeploymentResponse` or `DeploymentResponseGenerator` of a call that is canceled on its replica."""
+
+    def __await__(self) -> Any:
+        raise asyncio.CancelledError
+        yield
+
+    def __aiter__(self) -> CanceledResponse:
+        return self
+
+    async def __anext__(self) -> Emission:
+        raise asyncio.CancelledError
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_a_cancelation_that_a_frame_tells_of_first_is_not_the_readers(tiny_model: ModelConfig) -> None:
+    serving = Serving(tiny_model, ChannelConfig(transport="tcp", secret=SECRET, host="127.0.0.1"))
+    await events_of(await serving.gateway(), ask())
     await serving.replicas.server.stop()
-    await assert_lost_though_told_first(serving.replicas.calls[-1])
-
-
-async def assert_lost_though_told_first(call: GenerationCall) -> None:
-    """Check that a frame that tells of the cancelation, before the call does, is no cancelation of the reader."""
+    call = serving.replicas.calls[-1]
     listener = ChannelListener(ChannelConfig(transport="tcp", secret=SECRET), "gateway")
     canceled = asyncio.get_running_loop().create_future()
     handle = SimpleNamespace(generate=Method(lambda _: Response(canceled)))
