@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
-from operator import attrgetter
 
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import ASIDE, BlockName, Landmarks, PrefixIndex
@@ -25,7 +24,7 @@ from engine.cache.tiers import MAX_FETCHES, MAX_SEEKS, CacheTiers
 from engine.config import ResolvedConfig
 from engine.ports import BlockMover
 from engine.request import RequestId
-from engine.scheduling.live_request import LiveRequest
+from engine.scheduling.live_request import BY_RANK, LiveRequest
 from engine.scheduling.state_marks import StateMarks
 from engine.scheduling.step_costs import StepCosts
 from engine.step import Snapshot, StepRow
@@ -69,7 +68,7 @@ class BlockTables:
 
         Does nothing and returns False unless `spare` more blocks per table stay free.
         """
-        names = self._shareable_names(live)
+        names = self.shareable(live)
         num_shared = self._num_found(names)
         tables: list[list[BlockId]] = []
         for table, seen in enumerate(self._reach.seen(num_shared)):
@@ -87,15 +86,22 @@ class BlockTables:
         is_done = self._try_lengthen(tables, lacking)
         assert is_done, "the pool has fewer free blocks than it said"
         live.tables = tables
-        live.num_computed = num_computed
+        live.num_computed = live.num_settled = num_computed
         if self._states is not None:
             self._states.open(live, names[:num_shared], self._reach.longest(names, self._index.__contains__))
         return True
 
     def num_to_compute(self, live: LiveRequest) -> int:
         """Return how many tokens of a request without blocks are not in the cache."""
-        num_shared = self._num_found(self._shareable_names(live))
+        num_shared = self._num_found(self.shareable(live))
         return live.num_tokens - num_shared * self._block_tokens
+
+    def shareable(self, live: LiveRequest) -> list[BlockName]:
+        """Return the names of the blocks that a request need not compute if they are cached."""
+        if not self._has_index or live.needs_every_token:
+            return []
+        # The last token is always computed: the next one is drawn from its logits.
+        return live.names_of((live.num_tokens - 1) // self._block_tokens, self._block_tokens)
 
     def try_extend(self, live: LiveRequest) -> bool:
         """Lengthen a request's tables to all known tokens, windowed ones to the next step's; False changes nothing."""
@@ -123,6 +129,7 @@ class BlockTables:
 
         Full blocks get names, and blocks that no later step of the request reads are released.
         """
+        live.num_settled = end
         first, last = start // self._block_tokens, end // self._block_tokens
         if self._has_index and last > first:
             names = live.names_of(last, self._block_tokens)
@@ -160,7 +167,7 @@ class BlockTables:
             self._pool.release(blocks[num_left:num_full], self._clock() + live.request.retention_s)
             self.tiers.let_go(blocks[num_left:])
         live.tables = []
-        live.num_computed = live.num_seeks = 0
+        live.num_computed = live.num_settled = live.num_seeks = 0
 
     def bring_back(self, waiting: Sequence[LiveRequest], num_running: int, costs: StepCosts) -> None:
         """Advance the tiers, and fetch prefixes of the next waiting requests from them where that beats computing them.
@@ -171,11 +178,11 @@ class BlockTables:
             return
         now_s = self._clock()
         self.tiers.advance(now_s=now_s, is_idle=not (num_running or waiting))
-        for live in nsmallest(MAX_FETCHES, waiting, key=attrgetter("rank")):
+        for live in nsmallest(MAX_FETCHES, waiting, key=BY_RANK):
             if live.num_seeks < MAX_SEEKS and now_s >= live.next_seek_s and not self.is_coming(live):
                 live.next_seek_s = now_s + SEEK_AGAIN_S
                 found = self.tiers.try_fetch(
-                    self._shareable_names(live),
+                    self.shareable(live),
                     spare=(num_running + 1) * len(self._reach.windows),
                     now_s=now_s,
                     worth_s=lambda num_blocks: costs.saved_s(num_running, num_blocks * self._block_tokens),
@@ -260,13 +267,6 @@ class BlockTables:
             return self._reach.longest(chain, self._index.__contains__)
 
         return reached(names) if self._states is None else self._states.snapshots.longest(names, reached)
-
-    def _shareable_names(self, live: LiveRequest) -> list[BlockName]:
-        """Return the names of the blocks that a request need not compute if they are cached."""
-        if not self._has_index or live.needs_every_token:
-            return []
-        # The last token is always computed: the next one is drawn from its logits.
-        return live.names_of((live.num_tokens - 1) // self._block_tokens, self._block_tokens)
 
     def _reuse(self, block: BlockId) -> None:
         self.tiers.overwrite(block)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from adapters.identity import AdapterDigest
@@ -21,6 +22,8 @@ from engine.trace import RequestTrace, TraceNotes
 
 PENDING = -1
 """Placeholder for a token that a step in flight will draw."""
+BY_RANK = attrgetter("rank")
+"""Sort key of live requests, the best rank first."""
 
 MAX_HEAD_START_STEPS = 4096
 HALF_HEAD_START_PRIORITY = 8
@@ -78,6 +81,7 @@ class LiveRequest:
         tables: its block tables, one for each table of the cache's layout; empty while it waits.
         row: index in the runner's buffers while the request runs, None while it waits.
         is_guest: whether it holds one of the extra rows for newcomers (`ResolvedConfig.num_guest_rows`).
+        num_settled: tokens before it are in the cache; the steps in flight compute the rest of `num_computed`.
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that did not admit it only because every adapter slot was taken.
         names: names of its leading full blocks, computed on demand.
@@ -100,6 +104,7 @@ class LiveRequest:
     row: int | None = None
     cost: float = 0.0
     num_computed: int = 0
+    num_settled: int = 0
     num_cached_tokens: int | None = None
     num_skips: int = 0
     num_seeks: int = 0
@@ -189,6 +194,11 @@ class LiveRequest:
         if self.request.pooling is not None:
             return not self.num_wanted
         return len(self.output_ids) >= self.request.params.max_tokens or self.num_tokens >= max_model_len
+
+    def begin_turn(self, now_s: float) -> None:
+        """Record the first admission, once `num_computed` tells what was cached."""
+        self.num_cached_tokens = min(self.num_computed, len(self.request.prompt_ids))
+        self.admitted_at_s = now_s
 
     def hurry(self) -> None:
         """Give the request a head start because its deadline is at risk."""

@@ -9,9 +9,8 @@ have shared the time of the prompt itself anyway. Pure: standard library only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 
-from engine.scheduling.live_request import LiveRequest, flow_of
+from engine.scheduling.live_request import BY_RANK, LiveRequest, flow_of
 from engine.scheduling.step_costs import StepCosts
 
 MAX_SHARE = 0.5
@@ -28,7 +27,7 @@ def newcomers(running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) ->
     They never overtake a waiting request of better rank, so that an endless stream of newcomers starves nobody.
     """
     busy = {flow_of(live.request) for live in running}
-    for live in sorted(waiting, key=attrgetter("rank")):
+    for live in sorted(waiting, key=BY_RANK):
         if flow_of(live.request) in busy or live.wants_scores:
             return
         yield live

@@ -27,7 +27,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import attrgetter
 
 from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
@@ -36,11 +35,12 @@ from engine.ports import AdapterGate, BlockMover, Drafting
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.admission import Admission
 from engine.scheduling.backlog import BacklogReader
+from engine.scheduling.beginnings import Beginnings
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog
 from engine.scheduling.hopeless import hopeless
 from engine.scheduling.lending import CacheLending
-from engine.scheduling.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
+from engine.scheduling.live_request import BY_RANK, PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
 from engine.scheduling.own_step import OwnSteps, newcomers
 from engine.scheduling.pins import Pins, is_ready
 from engine.scheduling.row_shares import who_yields
@@ -49,8 +49,6 @@ from engine.scheduling.step_draft import StepDraft
 from engine.speculation.speculation import Speculation
 from engine.step import StepPlan, StepResult, StepRow
 from engine.trace import StepClock
-
-_RANK = attrgetter("rank")
 
 
 class Scheduler:
@@ -283,13 +281,13 @@ class Scheduler:
 
         Returns False if that would preempt a request while a step is in flight.
         """
-        for live in sorted(self._running, key=_RANK):
+        for live in sorted(self._running, key=BY_RANK):
             if live.row is None or live.is_full(self._config.max_model_len):
                 continue
             while live.row is not None and not self._lending.try_extend(live):
                 if self._num_under_way:
                     return False
-                victim = max(self._running, key=_RANK)
+                victim = max(self._running, key=BY_RANK)
                 draft.drop_decode(victim)
                 self._preempt(victim)
             if live.row is not None and live.is_decoding:
@@ -305,21 +303,26 @@ class Scheduler:
         candidates = [live for live in self._running if live.num_wanted > 1]
         candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
         pins, can_admit = Pins(self._gate), True
-        for live in sorted(candidates, key=_RANK):
+        beginnings = Beginnings(self._config, self.admission.costs, self._running)
+        for num_before, live in enumerate(sorted(candidates, key=BY_RANK)):
             if not draft.share(live):
                 return
             if live.row is not None:
                 draft.put(live, is_admission=False)
-            elif can_admit and self._rows.is_left and pins.try_pin(live):
+            elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(self._tables.shareable(live)):
+                continue
+            elif beginnings.delays_others(self._tables.num_to_compute(live), len(candidates) - num_before):
+                can_admit = False
+            elif pins.try_pin(live):
                 can_admit = self._try_admit(live, draft, pins)
+            beginnings.note(live, draft.end_of(live))
 
     def _try_admit(self, live: LiveRequest, draft: StepDraft, pins: Pins) -> bool:
         """Give a waiting request with a pinned adapter a row, blocks and its share of the step.
 
         On False its adapter is unpinned again; nothing else changes, but lent blocks may have been reclaimed.
         """
-        # A free block per request keeps an admission from forcing a preemption in the very next step; a lone request
-        # needs none, as it has the whole cache.
+        # A free block per request, or it might force a preemption in the very next step; alone it has the whole cache.
         spare = len(self._running) + 1 if self._running else 0
         if not self._lending.try_open(live, spare=spare):
             pins.undo(live)
@@ -331,8 +334,7 @@ class Scheduler:
         self._waiting.remove(live)
         self._running.append(live)
         if not live.had_turn:
-            live.num_cached_tokens = min(live.num_computed, len(live.request.prompt_ids))
-            live.admitted_at_s = self._clock()
+            live.begin_turn(self._clock())
             self.counters.count_admission(live)
         return True
 

@@ -36,7 +36,8 @@ class StepCosts:
     def __init__(self) -> None:
         # The line through the decode steps: mean rows and seconds, variance, covariance, and slope.
         self._mean_rows = self._mean_s = self._spread = self._joint_spread = self._row_s = 0.0
-        self._prompt_token_s = 0.0
+        # Of steps whose decodes could be told from their prompts, and what the prompts took of them.
+        self._known_prompt_tokens = self._known_prompt_s = 0.0
         self._draft_tokens = self._draft_tokens_s = 0.0
         self._prompt_tokens = self._prompt_steps_s = 0.0
         self._num_steps = self._num_prompt_steps = 0
@@ -66,12 +67,11 @@ class StepCosts:
         else:
             self._prompt_tokens = MEMORY * self._prompt_tokens + num_prompt_tokens
             self._prompt_steps_s = MEMORY * self._prompt_steps_s + took_s
-            if not num_decodes:
-                self._num_alone += 1
-                left_s = max(0.0, took_s - self.prompt_s(num_prompt_tokens))
-                self._base_s += max(NEW_SHARE, 1 / self._num_alone) * (left_s - self._base_s)
             if self._num_steps >= MIN_STEPS:
                 self._learn_prompt(num_prompt_tokens, max(0.0, took_s - self.step_s(num_decodes)))
+                if not num_decodes:
+                    # Only now: before the cost of a token is known, the whole step would count as its fixed cost.
+                    self._learn_base(max(0.0, took_s - self.prompt_s(num_prompt_tokens)))
         self._measured_at_s = now_s
 
     @property
@@ -98,8 +98,8 @@ class StepCosts:
         return seconds / step_s if step_s else 0.0
 
     def prompt_s(self, num_tokens: float) -> float:
-        """Return the seconds that prompt tokens add to the steps that compute them."""
-        return self._prompt_token_s * num_tokens
+        """Return the seconds that prompt tokens add to the steps that compute them; 0 before any are measured."""
+        return num_tokens * self._known_prompt_s / self._known_prompt_tokens if self._known_prompt_tokens else 0.0
 
     def saved_s(self, num_rows: int, num_tokens: int) -> float:
         """Return the seconds that fetching prompt tokens may take and still beat computing them beside `num_rows` rows.
@@ -115,14 +115,19 @@ class StepCosts:
         Capped at a few prompt tokens: an overestimate would stop all drafts, and so would never be corrected.
         """
         if not self._draft_tokens:
-            return self._prompt_token_s
+            return self.prompt_s(1)
         measured_s = max(0.0, self._draft_tokens_s / self._draft_tokens)
-        return min(measured_s, MAX_SURPRISE * self._prompt_token_s or measured_s)
+        return min(measured_s, MAX_SURPRISE * self.prompt_s(1) or measured_s)
 
     @property
     def base_s(self) -> float | None:
         """Seconds that a step of prompts alone takes beyond its prompt tokens; None before any is measured."""
-        return self._base_s if self._num_alone and self._num_prompt_steps else None
+        return self._base_s if self._num_alone else None
+
+    @property
+    def fixed_s(self) -> float:
+        """Seconds that one more step takes, whatever it computes; 0 before anything is measured."""
+        return max(self.step_s(1), self.base_s or 0.0)
 
     def _learn_decodes(self, num_rows: int, took_s: float) -> None:
         self._num_steps += 1
@@ -138,6 +143,11 @@ class StepCosts:
         self._row_s = min(self._row_s, self._mean_s / max(1.0, self._mean_rows))
 
     def _learn_prompt(self, num_tokens: int, left_s: float) -> None:
+        # Sums, not a mean of rates: a few tokens in a step that something else held up would outweigh a long prompt.
         self._num_prompt_steps += 1
-        weight = max(NEW_SHARE, 1 / self._num_prompt_steps)
-        self._prompt_token_s += weight * (left_s / num_tokens - self._prompt_token_s)
+        self._known_prompt_tokens = MEMORY * self._known_prompt_tokens + num_tokens
+        self._known_prompt_s = MEMORY * self._known_prompt_s + left_s
+
+    def _learn_base(self, left_s: float) -> None:
+        self._num_alone += 1
+        self._base_s += max(NEW_SHARE, 1 / self._num_alone) * (left_s - self._base_s)

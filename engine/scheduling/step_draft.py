@@ -63,6 +63,10 @@ class StepDraft:
             budget = min(budget, max(1, self._num_free_logits - self._num_kept_logits))
         return max(0, min(live.num_wanted - num_drafted, budget))
 
+    def end_of(self, live: LiveRequest) -> int:
+        """Return the number of the request's tokens that are computed once the step is done."""
+        return self._end_by_live.get(live, live.num_computed)
+
     def put(self, live: LiveRequest, *, is_admission: bool) -> None:
         """Add a request's share, which must be at least one token."""
         count, num_drafted = self.share(live), self._num_drafted(live)
@@ -126,7 +130,7 @@ class StepDraft:
         )
 
     def _num_drafted(self, live: LiveRequest) -> int:
-        return self._end_by_live.get(live, live.num_computed) - live.num_computed
+        return self.end_of(live) - live.num_computed
 
     def _take_decode(self, live: LiveRequest, count: int) -> None:
         """Take `count` single tokens from the budget; a negative count gives them back."""

@@ -106,14 +106,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     """An engine's life: requests come, are cancelled, run late or fail, while steps go on."""
 
     @initialize(
-        config=configs(), gate=gates(), steps_ahead=st.integers(0, 1), knows_costs=st.booleans(), mover=movers()
+        config=configs(),
+        gate=gates(),
+        steps_ahead=st.integers(0, 1),
+        prompt_token_s=st.sampled_from([None, 0.0001, 0.02]),
+        mover=movers(),
     )
     def build(
         self,
         config: ResolvedConfig,
         gate: ScriptedGate,
         steps_ahead: int,
-        knows_costs: bool,
+        prompt_token_s: float | None,
         mover: ScriptedMover | None,
     ) -> None:
         if config.num_snapshots:
@@ -121,9 +125,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         failing = frozenset({"r3", "r8"})
         self.harness = Harness(config, gate, failing, lambda: self.now, steps_ahead, mover)
-        if knows_costs:
-            # Then some prompts are computed without the decodes.
-            teach(self.harness.scheduler.admission.costs)
+        if prompt_token_s is not None:
+            # Then some prompts are computed without the decodes, and dear ones without each other.
+            teach(self.harness.scheduler.admission.costs, prompt_token_s=prompt_token_s)
         self.requests: dict[str, Request] = {}
         self.cancelled: set[str] = set()
 
