@@ -7,14 +7,19 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Column, Connection, Engine, RowMapping, Select, delete, insert, literal, select
 
-from deployments.batches.tables import deleted_files, files
-from deployments.batches.values import Page, PageQuestion
+from deployments.batches.tables import batches, deleted_files, files
+from deployments.batches.values import UNFINISHED, Page, PageQuestion
 from engine.errors import RequestError
 
 T = TypeVar("T")
 
 PLACE_LASTS_S = 86_400
 """How long the place of a deleted file is known: longer than any client takes from one page to the next."""
+
+MAX_ENDED = 10_000
+"""How many ended batches of a tenant are kept."""
+MAX_FORGOTTEN = 1000
+"""How many are forgotten at once: others wait meanwhile."""
 
 
 def read_page(
@@ -57,6 +62,13 @@ def delete_rows(connection: Connection, file_ids: Collection[str], now_s: float)
     connection.execute(insert(deleted_files).from_select(["number", "file_id", "tenant", "deleted_s"], rows))
     connection.execute(delete(files).where(chosen))
     connection.execute(delete(deleted_files).where(deleted_files.c.deleted_s <= now_s - PLACE_LASTS_S))
+
+
+def forget_ended(connection: Connection, tenant: str) -> None:
+    """Delete a tenant's ended batches but the newest `MAX_ENDED`; their outputs are files, which stay."""
+    c = batches.c
+    ended = select(c.number).where(c.tenant == tenant, c.status.not_in(UNFINISHED)).order_by(c.number.desc())
+    connection.execute(delete(batches).where(c.number.in_(ended.offset(MAX_ENDED).limit(MAX_FORGOTTEN))))
 
 
 def _place(connection: Connection, item_id: Column[str], tenant: str, after: str) -> int | None:

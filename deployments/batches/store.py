@@ -21,11 +21,12 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from deployments.batches.pages import delete_rows, read_page
+from deployments.batches.pages import delete_rows, forget_ended, read_page
 from deployments.batches.tables import batch_of, batches, file_of, files, metadata
 from deployments.batches.values import (
     INPUT_PURPOSE,
     MAX_PART_BYTES,
+    MIN_FILE_BYTES,
     OUTPUT_PURPOSE,
     UNFINISHED,
     WINDOW_S,
@@ -120,7 +121,7 @@ class BatchStore:
             num_bytes = file.seek(0, os.SEEK_END)
             os.fsync(file.fileno())
         used = self._tenant_bytes(new.tenant)
-        if used + num_bytes > self._config.max_tenant_bytes:
+        if used + max(num_bytes, MIN_FILE_BYTES) > self._config.max_tenant_bytes:
             self.drop_upload(upload_id)
             raise self._full(used, field="file")
         stored = self._stored(f"file-{uuid.uuid4().hex}", new, num_bytes)
@@ -241,6 +242,7 @@ class BatchStore:
                 expires_s=now_s + int(WINDOW_S),
             )
             connection.execute(insert(batches), [asdict(batch)])
+            forget_ended(connection, new.tenant)
         return batch
 
     def batch(self, batch_id: str, tenant: str | None = None) -> Batch:
@@ -339,12 +341,12 @@ class BatchStore:
         return (files.c.expires_s.is_(None)) | (files.c.expires_s > self.clock())
 
     def _tenant_bytes(self, tenant: str) -> int:
-        stored = select(func.coalesce(func.sum(files.c.num_bytes), 0)).where(files.c.tenant == tenant)
+        stored = select(func.sum(func.max(files.c.num_bytes, MIN_FILE_BYTES))).where(files.c.tenant == tenant)
         # Their output is not among the files before they end.
         c = batches.c
         running = select(c.batch_id).where(c.tenant == tenant, c.status.in_(UNFINISHED))
         with self._engine.connect() as connection:
-            num_bytes = int(connection.execute(stored).scalar_one())
+            num_bytes = int(connection.execute(stored).scalar_one() or 0)
             batch_ids = connection.execute(running).scalars().all()
         return num_bytes + sum(_size(self._files / file_id) for i in batch_ids for file_id in output_ids(i))
 

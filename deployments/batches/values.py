@@ -14,6 +14,8 @@ WINDOW_S = 24 * 3600.0
 """Seconds from a batch's creation to its expiry: OpenAI's `completion_window` "24h"."""
 
 MAX_LINE_BYTES = 4_000_000
+MIN_FILE_BYTES = 4096
+"""What a file counts at least, however small its content: even an empty one takes a row and a name in a folder."""
 MAX_PART_BYTES = 1 << 20
 """Maximum part of a content in one message: Serve's messages to a replica hold at most 4 MiB."""
 

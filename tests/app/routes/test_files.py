@@ -193,10 +193,10 @@ async def test_an_upload_waits_for_room_for_temporary_files(
 
 
 async def test_more_than_a_tenant_may_keep_is_refused(tmp_path: Path) -> None:
-    _, client = await serve(tmp_path, max_tenant_bytes=100)
+    _, client = await serve(tmp_path, max_tenant_bytes=10_000)
     async with client as http:
-        assert (await http.post("/v1/files", data=BATCH, files=named(content=b"x" * 60))).status_code == 200
-        response = await http.post("/v1/files", data=BATCH, files=named(content=b"x" * 60))
+        assert (await http.post("/v1/files", data=BATCH, files=named(content=b"x" * 6000))).status_code == 200
+        response = await http.post("/v1/files", data=BATCH, files=named(content=b"x" * 6000))
     assert (response.status_code, response.json()["error"]["code"]) == (413, "storage_full")
 
 

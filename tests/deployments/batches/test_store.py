@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from deployments.batches import pages
 from deployments.batches.pages import delete_rows
 from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError, output_ids
-from deployments.batches.values import BatchCounts, BatchStatus, LineError, NewBatch, NewFile, PageQuestion
+from deployments.batches.values import (
+    MIN_FILE_BYTES,
+    BatchCounts,
+    BatchStatus,
+    LineError,
+    NewBatch,
+    NewFile,
+    PageQuestion,
+)
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
 from tests.deployments.batches.batch_world import ENDPOINT, LIMITS, a_batch, a_line, config, upload
@@ -90,6 +99,26 @@ def test_bounds_are_told(store: BatchStore) -> None:
         upload(store, b"x" * LIMITS["max_tenant_bytes"])
     assert refused.value.code == "storage_full"
     assert len(list((Path(store.content_path("x")).parents[1] / "uploads").iterdir())) == 0
+
+
+def test_a_small_file_counts_as_one_that_takes_a_block_of_the_disk(store: BatchStore) -> None:
+    for _ in range(LIMITS["max_tenant_bytes"] // MIN_FILE_BYTES):
+        last = upload(store, b"")
+    assert refusal(upload, store, b"") == "storage_full"
+    store.delete_file("blue", last)
+    upload(store, b"x")
+
+
+def test_the_newest_ended_batches_are_kept(store: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MAX_ENDED", 2)
+    first, *ended = [a_batch(store, a_line("a")) for _ in range(3)]
+    for batch in ended:
+        store.finish(batch.batch_id, BatchStatus.COMPLETED)
+    for tenant in ("blue", "blue", "red"):
+        store.finish((last := a_batch(store, a_line("a"), tenant=tenant)).batch_id, BatchStatus.COMPLETED)
+    found = [batch.batch_id for batch in store.list_batches("blue", PageQuestion(9)).items]
+    assert found[2:] == [ended[1].batch_id, first.batch_id]
+    assert store.batch(last.batch_id).tenant == "red"
 
 
 def test_what_unfinished_batches_have_written_counts_and_nothing_begins_without_room(store: BatchStore) -> None:
