@@ -4,7 +4,7 @@
 
 #include "native.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 

@@ -91,8 +91,12 @@ template <typename T> struct Panels {
     int64_t stride;              // between panels of a segment
 };
 
-// c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][all depth] * panels from the first on
-template <typename T, int64_t ROWS, int64_t PANELS>
+// Panels from memory are prefetched so far ahead: processors do it by themselves, but not across 4 KiB pages. They are
+// read one by one, because one stream is read faster than two.
+constexpr int64_t AHEAD_BYTES = 4096, LINE_BYTES = 64;
+
+// c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][all depth] * panels from the first on; FAR if these come from memory
+template <typename T, int64_t ROWS, int64_t PANELS, bool FAR>
 static inline void multiply_tile(const Factor<T> *a, int64_t a_stride, const Panels<T> &panels, int64_t first_panel,
                                  bool add, float *c, int64_t c_stride) {
     constexpr int64_t step = Depth<T>::step, parts = PANELS * PANEL_LANES;
@@ -109,6 +113,9 @@ static inline void multiply_tile(const Factor<T> *a, int64_t a_stride, const Pan
                 for (int64_t p = 0; p < parts; p++) {
                     const int64_t at = p / PANEL_LANES * panels.stride + p % PANEL_LANES * LANES * step;
                     columns[p] = load_panel(panel + at + k * COLUMNS, turn);
+                    if constexpr (FAR)
+                        if (turn == 0 && p * LANES * step * sizeof(T) % LINE_BYTES == 0)
+                            __builtin_prefetch(reinterpret_cast<const char *>(panel + at + k * COLUMNS) + AHEAD_BYTES);
                 }
                 for (int64_t r = 0; r < ROWS; r++)
                     for (int64_t p = 0; p < parts; p++)
@@ -120,14 +127,14 @@ static inline void multiply_tile(const Factor<T> *a, int64_t a_stride, const Pan
             store_lanes(sums[r][p], c + r * c_stride + p * LANES);
 }
 
-template <typename T, int64_t PANELS, int64_t ROWS = MAX_TILE_ROWS<T>>
+template <typename T, int64_t PANELS, bool FAR, int64_t ROWS = MAX_TILE_ROWS<T>>
 static inline void multiply_rows(int64_t rows, const Factor<T> *a, int64_t a_stride, const Panels<T> &panels,
                                  int64_t first_panel, bool add, float *c, int64_t c_stride) {
     if constexpr (ROWS > 0) {
         if (rows >= ROWS)
-            multiply_tile<T, ROWS, PANELS>(a, a_stride, panels, first_panel, add, c, c_stride);
+            multiply_tile<T, ROWS, PANELS, FAR>(a, a_stride, panels, first_panel, add, c, c_stride);
         else
-            multiply_rows<T, PANELS, ROWS - 1>(rows, a, a_stride, panels, first_panel, add, c, c_stride);
+            multiply_rows<T, PANELS, FAR, ROWS - 1>(rows, a, a_stride, panels, first_panel, add, c, c_stride);
     }
 }
 
@@ -258,8 +265,19 @@ static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Pa
     if (p == num_panels)
         return;
     const Factor<T> *factors = factors_of(rows, a, a_stride, panels.num_segments * panels.depth);
-    for (; p < num_panels; p += TILE_PANELS)
-        for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS<T>)
-            (p + TILE_PANELS <= num_panels ? multiply_rows<T, TILE_PANELS> : multiply_rows<T, 1>)(
-                rows - r, factors + r * a_stride, a_stride, panels, p, ADD, c + r * c_stride + p * COLUMNS, c_stride);
+    for (; p < num_panels; p += TILE_PANELS) {
+        const int64_t some = std::min(TILE_PANELS, num_panels - p);
+        for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS<T>) {
+            // The first rows bring the panels into the cache.
+            const bool is_first = FAR && r == 0;
+            if (some == TILE_PANELS && !is_first)
+                multiply_rows<T, TILE_PANELS, false>(rows - r, factors + r * a_stride, a_stride, panels, p, ADD,
+                                                     c + r * c_stride + p * COLUMNS, c_stride);
+            else
+                for (int64_t i = p; i < p + some; i++)
+                    (is_first ? multiply_rows<T, 1, true> : multiply_rows<T, 1, false>)(
+                        rows - r, factors + r * a_stride, a_stride, panels, i, ADD, c + r * c_stride + i * COLUMNS,
+                        c_stride);
+        }
+    }
 }

@@ -89,40 +89,90 @@ static inline void multiply_tiles(const int8_t *q, int64_t stride, int64_t rows,
 }
 #endif
 
-// Multiplies ROWS rows by one panel, which is read once for all of them.
-template <int64_t ROWS>
-static inline void multiply_panel(const int8_t *q, int64_t stride, const int8_t *panel, int64_t depth, int32_t *sums) {
-    LaneNumbers rows[ROWS][PANEL_LANES] = {};
+// A tile's sums stay in registers, as in panels.h.
+#if defined(__AVX512VNNI__)
+constexpr int64_t MAX_ROWS = 12, TILE_PANELS_INT8 = 2;
+#else
+constexpr int64_t MAX_ROWS = 4, TILE_PANELS_INT8 = 1;
+#endif
+
+// Multiplies ROWS rows by PANELS panels, which are read once for all of them; FAR if these come from memory.
+template <int64_t ROWS, int64_t PANELS, bool FAR>
+static inline void multiply_tile(const int8_t *q, int64_t stride, const int8_t *panel, int64_t depth, int32_t *sums) {
+    LaneNumbers rows[ROWS][PANELS * PANEL_LANES] = {};
+    const int64_t size = depth * COLUMNS;
 #if defined(__AVX512VNNI__)
     // One operand of the instruction is unsigned: 128 is added to x, and 128 times the panel is subtracted at the end.
     constexpr uint32_t OFFSET = 0x80808080u;
-    __m512i excess = {};
+    __m512i excess[PANELS] = {};
     for (int64_t k = 0; k < depth; k += STEP) {
-        const __m512i columns = _mm512_loadu_si512(panel + k * COLUMNS);
-        excess = _mm512_dpbusd_epi32(excess, _mm512_set1_epi32(static_cast<int32_t>(OFFSET)), columns);
+        __m512i columns[PANELS];
+        for (int64_t p = 0; p < PANELS; p++) {
+            columns[p] = _mm512_loadu_si512(panel + p * size + k * COLUMNS);
+            if constexpr (FAR)
+                __builtin_prefetch(panel + p * size + k * COLUMNS + AHEAD_BYTES);
+            excess[p] = _mm512_dpbusd_epi32(excess[p], _mm512_set1_epi32(static_cast<int32_t>(OFFSET)), columns[p]);
+        }
         for (int64_t r = 0; r < ROWS; r++) {
             uint32_t four;
             std::memcpy(&four, q + r * stride + k, sizeof four);
             const __m512i spread = _mm512_set1_epi32(static_cast<int32_t>(four ^ OFFSET));
-            rows[r][0] = (LaneNumbers)_mm512_dpbusd_epi32((__m512i)rows[r][0], spread, columns);
+            for (int64_t p = 0; p < PANELS; p++)
+                rows[r][p] = (LaneNumbers)_mm512_dpbusd_epi32((__m512i)rows[r][p], spread, columns[p]);
         }
     }
     for (int64_t r = 0; r < ROWS; r++)
-        rows[r][0] -= (LaneNumbers)excess;
+        for (int64_t p = 0; p < PANELS; p++)
+            rows[r][p] -= (LaneNumbers)excess[p];
 #else
     for (int64_t k = 0; k < depth; k += STEP) {
-        LaneBits columns[PANEL_LANES];
-        std::memcpy(columns, panel + k * COLUMNS, sizeof columns);
-        for (int64_t r = 0; r < ROWS; r++)
+        LaneBits columns[PANELS * PANEL_LANES];
+        for (int64_t p = 0; p < PANELS * PANEL_LANES; p++) {
+            const int64_t at = p / PANEL_LANES * size + p % PANEL_LANES * LANES * STEP;
+            std::memcpy(columns + p, panel + at + k * COLUMNS, sizeof columns[p]);
+        }
+        if constexpr (FAR)
+            __builtin_prefetch(panel + k * COLUMNS + AHEAD_BYTES);
+        for (int64_t r = 0; r < ROWS; r++) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+            // One operand of the first instruction is unsigned: the columns' signs are moved to x. Two products of at
+            // most 128 * 127 fit in the 16 bits of their sum.
+            int32_t four;
+            std::memcpy(&four, q + r * stride + k, sizeof four);
+            for (int64_t p = 0; p < PANELS * PANEL_LANES; p++) {
+                const __m256i column = (__m256i)columns[p], x = _mm256_sign_epi8(_mm256_set1_epi32(four), column);
+                const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(column), x);
+                rows[r][p] += (LaneNumbers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            }
+#else
             for (int64_t i = 0; i < STEP; i++)
-                for (int64_t p = 0; p < PANEL_LANES; p++)
+                for (int64_t p = 0; p < PANELS * PANEL_LANES; p++)
                     rows[r][p] += q[r * stride + k + i] * ((LaneNumbers)(columns[p] << (24 - 8 * i)) >> 24);
+#endif
+        }
     }
 #endif
+    // One by one: an array whose address is taken would be kept in memory.
     for (int64_t r = 0; r < ROWS; r++)
-        std::memcpy(sums + r * UNIT_PANELS * COLUMNS, &rows[r], sizeof rows[r]);
+        for (int64_t p = 0; p < PANELS * PANEL_LANES; p++) {
+            const LaneNumbers lanes = rows[r][p];
+            std::memcpy(sums + r * UNIT_PANELS * COLUMNS + p * LANES, &lanes, sizeof lanes);
+        }
 }
 
+template <int64_t PANELS, bool FAR, int64_t ROWS = MAX_ROWS>
+static inline void multiply_rows(int64_t rows, const int8_t *q, int64_t stride, const int8_t *panel, int64_t depth,
+                                 int32_t *sums) {
+    if constexpr (ROWS > 0) {
+        if (rows >= ROWS)
+            multiply_tile<ROWS, PANELS, FAR>(q, stride, panel, depth, sums);
+        else
+            multiply_rows<PANELS, FAR, ROWS - 1>(rows, q, stride, panel, depth, sums);
+    }
+}
+
+// The first rows bring the panels into the cache where they are FAR.
+template <bool FAR>
 static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_t num_panels, int64_t depth,
                      Sums &sums) {
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__)
@@ -134,13 +184,19 @@ static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_
         return;
     }
 #endif
-    for (int64_t p = 0; p < num_panels; p++) {
-        const int8_t *panel = panels + p * depth * COLUMNS;
-        int64_t r = 0;
-        for (; r + 4 <= rows; r += 4)
-            multiply_panel<4>(q + r * depth, depth, panel, depth, sums[r] + p * COLUMNS);
-        for (; r < rows; r++)
-            multiply_panel<1>(q + r * depth, depth, panel, depth, sums[r] + p * COLUMNS);
+    for (int64_t p = 0; p < num_panels; p += TILE_PANELS_INT8) {
+        const int64_t some = std::min(TILE_PANELS_INT8, num_panels - p);
+        for (int64_t r = 0; r < rows; r += MAX_ROWS) {
+            const bool is_first = FAR && r == 0;
+            const int8_t *first_row = q + r * depth;
+            if (some == TILE_PANELS_INT8 && !is_first)
+                multiply_rows<TILE_PANELS_INT8, false>(rows - r, first_row, depth, panels + p * depth * COLUMNS, depth,
+                                                       sums[r] + p * COLUMNS);
+            else
+                for (int64_t i = p; i < p + some; i++)
+                    (is_first ? multiply_rows<1, true> : multiply_rows<1, false>)(
+                        rows - r, first_row, depth, panels + i * depth * COLUMNS, depth, sums[r] + i * COLUMNS);
+        }
     }
 }
 
@@ -161,7 +217,8 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     alignas(64) Sums sums;
     for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
         const int64_t count = std::min(BLOCK_ROWS, end - block);
-        multiply(count, q + block * depth, static_cast<const int8_t *>(op.at[2]) + column * depth, panels, depth, sums);
+        (block == begin ? multiply<true> : multiply<false>)(
+            count, q + block * depth, static_cast<const int8_t *>(op.at[2]) + column * depth, panels, depth, sums);
         for (int64_t r = 0; r < count; r++) {
             const float scale = row_scales[block + r];
             T *y = static_cast<T *>(op.at[5]) + (block + r) * out + column;
