@@ -84,6 +84,7 @@ class Message(WireRequest):
     reasoning_content: str | None = Field(
         default=None, description="Assistant messages only: reasoning content; most chat templates omit it."
     )
+    parsed: Any = Field(default=None, description="Sent back by OpenAI's parse helpers; no effect.")
 
     @model_validator(mode="before")
     @classmethod

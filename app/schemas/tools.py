@@ -116,6 +116,7 @@ class CalledFunction(WireRequest):
 
     name: str = Field(min_length=1, max_length=64)
     arguments: str = Field(description="JSON text, as the model wrote it.")
+    parsed_arguments: Any = Field(default=None, description="Sent back by OpenAI's parse helpers; no effect.")
 
 
 class EarlierCall(WireRequest):

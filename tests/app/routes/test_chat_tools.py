@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai.types.chat import ParsedChatCompletionMessage
 
 from app.schemas.chat import ChatCompletion, ChatCompletionChunk
 from deployments.generation import CallDelta, ChatMessage, ChatPrompt, EndReason, TextDelta, ToolCall, ToolSpec
@@ -89,6 +90,22 @@ async def test_an_answer_may_come_back_inside_its_own_text(client: httpx.AsyncCl
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages[1].content == "I look."
     assert [call.call_id for call in prompt.messages[1].tool_calls] == ["call_a", "call_b"]
+
+
+async def test_a_parsed_answer_may_come_back_with_what_was_parsed(
+    client: httpx.AsyncClient, calling: ScriptedGateway
+) -> None:
+    """OpenAI's `parse`, `stream` and `runTools` add it, and send it: the turn after the first call was a 400."""
+    answer = (await client.post(PATH, json=GOOD | {"tools": TOOLS})).json()["choices"][0]["message"]
+    for call in answer["tool_calls"]:
+        call["function"]["parsed_arguments"] = json.loads(call["function"]["arguments"])
+    parsed = ParsedChatCompletionMessage[Any].model_validate(answer | {"parsed": {"city": "é"}})
+    turn = parsed.model_dump(mode="json", exclude_unset=True)
+    assert turn["parsed"] == turn["tool_calls"][0]["function"]["parsed_arguments"] == {"city": "é"}
+    results = [{"role": "tool", "content": "5", "tool_call_id": call["id"]} for call in answer["tool_calls"]]
+    body = GOOD | {"tools": TOOLS, "messages": [*GOOD["messages"], turn, *results]}
+    assert (await client.post(PATH, json=body)).status_code == 200
+    assert [call.arguments for call in calling.requests[1].prompt.messages[1].tool_calls] == ['{"city": "é"}', "{}"]  # type: ignore[union-attr]
 
 
 async def test_tools_calls_and_results_reach_the_gateway(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
