@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from deployments.generation import DOCUMENTS, ChatMessage, ChatPrompt, ToolSpec
 from deployments.stream.reasoning import reasoning_of_template
 from deployments.tokenizer.bounded_template import BoundedTemplate
-from deployments.tokenizer.template_habits import habits_of
+from deployments.tokenizer.template_habits import EFFORT, EFFORTS, NO_EFFORT, TemplateHabits, habits_of
 from deployments.tools.sample import PROBES, CallSample, call_sample
 from deployments.tools.turns import plain_turns
 from engine.errors import CheckpointError, RequestError
@@ -158,23 +158,38 @@ class ChatTemplate:
                     field="chat_template_kwargs",
                 )
         options = dict(prompt.template_options)
-        effort, switch = prompt.reasoning_effort, self._habits[template].switch
+        effort, habits = prompt.reasoning_effort, self._habits[template]
+        switch = habits.switch
         # A template that has both looks at the effort only if reasoning is on.
-        if effort is not None and "reasoning_effort" in known:
-            options.setdefault("reasoning_effort", effort)
+        if EFFORT in known and EFFORT not in options and (told := _told_effort(prompt, habits)) is not None:
+            options[EFFORT] = told
         if effort is not None and switch is not None:
-            options.setdefault(switch, effort != "none")
+            options.setdefault(switch, effort != NO_EFFORT)
         if (
-            effort not in (None, "none")
-            and not options.keys() & {"reasoning_effort", switch}
+            effort not in (None, NO_EFFORT)
+            and not options.keys() & {EFFORT, switch}
             and not prompt.effort_is_hint
             and reasoning_of_template(template.source) is None
         ):
             raise RequestError(
                 "the model's chat template does not support reasoning effort: 'reasoning_effort' must be 'none'",
-                field="reasoning_effort",
+                field=EFFORT,
             )
         return options
+
+
+def _told_effort(prompt: ChatPrompt, habits: TemplateHabits) -> str | None:
+    """Return the effort that a template with efforts is told, None for its default."""
+    effort = prompt.reasoning_effort
+    if effort is not None and prompt.effort_is_hint:
+        return habits.nearest_effort(effort)
+    if effort in habits.refused_efforts:
+        known = ", ".join(f"'{name}'" for name in EFFORTS if name not in habits.refused_efforts)
+        raise RequestError(
+            f"the model's chat template has no reasoning effort {effort!r}; 'reasoning_effort' must be one of: {known}",
+            field=EFFORT,
+        )
+    return effort
 
 
 def turn_fields(messages: Sequence[ChatMessage], change: Change = str) -> list[dict[str, Any]]:

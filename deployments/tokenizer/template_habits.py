@@ -22,6 +22,10 @@ _TOOL = {"name": "f", "description": "A probe.", "parameters": {"type": "object"
 _NO_ARGUMENTS: dict[str, Any] = {}
 _THOUGHTS = {"thinking": _TEXT, "reasoning_content": _TEXT}
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+EFFORT, NO_EFFORT = "reasoning_effort", "none"
+EFFORTS = (NO_EFFORT, "minimal", "low", "medium", "high", "xhigh", "max")
+"""What clients may ask for, from least to most."""
+_SPELLED_NONE = re.compile(rf"""(['"]){NO_EFFORT}\1""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,8 @@ class TemplateHabits:
         wants_one_text: it rejects a turn with calls that has both thoughts and content.
         wants_json: it renders arguments of calls only as the JSON text that a model wrote, not as an object.
         switch: variable that turns reasoning on or off; None if it has none.
+        refused_efforts: values of `reasoning_effort` that it rejects.
+        knows_no_effort: it has the effort "none", rather than one that it would show to the model as any other word.
     """
 
     shows_system: bool
@@ -43,6 +49,8 @@ class TemplateHabits:
     wants_one_text: bool
     wants_json: bool
     switch: str | None
+    refused_efforts: frozenset[str] = frozenset()
+    knows_no_effort: bool = False
 
     def turns(self, turns: Sequence[Turn]) -> list[Turn]:
         """Return turns in the form that the template accepts."""
@@ -54,11 +62,20 @@ class TemplateHabits:
             turns = [_with_json(turn) for turn in turns]
         return [_in_parts(turn) for turn in turns] if self.wants_parts else list(turns)
 
+    def nearest_effort(self, hint: str) -> str | None:
+        """Return the effort that comes nearest to one that is no more than a hint, or None for the default."""
+        if hint == NO_EFFORT:
+            return hint if self.knows_no_effort and hint not in self.refused_efforts else None
+        wanted = EFFORTS.index(hint)
+        known = [place for place, effort in enumerate(EFFORTS) if place and effort not in self.refused_efforts]
+        # Of two that are as near, the greater.
+        return EFFORTS[min(known, key=lambda place: (abs(place - wanted), -place))] if known else None
+
 
 def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> TemplateHabits:
     """Return a template's habits, found by rendering probe turns."""
 
-    def rendered(*turns: Turn, tools: Sequence[Any] = (), **options: bool) -> str | None:
+    def rendered(*turns: Turn, tools: Sequence[Any] = (), **options: object) -> str | None:
         variables = {"messages": list(turns), "tools": list(tools) or None, "documents": None}
         try:
             return template.render({**special_tokens, "add_generation_prompt": False, **variables, **options})
@@ -77,6 +94,11 @@ def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> T
         on, off = (rendered(user, add_generation_prompt=True, thinking=is_on) for is_on in (True, False))
         return "thinking" if on != off else None
 
+    def refused_efforts() -> frozenset[str]:
+        if EFFORT not in template.variables or rendered(first[-1]) is None:
+            return frozenset()
+        return frozenset(effort for effort in EFFORTS if rendered(first[-1], reasoning_effort=effort) is None)
+
     def takes(call_id: str, arguments: object = _NO_ARGUMENTS, **fields: str) -> bool:
         call = {"type": "function", "id": call_id, "function": {"name": "f", "arguments": arguments}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call], **fields}
@@ -91,6 +113,8 @@ def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> T
         wants_one_text=takes(_short("call_1"), **_THOUGHTS) and not takes(_short("call_1"), content=_TEXT, **_THOUGHTS),
         wants_json=takes(_short("call_1"), json.dumps(_NO_ARGUMENTS)) and not takes(_short("call_1")),
         switch=switch(),
+        refused_efforts=refused_efforts(),
+        knows_no_effort=EFFORT in template.variables and bool(_SPELLED_NONE.search(template.source)),
     )
 
 

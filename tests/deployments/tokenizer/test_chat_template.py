@@ -61,6 +61,31 @@ def test_an_effort_is_told_to_a_template_that_has_one_of_its_own() -> None:
     assert render(source, ChatPrompt(messages=TURNS[:1], reasoning_effort="high")) == "Reasoning: high"
 
 
+def hinted(effort: str) -> ChatPrompt:
+    return ChatPrompt(messages=TURNS[:1], reasoning_effort=effort, effort_is_hint=True)
+
+
+def test_a_template_with_efforts_of_its_own_refuses_others_by_field_and_takes_a_hint_for_the_nearest() -> None:
+    """Mistral's has two: coding agents send others, and every turn of theirs was refused, as if by its messages."""
+    source = (
+        "{% set reasoning_effort = reasoning_effort if reasoning_effort is defined else 'none' %}"
+        "{% if reasoning_effort not in ['none', 'high'] %}{{ raise_exception('none or high') }}{% endif %}"
+        "{{ reasoning_effort }}{% for m in messages %}{% endfor %}"
+    )
+    hints = ("none", "minimal", "medium", "max")
+    assert [render(source, hinted(effort)) for effort in hints] == ["none", "high", "high", "high"]
+    assert render(source.replace("'high'", "'low', 'high', 'max'"), hinted("medium")) == "high"
+    with pytest.raises(RequestError, match=r"must be one of: 'none', 'high'") as refused:
+        render(source, ChatPrompt(messages=TURNS[:1], reasoning_effort="medium"))
+    assert refused.value.field == "reasoning_effort"
+
+
+def test_a_hint_of_no_effort_is_not_shown_to_a_model_that_has_no_such_effort() -> None:
+    """That gpt-oss was to reason at the effort "none", which is none of its three."""
+    source = "{{ reasoning_effort or 'medium' }}{% for m in messages %}{% endfor %}"
+    assert [render(source, hinted(effort)) for effort in ("none", "low")] == ["medium", "low"]
+
+
 @pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])
 def test_an_effort_turns_reasoning_on_or_off_where_a_template_has_a_switch_beside_it(switch: str) -> None:
     """Without effort, GLM 5 reasoned at the highest; with one, DeepSeek V4 and Granite did not reason at all."""
