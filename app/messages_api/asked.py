@@ -91,7 +91,8 @@ def _effort(body: CountRequest) -> Any:
     # As in Anthropic's API, thinking is off by default, if the model offers a choice.
     if body.thinking is None or body.thinking.type == "disabled":
         return "none"
-    return None if body.output_config is None else body.output_config.effort
+    # As there, an effort that is absent is a high one. Some templates do not reason unless they are told one.
+    return (None if body.output_config is None else body.output_config.effort) or "high"
 
 
 def _format(body: CountRequest) -> ResponseFormat | None:

@@ -7,13 +7,17 @@ import pytest
 
 from app.messages_api.asked import chat_of
 from app.messages_api.schemas import MessagesRequest
+from app.settings import LimitSettings
+from app.translation.translate import whole_chat_prompt
 from deployments.generation import ChatPrompt
+from deployments.tokenizer.chat_template import ChatTemplate, turn_fields
 from tests.app.http.test_field_errors import DEEP
 from tests.app.scripted_gateway import ScriptedGateway
 
 GOOD: dict[str, Any] = {"model": "base", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 RESULTS = [{"type": "tool_result", "tool_use_id": "1", "content": content} for content in ("5", [TOOL_USE])]
+TOLD_TO_THINK = "{% for m in messages %}{% endfor %}{% if thinking %}<think>{% endif %}"
 TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
 
 
@@ -105,7 +109,16 @@ def test_every_option_reaches_the_chat(choice: dict[str, Any], expected: dict[st
 def test_a_model_thinks_only_where_it_is_asked_to() -> None:
     assert chat()["reasoning_effort"] == "none"
     assert chat(thinking={"type": "disabled"})["reasoning_effort"] == "none"
-    assert "reasoning_effort" not in chat(thinking={"type": "enabled", "budget_tokens": 2000})
+
+
+@pytest.mark.parametrize("more", [{}, {"output_config": {}}])
+def test_thinking_is_turned_on_whatever_the_template_does_by_default(more: dict[str, Any]) -> None:
+    """Templates that reason only if they are told to, as DeepSeek's and Granite's, were not, and no thoughts came."""
+    for thinking in ({"type": "enabled", "budget_tokens": 2000}, {"type": "adaptive"}):
+        asked = chat_of(MessagesRequest.model_validate(GOOD | {"thinking": thinking} | more))
+        prompt = whole_chat_prompt(asked, LimitSettings())
+        template = ChatTemplate({"default": TOLD_TO_THINK}, {}, max_chars=1000)
+        assert template.render(turn_fields(prompt.messages), (), prompt) == "<think>"
 
 
 async def test_an_effort_is_a_hint_also_where_tokens_are_counted(
