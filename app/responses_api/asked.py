@@ -121,6 +121,7 @@ def _messages(items: Sequence[InputItem]) -> list[Message]:
             case "function_call_output":
                 turns.append(Message(role="tool", tool_call_id=item.call_id, content=_text(item.output)))
             case "message":
+                # Thoughts before another's turn are of an answer that ended in them, and not of the next answer.
                 is_answer = item.role == "assistant"
                 turns.append(
                     Message(
@@ -129,7 +130,7 @@ def _messages(items: Sequence[InputItem]) -> list[Message]:
                         reasoning_content=(thoughts or None) if is_answer else None,
                     )
                 )
-                thoughts = "" if is_answer else thoughts
+                thoughts = ""
     return turns
 
 

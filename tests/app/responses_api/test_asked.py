@@ -57,6 +57,26 @@ def test_items_become_the_turns_of_a_chat() -> None:
     ]
 
 
+def test_thoughts_of_an_answer_that_had_nothing_else_are_not_those_of_the_next() -> None:
+    """Some templates refuse a turn with nothing but thoughts; those of an earlier turn, most leave out anyway."""
+
+    def thoughts(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    items = [
+        {"role": "user", "content": "Hi"},
+        thoughts("Hm"),
+        {"role": "user", "content": "Well?"},
+        thoughts("So."),
+        {"role": "assistant", "content": "Yes."},
+    ]
+    assert chat(input=items)["messages"] == [
+        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": "Well?"},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "So."},
+    ]
+
+
 def test_every_option_reaches_the_chat() -> None:
     schema = {"type": "object"}
     found = chat(
