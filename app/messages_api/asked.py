@@ -34,6 +34,8 @@ FIELD_NAMES = {
 
 MAX_INPUT_DEPTH = 512
 """Maximum nesting of an earlier call's input: the JSON writer supports less depth than the reader, 1,024."""
+ERROR = "Error"
+"""What the model reads of a tool that failed and gave no reason; an empty result would tell of success."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -119,7 +121,9 @@ def _of_user(blocks: Sequence[ContentBlock], field: str) -> Iterator[Message]:
             if not isinstance(content, str):
                 _check(content, ("text",), f"{field}[{index}].content")
                 content = "".join(part.text or "" for part in content)
-            yield Message(role="tool", tool_call_id=block.tool_use_id, content=content)
+            yield Message(
+                role="tool", tool_call_id=block.tool_use_id, content=content or (ERROR if block.is_error else "")
+            )
     text = "".join(block.text or "" for block in blocks if block.type == "text")
     if text or all(block.type == "text" for block in blocks):
         yield Message(role="user", content=text)

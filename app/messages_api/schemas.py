@@ -53,14 +53,16 @@ class ContentBlock(WireRequest):
     type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: str | None = None
     thinking: str | None = None
-    signature: str | None = None
-    data: str | None = None
+    signature: str | None = Field(default=None, description="Of thinking; accepted, no effect.")
+    data: str | None = Field(default=None, description="Of redacted thinking; accepted, no effect.")
     id: str | None = Field(default=None, min_length=1, max_length=128)
     name: str | None = Field(default=None, min_length=1, max_length=64)
     input: dict[str, Any] | None = None
     tool_use_id: str | None = Field(default=None, min_length=1, max_length=128)
     content: str | list[ContentBlock] | None = None
-    is_error: bool | None = None
+    is_error: bool | None = Field(
+        default=None, description="Of a tool's result: where it is empty, the model reads `Error`; else no effect."
+    )
 
     @model_validator(mode="before")
     @classmethod

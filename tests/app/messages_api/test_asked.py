@@ -106,6 +106,16 @@ def test_every_option_reaches_the_chat(choice: dict[str, Any], expected: dict[st
     )
 
 
+@pytest.mark.parametrize("empty", [{}, {"content": ""}, {"content": []}])
+def test_a_tool_that_failed_without_a_word_is_told_from_one_that_had_nothing_to_say(empty: dict[str, Any]) -> None:
+    def result(**more: Any) -> Any:
+        block = {"type": "tool_result", "tool_use_id": "1"} | empty | more
+        return chat(messages=[{"role": "user", "content": [block]}])["messages"][-1]["content"]
+
+    assert [result(is_error=is_error) for is_error in (None, False, True)] == ["", "", "Error"]
+    assert result(is_error=True, content="No such city.") == "No such city."
+
+
 def test_a_model_thinks_only_where_it_is_asked_to() -> None:
     assert chat()["reasoning_effort"] == "none"
     assert chat(thinking={"type": "disabled"})["reasoning_effort"] == "none"
