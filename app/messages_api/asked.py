@@ -63,6 +63,9 @@ def chat_of(body: CountRequest) -> ChatCompletionRequest:
             messages.append(_of_system(blocks, f"messages[{index}].content"))
         else:
             messages.append(_of_assistant(blocks, f"messages[{index}].content"))
+    if len(messages) > 1 and _is_empty_answer(messages[-1]):
+        # Anthropic allows it, and there is nothing to continue.
+        messages.pop()
     choice = body.tool_choice
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
     return ChatWithHints(
@@ -153,6 +156,10 @@ def _of_assistant(blocks: Sequence[ContentBlock], field: str) -> Message:
         tool_calls=calls or None,
         reasoning_content="".join(block.thinking or "" for block in blocks) or None,
     )
+
+
+def _is_empty_answer(turn: Message) -> bool:
+    return turn.role == "assistant" and not (turn.content or turn.tool_calls or turn.reasoning_content)
 
 
 def _arguments(given: dict[str, Any] | None, field: str) -> str:

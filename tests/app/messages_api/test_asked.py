@@ -18,6 +18,7 @@ GOOD: dict[str, Any] = {"model": "base", "max_tokens": 9, "messages": [{"role": 
 TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 RESULTS = [{"type": "tool_result", "tool_use_id": "1", "content": content} for content in ("5", [TOOL_USE])]
 TOLD_TO_THINK = "{% for m in messages %}{% endfor %}{% if thinking %}<think>{% endif %}"
+THINKING = {"type": "thinking", "thinking": "Hm.", "signature": ""}
 TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
 
 
@@ -32,7 +33,7 @@ def test_blocks_become_the_turns_of_a_chat() -> None:
         {
             "role": "assistant",
             "content": [
-                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                THINKING,
                 {"type": "text", "text": "I look.", "citations": None},
                 {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "é"}, "caller": {"type": "direct"}},
             ],
@@ -116,6 +117,14 @@ def test_a_tool_that_failed_without_a_word_is_told_from_one_that_had_nothing_to_
     assert result(is_error=True, content="No such city.") == "No such city."
 
 
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+def test_a_final_answer_that_is_still_empty_is_begun_instead_of_continued(content: Any) -> None:
+    """Anthropic allows only this turn to be empty; it was refused, as there is nothing to continue."""
+    found = chat(messages=[*GOOD["messages"], {"role": "assistant", "content": content}])
+    assert found["messages"] == GOOD["messages"]
+    assert "continue_final_message" not in found
+
+
 def test_a_model_thinks_only_where_it_is_asked_to() -> None:
     assert chat()["reasoning_effort"] == "none"
     assert chat(thinking={"type": "disabled"})["reasoning_effort"] == "none"
@@ -160,7 +169,7 @@ async def test_an_effort_is_a_hint_also_where_tokens_are_counted(
         ),
         ({"messages": [{"role": "user", "content": RESULTS}]}, "messages[0].content[1].content[0].type"),
         ({"messages": [{"role": "assistant", "content": [TOOL_USE] * 129}]}, "messages[0].content"),
-        ({"messages": [*GOOD["messages"], {"role": "assistant", "content": ""}]}, "messages"),
+        ({"messages": [*GOOD["messages"], {"role": "assistant", "content": [THINKING]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "a" * 6000}]}, "messages"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
