@@ -10,7 +10,7 @@ from app.responses_api.tools import ResponseTools
 from app.schemas.chat import ONLY_TEXT, ReasoningEffort, ServingOptions
 from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchema
-from app.schemas.tools import FunctionName
+from app.schemas.tools import PARSED, FunctionName
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, missing, refuse_types
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
@@ -29,6 +29,7 @@ class InputPart(WireRequest):
     text: str | None = None
     refusal: str | None = None
     logprobs: list[dict[str, Any]] | None = Field(default=None, description="From an earlier answer; no effect.")
+    parsed: Any = Field(default=None, description=PARSED)
 
     @model_validator(mode="before")
     @classmethod
@@ -73,6 +74,7 @@ class InputItem(WireRequest):
         default=None, min_length=1, max_length=64, description="Namespace of the called function."
     )
     arguments: str | None = None
+    parsed_arguments: Any = Field(default=None, description=PARSED)
     output: str | list[InputPart] | None = None
     summary: list[ThoughtsPart] | None = None
 

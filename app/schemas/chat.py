@@ -17,7 +17,15 @@ from app.schemas.common import (
 )
 from app.schemas.moderations import ChatModeration, ChatModerationRequest
 from app.schemas.structured import ResponseFormat
-from app.schemas.tools import MAX_EARLIER_CALLS, EarlierCall, MessageToolCall, ToolCallDelta, ToolChoice, Tools
+from app.schemas.tools import (
+    MAX_EARLIER_CALLS,
+    PARSED,
+    EarlierCall,
+    MessageToolCall,
+    ToolCallDelta,
+    ToolChoice,
+    Tools,
+)
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -84,7 +92,7 @@ class Message(WireRequest):
     reasoning_content: str | None = Field(
         default=None, description="Assistant messages only: reasoning content; most chat templates omit it."
     )
-    parsed: Any = Field(default=None, description="Sent back by OpenAI's parse helpers; no effect.")
+    parsed: Any = Field(default=None, description=PARSED)
 
     @model_validator(mode="before")
     @classmethod

@@ -14,6 +14,7 @@ MAX_EARLIER_CALLS = 128
 """Calls in one earlier turn of the assistant."""
 MAX_TOOLS = 4096
 """More are not looked at one by one: `limits.max_tools`, which is checked later, cannot be higher."""
+PARSED = "Sent back by OpenAI's parse helpers; no effect."
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -116,7 +117,7 @@ class CalledFunction(WireRequest):
 
     name: str = Field(min_length=1, max_length=64)
     arguments: str = Field(description="JSON text, as the model wrote it.")
-    parsed_arguments: Any = Field(default=None, description="Sent back by OpenAI's parse helpers; no effect.")
+    parsed_arguments: Any = Field(default=None, description=PARSED)
 
 
 class EarlierCall(WireRequest):

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import ParsedResponse, Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from app.responses_api.schemas import ResponseObject
@@ -173,6 +173,26 @@ async def test_an_error_of_the_client_s_in_mid_stream_names_its_field_and_blames
     *_, error, failed = await streamed(client, GOOD)
     assert (error["param"], error["message"]) == ("text.format", "'text.format' fits nothing.")
     assert error["code"] == failed["response"]["error"]["code"] == "invalid_prompt"
+
+
+async def test_parsed_items_may_come_back_with_what_was_parsed(
+    client: httpx.AsyncClient, calling: ScriptedGateway
+) -> None:
+    """OpenAI's `parse` adds it, its package for JavaScript sends it, and the turn after the first call was a 400."""
+    answer = (await client.post(PATH, json=GOOD)).json()
+    for item in answer["output"]:
+        if item["type"] == "function_call":
+            item["parsed_arguments"] = json.loads(item["arguments"])
+        elif item["type"] == "message":
+            item["content"][0]["parsed"] = {"a": 1}
+    items = (
+        ParsedResponse[Any].model_validate(answer, strict=False).model_dump(mode="json", exclude_unset=True)["output"]
+    )
+    assert items == answer["output"]
+    results = [{"type": "function_call_output", "call_id": call_id, "output": "5"} for call_id in ("call_a", "call_b")]
+    body = GOOD | {"input": [{"role": "user", "content": "Hi"}, *items, *results]}
+    assert (await client.post(PATH, json=body)).status_code == 200
+    assert [call.arguments for call in calling.requests[1].prompt.messages[1].tool_calls] == ['{"a":1}', "{}"]  # type: ignore[union-attr]
 
 
 async def test_scores_are_told_where_they_are_included(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
