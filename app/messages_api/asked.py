@@ -109,9 +109,12 @@ def _format(body: CountRequest) -> ResponseFormat | None:
 
 
 def _system(body: CountRequest) -> Iterator[Message]:
+    # An empty one is as if it was absent; some templates refuse a system turn.
+    if not body.system:
+        return
     if isinstance(body.system, str):
         yield Message(role="system", content=body.system)
-    elif body.system:
+    else:
         yield Message(role="system", content="\n\n".join(block.text for block in body.system))
 
 

@@ -66,12 +66,13 @@ def chat_of(body: InputTokensRequest) -> ChatCompletionRequest:
             field="previous_response_id",
             code="unsupported_parameter",
         )
-    messages = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
+    # Empty ones are as if they were absent; some templates refuse a system turn.
+    messages = [Message(role="system", content=body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         messages.append(Message(role="user", content=body.input))
     else:
         messages += _messages(body.input)
-    if len(messages) == (body.instructions is not None):
+    if len(messages) == bool(body.instructions):
         raise RequestError("'input' must not be empty.", field="input")
     return ChatCompletionRequest(
         model=body.model,

@@ -117,6 +117,12 @@ def test_a_tool_that_failed_without_a_word_is_told_from_one_that_had_nothing_to_
     assert result(is_error=True, content="No such city.") == "No such city."
 
 
+@pytest.mark.parametrize("system", ["", [], None])
+def test_an_empty_system_prompt_is_none(system: Any) -> None:
+    """An empty text became a turn of its own, which Gemma's template refuses."""
+    assert chat(system=system)["messages"] == GOOD["messages"]
+
+
 @pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
 def test_a_final_answer_that_is_still_empty_is_begun_instead_of_continued(content: Any) -> None:
     """Anthropic allows only this turn to be empty; it was refused, as there is nothing to continue."""

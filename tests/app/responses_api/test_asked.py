@@ -77,6 +77,11 @@ def test_thoughts_of_an_answer_that_had_nothing_else_are_not_those_of_the_next()
     ]
 
 
+def test_empty_instructions_are_none() -> None:
+    """They became a turn of their own, which Gemma's template refuses."""
+    assert chat(input="Hi", instructions="")["messages"] == [{"role": "user", "content": "Hi"}]
+
+
 def test_every_option_reaches_the_chat() -> None:
     schema = {"type": "object"}
     found = chat(
@@ -159,6 +164,7 @@ TOOL = {"type": "function", "name": "f"}
     ("change", "param"),
     [
         ({"input": []}, "input"),
+        ({"input": [], "instructions": ""}, "input"),
         ({"input": "a" * 6000}, "input"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
