@@ -24,6 +24,7 @@ Change = Callable[[str], str]
 MAX_ARGUMENTS_DEPTH = 64
 MAX_TEMPLATE_BYTES = 1 << 20
 """Of a file of its own; published templates have up to some 20 KB."""
+OPTIONS_FIELD = "chat_template_kwargs"
 _END_MARK = "\ue000end\ue001"
 _OURS = frozenset(
     {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
@@ -155,11 +156,12 @@ class ChatTemplate:
                 names = ", ".join(sorted(known)) or "none"
                 raise RequestError(
                     f"the model's chat template has no option {name[:64]!r}; it has: {names}",
-                    field="chat_template_kwargs",
+                    field=OPTIONS_FIELD,
                 )
         options = dict(prompt.template_options)
         effort, habits = prompt.reasoning_effort, self._habits[template]
         switch = habits.switch
+        _check_effort(options.get(EFFORT), habits, f"{OPTIONS_FIELD}.{EFFORT}")
         # A template that has both looks at the effort only if reasoning is on.
         if EFFORT in known and EFFORT not in options and (told := _told_effort(prompt, habits)) is not None:
             options[EFFORT] = told
@@ -183,13 +185,17 @@ def _told_effort(prompt: ChatPrompt, habits: TemplateHabits) -> str | None:
     effort = prompt.reasoning_effort
     if effort is not None and prompt.effort_is_hint:
         return habits.nearest_effort(effort)
-    if effort in habits.refused_efforts:
+    _check_effort(effort, habits, EFFORT)
+    return effort
+
+
+def _check_effort(effort: object, habits: TemplateHabits, field: str) -> None:
+    if isinstance(effort, str) and effort in habits.refused_efforts:
         known = ", ".join(f"'{name}'" for name in EFFORTS if name not in habits.refused_efforts)
         raise RequestError(
-            f"the model's chat template has no reasoning effort {effort!r}; 'reasoning_effort' must be one of: {known}",
-            field=EFFORT,
+            f"the model's chat template has no reasoning effort '{effort}'; '{field}' must be one of: {known}",
+            field=field,
         )
-    return effort
 
 
 def turn_fields(messages: Sequence[ChatMessage], change: Change = str) -> list[dict[str, Any]]:

@@ -75,9 +75,13 @@ def test_a_template_with_efforts_of_its_own_refuses_others_by_field_and_takes_a_
     hints = ("none", "minimal", "medium", "max")
     assert [render(source, hinted(effort)) for effort in hints] == ["none", "high", "high", "high"]
     assert render(source.replace("'high'", "'low', 'high', 'max'"), hinted("medium")) == "high"
-    with pytest.raises(RequestError, match=r"must be one of: 'none', 'high'") as refused:
-        render(source, ChatPrompt(messages=TURNS[:1], reasoning_effort="medium"))
-    assert refused.value.field == "reasoning_effort"
+    for changes, field in (
+        ({"reasoning_effort": "medium"}, "reasoning_effort"),
+        ({"template_options": {"reasoning_effort": "medium"}}, "chat_template_kwargs.reasoning_effort"),
+    ):
+        with pytest.raises(RequestError, match=rf"'{field}' must be one of: 'none', 'high'") as refused:
+            render(source, ChatPrompt(messages=TURNS[:1], **changes))  # type: ignore[arg-type]
+        assert refused.value.field == field
 
 
 def test_a_hint_of_no_effort_is_not_shown_to_a_model_that_has_no_such_effort() -> None:
