@@ -80,7 +80,7 @@ def _fingerprint(config: ResolvedConfig) -> str:
     """
     kernels = native.load() if config.device == "cpu" else None
     digest = hashlib.sha256()
-    for package in ("engine", "kernels"):
+    for package in ("adapters", "engine", "kernels"):
         for path in sorted((SOURCES / package).rglob("*.py")):
             digest.update(path.read_bytes())
     code = (digest.hexdigest(), None if kernels is None else kernels.name)

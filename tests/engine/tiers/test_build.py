@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +115,16 @@ def test_a_folder_of_the_users_cache_stands_in(model: Path, monkeypatch: pytest.
     assert [path.suffix for path in (model.parent / "cache" / "antiphon" / "kv").iterdir()] == [".blocks"]
 
 
-def test_other_code_finds_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("file", ["engine/decoder/rope.py", "kernels/early_touches.py", "adapters/weights.py"])
+def test_other_code_finds_nothing(model: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """A block of a request with an adapter depends on the code that scales adapters, too."""
     cache = a_cache()
     config = config_of(model, cache)
-    store_one(opened(config, cache))
     sources = model.parent / "sources"
-    (sources / "engine").mkdir(parents=True)
-    (sources / "engine" / "rope.py").write_text("mended")
+    for package in ("engine", "kernels", "adapters"):
+        shutil.copytree(build.SOURCES / package, sources / package, ignore=shutil.ignore_patterns("library"))
     monkeypatch.setattr(build, "SOURCES", sources)
+    store_one(opened(config, cache))
+    assert num_kept(opened(config, cache)) == 1
+    (sources / file).write_text("mended")
     assert num_kept(opened(config, cache)) == 0
