@@ -30,6 +30,8 @@ HEADER = struct.Struct("<16s32sQQ")
 MAGIC = b"antiphon blocks1"
 RECORD = struct.Struct("<32sQQI12x")
 """Name, depth, sequence number (0 for an empty slot), checksum."""
+MAX_SEQUENCE = 1 << 63
+"""A record with a higher number was damaged: few others could follow it."""
 PAGE_BYTES = 4096
 MAX_FILES = 64
 """The most engines that may share a folder: each has its own file."""
@@ -123,7 +125,7 @@ class DiskSlots:
     def _parse(self, records: bytes) -> Iterator[tuple[int, KeptBlock]]:
         names = set()
         for slot, (name, depth, sequence, checksum) in enumerate(RECORD.iter_unpack(records)):
-            if sequence and name not in names:
+            if 0 < sequence <= MAX_SEQUENCE and name not in names:
                 names.add(name)
                 self._sums[slot] = checksum
                 yield sequence, KeptBlock(BlockName(name), depth, slot)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.cache.prefix_index import BlockName
 from engine.errors import ConfigError
 from engine.ports import KeptBlock
-from engine.tiers.disk_slots import DiskSlots
+from engine.tiers.disk_slots import PAGE_BYTES, RECORD, DiskSlots
 
 NUM_SLOTS, BLOCK_BYTES = 4, 96
 
@@ -113,6 +113,24 @@ def test_a_byte_that_changed_is_noticed(tmp_path: Path, at: int) -> None:
     assert [slots.read(slot, a_name(slot)) is None for slot in range(NUM_SLOTS)] == [
         slot == damaged for slot in range(NUM_SLOTS)
     ]
+
+
+def test_records_overwritten_with_ones_are_not_there_and_leave_the_file_usable(tmp_path: Path) -> None:
+    """What a flash drive reads of an erased page: the highest number there is, after which none could follow."""
+    slots = open_slots(tmp_path)
+    for slot in range(NUM_SLOTS):
+        slots.write(slot, a_name(slot), slot, content(slot))
+    slots.close()
+    with open(the_file(tmp_path), "r+b") as file:
+        file.seek(PAGE_BYTES + RECORD.size)
+        file.write(b"\xff" * (2 * RECORD.size))
+    slots = open_slots(tmp_path)
+    assert [block.slot for block in slots.contents()] == [0, 3]
+    slots.write(1, a_name(9), 9, content(9))
+    slots.close()
+    slots = open_slots(tmp_path)
+    assert [block.slot for block in slots.contents()] == [0, 3, 1]
+    assert torch.equal(slots.read(1, a_name(9)), content(9))  # type: ignore[arg-type]
 
 
 def test_a_file_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
