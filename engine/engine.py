@@ -368,6 +368,8 @@ class Engine:
         if ended:
             with self._lock:
                 self._live_ids.difference_update(ended)
+                # What is left to cancel would end the next request of the same id, which may be read before it.
+                self._inbox = deque(entry for entry in self._inbox if entry not in ended)
             self._num_ended += len(ended)
         return emissions
 

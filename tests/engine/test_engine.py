@@ -240,6 +240,39 @@ def test_what_comes_while_a_step_is_computed_goes_before_it_but_nobody_in_it_end
     host.check_all_returned()
 
 
+def test_to_cancel_what_ends_before_a_paused_step_does_not_end_the_next_of_its_id() -> None:
+    """While a step is computed, cancellations stay in the inbox, and new requests overtake them."""
+    host = a_host(a_config(max_num_seqs=4, num_guest_rows=1))
+    if host.runner.steps_ahead:
+        return  # It does not pause.
+    teach(host.scheduler.admission.costs)
+    for name in "abcd":
+        host.engine.add(a_request(name, tenant="flood", max_tokens=20))
+    host.take(host.engine.step())
+    pauses = [True]
+
+    def pause() -> bool:
+        if host.scheduler.num_running == 5:
+            # It is computed, and nobody knows yet that its first token is the last one.
+            host.engine.cancel(RequestId("light"))
+        elif pauses:
+            host.engine.add(a_request("light", tenant="light", max_tokens=1))
+            return pauses.pop()
+        return False
+
+    host.runner.pauses = pause
+    host.take(host.engine.step())
+    assert host.reason("light") is FinishReason.LENGTH
+    host.emissions.clear()
+    host.engine.add(a_request("light", tenant="light", max_tokens=3))
+    host.runner.pauses = lambda: bool(pauses and pauses.pop())
+    pauses.append(True)
+    while host.scheduler.num_running or host.scheduler.num_waiting:
+        host.take(host.engine.step())
+    assert host.reason("light") is FinishReason.LENGTH
+    host.check_all_returned()
+
+
 def test_a_step_is_asked_to_pause_for_newcomers_only_and_the_wish_ends_as_they_are_seen() -> None:
     wish = threading.Event()
     host = a_host(pause_wish=wish)
