@@ -109,7 +109,8 @@ class CacheTiers:
     Without any, `advance` and `try_fetch` must not be called, and the other methods do nothing.
 
     Attributes:
-        num_stored_blocks, num_fetched_blocks: totals since the start.
+        num_stored_blocks, num_fetched_blocks: totals since the start. Parts in any table but the first do not count, as
+            they are of the same tokens.
     """
 
     def __init__(
@@ -291,7 +292,7 @@ class CacheTiers:
             else:
                 self._tiers[number].give_back(slot)
         if any(were_written):
-            self.num_stored_blocks += 1
+            self.num_stored_blocks += order.depth != ASIDE
             if order.name not in self._index:
                 self._landmarks.add_below(order.name, order.depth)
 
@@ -349,7 +350,7 @@ class CacheTiers:
             self._tiers[order.tier].close(order.name, is_good=fetch.is_given_up or i != num_good)
             if i < num_good and not fetch.is_given_up:
                 self._index.insert(order.name, order.block, order.depth)
-                self.num_fetched_blocks += 1
+                self.num_fetched_blocks += order.depth != ASIDE
             else:
                 self._forget_landmark(order.name)
         self._let_go_of(fetch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,22 @@ def test_a_prefix_comes_back_from_a_tier() -> None:
     serve(harness, a_request("again", PROMPT))
     assert cached(harness, "again") == 16
     assert harness.scheduler.tiers.num_fetched_blocks == 4
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_token_counts_once_however_many_tables_its_block_has_parts_in() -> None:
+    harness = Harness(replace(CONFIG, windows=(0, 5, 5), num_blocks=40), mover=ScriptedMover([400]))
+    serve(harness, a_request("first", PROMPT))
+    for _ in range(20):
+        # Nobody asks for anything: everything is stored.
+        harness.step()
+    assert harness.scheduler.tiers.num_stored_blocks == 5
+    for other in others(12):
+        serve(harness, other)
+    before = harness.scheduler.tiers.num_fetched_blocks
+    serve(harness, a_request("again", PROMPT))
+    assert cached(harness, "again") == 16
+    assert harness.scheduler.tiers.num_fetched_blocks - before == 4
 
 
 @pytest.mark.parametrize("capacities", [[2], [64, 2], [2, 64]])
