@@ -85,7 +85,10 @@ class TierMover:
 
     def fetched(self) -> list[tuple[int, int]]:
         """Return the finished fetches."""
-        return [self._fetched.popleft() for _ in range(len(self._fetched))]
+        found = [self._fetched.popleft() for _ in range(len(self._fetched))]
+        # Here, as some are given up when they are done, but nobody has been told yet.
+        self._given_up.difference_update(ticket for ticket, _ in found)
+        return found
 
     def give_up(self, ticket: int) -> None:
         """Cancel a fetch: write nothing more for it."""
@@ -148,7 +151,6 @@ class TierMover:
             _logger.exception("copying blocks of the KV cache from a tier failed")
         if num_good:
             self._learn((time.monotonic() - started_s) / num_good)
-        self._given_up.discard(ticket)
         self._fetched.append((ticket, num_good))
         self._on_done()
 

@@ -216,6 +216,17 @@ def test_nothing_is_written_for_a_fetch_that_was_given_up(bench: Bench, monkeypa
     assert bench.fetch(up(4, 1, 0)) == 1
 
 
+def test_nothing_is_kept_of_a_fetch_that_was_given_up_when_it_was_done(bench: Bench) -> None:
+    bench.mover.store([down(1, 0)])
+    bench.stored(1)
+    bench.arrived.clear()
+    bench.mover.fetch(7, [up(4, 1, 0)])
+    assert bench.arrived.wait(10)
+    bench.mover.give_up(7)
+    assert bench.mover.fetched() == [(7, 1)]
+    assert not bench.mover._given_up
+
+
 def test_an_error_on_a_thread_ends_its_copies_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(bench.cache, "read", lambda blocks: 1 / 0)
