@@ -26,7 +26,7 @@ from deployments.accounts.values import (
     UsageRecord,
     UsageTotal,
 )
-from deployments.handle_calls import UNAVAILABLE, UNREACHED, ask_actor
+from deployments.handle_calls import UNAVAILABLE, UNREACHED, ask_actor, until_answered
 from deployments.timeline import Timeline, TraceSource, ask_traces
 from engine.request import RequestId
 
@@ -98,9 +98,10 @@ class Meter:
         self._running[tenant] += 1
         try:
             async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                admission: Admission = await self._accounts.admit.remote(
+                asked = self._accounts.admit.remote(
                     tenant, limits, self._gateway, input_tokens, self._running[tenant], self._next_turn()
                 )
+                admission: Admission = await until_answered(asked)
         except UNREACHED as error:
             _logger.warning("a request of %s starts without a limit check: %s", tenant, error)
             self.num_unchecked += 1
@@ -182,7 +183,7 @@ class Meter:
                 # In batches, as the gateway would have sent them: Serve limits the message size.
                 for start in range(0, len(records), MAX_BATCH):
                     async with asyncio.timeout(RECORD_TIMEOUT_S):
-                        await self._accounts.record.remote(records[start : start + MAX_BATCH])
+                        await until_answered(self._accounts.record.remote(records[start : start + MAX_BATCH]))
             except UNAVAILABLE as error:
                 _logger.warning("records of a dead gateway cannot be stored yet: %s", error)
                 return False
@@ -251,7 +252,7 @@ class Meter:
         async with asyncio.timeout(ADMIT_TIMEOUT_S):
             running, turn = +self._running, self._next_turn()
             told = self._accounts.settle.remote(self._gateway, running, self._sent, turn, self._sent_number)
-            keys: list[KeyInfo] = await told
+            keys: list[KeyInfo] = await until_answered(told)
         return keys
 
     async def _send_records(self) -> None:
@@ -259,7 +260,7 @@ class Meter:
         num_left = self.spool.num_pending
         while num_left > 0:
             records = self.spool.pending(min(MAX_BATCH, num_left))
-            await self._accounts.record.remote(await self._completed(records))
+            await until_answered(self._accounts.record.remote(await self._completed(records)))
             self.spool.acknowledge(records)
             num_left -= len(records)
             for record in records:

@@ -10,7 +10,7 @@ from ray import serve
 
 from deployments.accounts.values import GATEWAY_LOST, UsageRecord
 from deployments.generation_calls import GenerationCall, TokenAddress
-from deployments.handle_calls import UNAVAILABLE
+from deployments.handle_calls import UNAVAILABLE, until_answered
 from deployments.waits import detached
 
 _logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ Send = Callable[[Sequence[UsageRecord]], Awaitable[None]]
 
 async def _to_accounts(records: Sequence[UsageRecord]) -> None:
     accounts = serve.get_deployment_handle("Accounts", serve.get_replica_context().app_name)
-    await accounts.record.remote(records)
+    await until_answered(accounts.record.remote(records))
 
 
 class OrphanRecorder:

@@ -54,7 +54,8 @@ class LocalHandle:
                 raise TimeoutError
             return found
 
-        return type("Method", (), {"remote": staticmethod(call)})
+        # A task, which can be canceled like the response of a Serve handle.
+        return type("Method", (), {"remote": lambda *args: asyncio.ensure_future(call(*args))})
 
 
 @pytest.fixture
@@ -138,6 +139,33 @@ async def test_while_the_accounts_are_away_requests_begin_and_records_wait(handl
     handle.is_away = False
     await meter.settle()
     assert (await meter.totals(UsageQuestion()))[0].num_requests == 1
+
+
+async def test_a_call_that_is_canceled_on_the_accounts_ends_no_request_and_no_task(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve then raises what it raises where the caller cancels: the gateway never again told what it had counted,
+    stored a record or learned of a key."""
+    monkeypatch.setattr(meter_module, "SETTLE_S", 0.01)
+    meter, canceled = a_meter(handle, tmp_path), set[str]()
+    await meter.start()
+
+    def cancel(name: str, *args: object) -> None:
+        if name not in canceled:
+            canceled.add(name)
+            raise asyncio.CancelledError
+
+    handle.heard = cancel
+    assert await meter.admit("blue", LIMITS, 1) == Admission()
+    meter.record(a_timeline("r1"))
+    async with asyncio.timeout(30):
+        while not {"settle", "record"} <= canceled or meter.spool.num_pending:
+            await asyncio.sleep(0.01)
+    await handle._actor.add_key("d1", "blue")
+    async with asyncio.timeout(30):
+        while not meter.tenant_by_key:
+            await asyncio.sleep(0.01)
+    assert (await handle._actor.totals(UsageQuestion()))[0].num_requests == 1
 
 
 async def test_what_waits_for_the_accounts_is_one_charge_of_each_tenant(handle: LocalHandle, tmp_path: Path) -> None:
