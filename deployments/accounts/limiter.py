@@ -8,9 +8,10 @@ output tokens left may begin, and the overrun is counted in the window in which 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage, storage_from_string
@@ -27,17 +28,28 @@ MAX_DRIFT_S = 5.0
 WINDOWED = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
 
 
+class _Use(NamedTuple):
+    """Tokens that count towards one limit; negative if they were counted before and not used."""
+
+    tenant: str
+    name: str
+    item: RateLimitItemPerMinute
+    tokens: int
+
+
 @dataclass(slots=True)
 class _Running:
     """The running requests of one gateway by tenant, as of its latest message, and when it was last heard.
 
     Attributes:
-        number: of its last charges that were counted.
+        number: of its last charges.
+        uncounted: of these charges, what could not be counted yet.
     """
 
     heard_s: float
     turn: int = -1
     number: int = 0
+    uncounted: deque[_Use] = field(default_factory=deque)
     count_by_tenant: dict[str, int] = field(default_factory=dict)
 
 
@@ -49,7 +61,7 @@ class Limiter:
     """
 
     def __init__(self, storage: str = "memory://", clock: Callable[[], float] = time.monotonic) -> None:
-        self._storage = storage_from_string(storage)
+        self._storage = storage_from_string(storage, wrap_exceptions=True)
         self._strategy = FixedWindowRateLimiter(self._storage)
         self._clock = clock
         self._offset_s = time.time() - clock()
@@ -64,6 +76,9 @@ class Limiter:
             input_tokens: estimated.
             num_here: the tenant's running requests at the gateway, including this one.
             turn: sequence number of the gateway's messages; running counts of a message that arrives late are ignored.
+
+        Raises:
+            StorageError: the store cannot be reached.
         """
         self._follow_clock()
         running = self._heard(gateway)
@@ -94,15 +109,8 @@ class Limiter:
 
     def charge(self, charge: Charge) -> None:
         """Count used tokens against the windows; fewer than none were counted before and not used."""
-        used = dict(zip(WINDOWED, (0, charge.input_tokens, charge.output_tokens), strict=True))
-        for name, item in _items(charge.limits).items():
-            if used[name] > 0:
-                self._strategy.hit(item, charge.tenant, name, cost=used[name])
-            elif used[name] < 0:
-                key = item.key_for(charge.tenant, name)
-                # Not below zero: the window in which they were counted may have ended.
-                counted = cast(int, self._storage.get(key))
-                self._storage.incr(key, item.get_expiry(), -min(-used[name], counted))
+        for use in _uses(charge):
+            self._count(use)
 
     def hear(
         self,
@@ -118,6 +126,9 @@ class Limiter:
         Args:
             turn: as for `admit`.
             number: of the charges, from 1 on; charges that the gateway sends again count once.
+
+        Raises:
+            StorageError: the store cannot be reached; the gateway sends the charges again.
         """
         self._follow_clock()
         running = self._heard(gateway)
@@ -125,8 +136,10 @@ class Limiter:
             running.turn, running.count_by_tenant = turn, dict(count_by_tenant)
         if number > running.number:
             running.number = number
-            for charge in charges:
-                self.charge(charge)
+            running.uncounted = deque(use for charge in charges for use in _uses(charge))
+        while running.uncounted:
+            self._count(running.uncounted[0])
+            running.uncounted.popleft()
 
     def num_running(self, tenant: str) -> int:
         """Return a tenant's number of running requests at live gateways."""
@@ -135,6 +148,15 @@ class Limiter:
         for name in gone:
             del self._running_by_gateway[name]
         return sum(running.count_by_tenant.get(tenant, 0) for running in self._running_by_gateway.values())
+
+    def _count(self, use: _Use) -> None:
+        if use.tokens > 0:
+            self._strategy.hit(use.item, use.tenant, use.name, cost=use.tokens)
+        elif use.tokens < 0:
+            key = use.item.key_for(use.tenant, use.name)
+            # Not below zero: the window in which they were counted may have ended.
+            counted = cast(int, self._storage.get(key))
+            self._storage.incr(key, use.item.get_expiry(), -min(-use.tokens, counted))
 
     def _heard(self, gateway: str) -> _Running:
         running = self._running_by_gateway.setdefault(gateway, _Running(self._clock()))
@@ -156,6 +178,12 @@ class Limiter:
             left_s = min(WINDOW_S, max(0.0, resets_at_unix_s - time.time()))
             quotas[name] = Quota(item.amount, max(0, remaining), left_s)
         return quotas
+
+
+def _uses(charge: Charge) -> Iterator[_Use]:
+    used = dict(zip(WINDOWED, (0, charge.input_tokens, charge.output_tokens), strict=True))
+    for name, item in _items(charge.limits).items():
+        yield _Use(charge.tenant, name, item, used[name])
 
 
 def _items(limits: TenantLimits) -> dict[str, RateLimitItemPerMinute]:

@@ -10,6 +10,7 @@ import fakeredis
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from limits.errors import StorageError
 from limits.storage import storage_from_string
 
 from deployments.accounts import limiter as limiter_module
@@ -103,6 +104,32 @@ def test_charges_that_are_sent_again_count_once() -> None:
     for turn, number in enumerate((1, 1, 2)):
         limiter.hear("g", {}, [Charge("t", limits, 0, 30)], turn=turn, number=number)
     assert admit(limiter, "t", limits, "g", 1).quotas["output_tokens_per_minute"].remaining == 40
+
+
+def test_charges_that_the_store_did_not_take_are_counted_when_they_are_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were taken for counted: of those that were sent while the store restarted, the first and all behind it were
+    never counted."""
+    server = fakeredis.FakeServer()
+    pool = fakeredis.FakeRedis(server=server).connection_pool
+    monkeypatch.setattr(limiter_module, "storage_from_string", partial(storage_from_string, connection_pool=pool))
+    limiter, count = Limiter("redis://localhost:6379"), Limiter._count
+
+    def lose_the_store(limiter: Limiter, use: limiter_module._Use) -> None:
+        count(limiter, use)
+        server.connected = False
+
+    charges = [Charge("t", LIMITS, 20, 0), Charge("t", LIMITS, -5, 30)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Limiter, "_count", lose_the_store)
+        with pytest.raises(StorageError):
+            limiter.hear("g", {}, charges, turn=next(_turns), number=1)
+    server.connected = True
+    for _ in range(2):
+        limiter.hear("g", {}, charges, turn=next(_turns), number=1)
+    quotas = admit(limiter, "t", LIMITS, "g", 1).quotas
+    assert (quotas["input_tokens_per_minute"].remaining, quotas["output_tokens_per_minute"].remaining) == (84, 20)
 
 
 def test_a_gateway_knows_best_what_has_ended_there() -> None:
