@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from limits.errors import StorageError
+
 from deployments.accounts.ledger import Ledger
 from deployments.accounts.limiter import Limiter
 from deployments.accounts.urls import naming
@@ -28,6 +30,8 @@ from deployments.accounts.values import (
 from deployments.actor_process import begin_actor
 from deployments.config import AccountsConfig
 from deployments.disk import Disk
+from deployments.disk_trouble import RETRY_S
+from deployments.errors import UnavailableError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,15 +58,19 @@ class Accounts:
     async def admit(
         self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int, num_here: int, turn: int
     ) -> Admission:
-        """Count a request that is about to begin, or refuse it with the limit it exceeds; see `Limiter.admit`."""
+        """Count a request that is about to begin, or refuse it with the limit it exceeds; see `Limiter.admit`.
+
+        Raises:
+            UnavailableError: the store of limits cannot be reached (also raised by `settle`).
+        """
         asked = (tenant, limits, gateway, input_tokens)
-        return await _on(self._limiting, self._limiter.admit, *asked, num_here=num_here, turn=turn)
+        return await self._limit(self._limiter.admit, *asked, num_here=num_here, turn=turn)
 
     async def settle(
         self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int, number: int
     ) -> list[KeyInfo]:
         """Record a gateway's running requests, count what its answers have used, and return all keys."""
-        await _on(self._limiting, self._limiter.hear, gateway, running, charges, turn=turn, number=number)
+        await self._limit(self._limiter.hear, gateway, running, charges, turn=turn, number=number)
         return self._keys
 
     async def record(self, records: Sequence[UsageRecord]) -> None:
@@ -92,12 +100,15 @@ class Accounts:
         """Return all keys that were created at run time."""
         return self._keys
 
+    async def _limit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._limiting, partial(work, *args, **kwargs))
+        except StorageError as error:
+            message = f"The store of limits cannot be reached: {error.storage_error}"
+            raise UnavailableError(message, retry_after_s=RETRY_S) from error
+
     def _change_keys(self, change: Callable[[], T]) -> T:
         """Change keys and reload them. One job on the thread, since the caller may be cancelled at any await."""
         changed = change()
         self._keys = self._ledger.keys()
         return changed
-
-
-async def _on(executor: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    return await asyncio.get_running_loop().run_in_executor(executor, partial(work, *args, **kwargs))

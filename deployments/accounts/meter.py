@@ -26,7 +26,7 @@ from deployments.accounts.values import (
     UsageRecord,
     UsageTotal,
 )
-from deployments.handle_calls import UNAVAILABLE, UNREACHED, ask_actor, until_answered
+from deployments.handle_calls import UNAVAILABLE, ask_actor, until_answered
 from deployments.timeline import Timeline, TraceSource, ask_traces
 from engine.request import RequestId
 
@@ -102,7 +102,7 @@ class Meter:
                     tenant, limits, self._gateway, input_tokens, self._running[tenant], self._next_turn()
                 )
                 admission: Admission = await until_answered(asked)
-        except UNREACHED as error:
+        except UNAVAILABLE as error:
             _logger.warning("a request of %s starts without a limit check: %s", tenant, error)
             self.num_unchecked += 1
             return Admission()
@@ -163,10 +163,18 @@ class Meter:
                 self._sent, self._charges = list(self._charges.values()), {}
                 self._sent_number += 1
                 self._take_keys(await self._tell())
-            except UNREACHED as error:
-                _logger.warning("the accounts cannot be reached: %s", error)
+            except UNAVAILABLE as error:
+                _logger.warning("usage cannot be counted for limits now: %s", error)
+                # The store of limits alone may be away; keys are revoked all the same.
+                await self._refresh_keys()
             else:
                 self._sent = []
+
+    async def _refresh_keys(self) -> None:
+        with suppress(*UNAVAILABLE):
+            async with asyncio.timeout(ADMIT_TIMEOUT_S):
+                keys: list[KeyInfo] = await until_answered(self._accounts.keys.remote())
+                self._take_keys(keys)
 
     async def _store(self) -> None:
         async with self._storing:

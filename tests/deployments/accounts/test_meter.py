@@ -8,13 +8,17 @@ import sqlite3
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fakeredis
 import pytest
+from limits.storage import storage_from_string
 from ray.exceptions import ActorDiedError
 from sqlalchemy.exc import OperationalError
 
+from deployments.accounts import limiter as limiter_module
 from deployments.accounts import meter as meter_module
 from deployments.accounts.actor import Accounts
 from deployments.accounts.ledger import Ledger
@@ -166,6 +170,30 @@ async def test_a_call_that_is_canceled_on_the_accounts_ends_no_request_and_no_ta
         while not meter.tenant_by_key:
             await asyncio.sleep(0.01)
     assert (await handle._actor.totals(UsageQuestion()))[0].num_requests == 1
+
+
+async def test_while_the_store_of_limits_is_away_requests_begin_and_keys_are_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request of a tenant with limits was a 500, and gateways took keys that had been revoked."""
+    server = fakeredis.FakeServer()
+    pool = fakeredis.FakeRedis(server=server).connection_pool
+    monkeypatch.setattr(limiter_module, "storage_from_string", partial(storage_from_string, connection_pool=pool))
+    url, limits = f"sqlite:///{tmp_path}/a.sqlite", TenantLimits(output_tokens_per_minute=100)
+    config = AccountsConfig(limits_url="redis://localhost:6379", database_url=url, spool_folder=str(tmp_path / "usage"))
+    handle = LocalHandle(Accounts(config))
+    meter = a_meter(handle, tmp_path)
+    await meter.add_key("d1", "blue")
+    server.connected = False
+    assert await meter.admit("blue", limits, 1) == Admission()
+    assert meter.num_unchecked == 1
+    meter.release(Charge("blue", limits, 0, 30))
+    await handle._actor.remove_key("d1")
+    await meter.settle()
+    assert meter.tenant_by_key == {}
+    server.connected = True
+    await meter.settle()
+    assert (await meter.admit("blue", limits, 1)).quotas["output_tokens_per_minute"].remaining == 70
 
 
 async def test_what_waits_for_the_accounts_is_one_charge_of_each_tenant(handle: LocalHandle, tmp_path: Path) -> None:
