@@ -20,6 +20,9 @@ from engine.scheduling.step_costs import StepCosts
 MIN_GAIN = 2.0
 """Smallest gain in relation to the cost: short prompts take longer than their share of a long one."""
 
+MIN_TOKENS = 64
+"""Prompt tokens of a step to which others are always added: it would hardly end sooner without them."""
+
 
 class Beginnings:
     """The prompts of one step, and whether others had better begin later. Never holds up the first prompt of a step.
@@ -34,13 +37,14 @@ class Beginnings:
         # Blocks of layers with states cannot be reused without a state, which is kept for few of them.
         self._has_names = config.enable_prefix_cache and not config.num_snapshots
         self._coming: set[BlockName] = set()
-        self._num_completed = 0
+        self._num_tokens = self._num_completed = 0
         for live in running:
             self._expect(live, live.num_settled, live.num_computed)
 
     def note(self, live: LiveRequest, end: int) -> None:
         """Record that the step computes a request's tokens up to `end`."""
         self._expect(live, live.num_computed, end)
+        self._num_tokens += end - live.num_computed
         self._num_completed += end == live.num_tokens and live.first_token_at_s is None and not live.request.pooling
 
     def finds_more_later(self, names: Sequence[BlockName]) -> bool:
@@ -59,7 +63,7 @@ class Beginnings:
             num_left: prompts that are not in this step yet: all of them would wait for another fixed cost.
         """
         gain_s, cost_s = self._num_completed * self._costs.prompt_s(num_tokens), num_left * self._costs.fixed_s
-        return gain_s > MIN_GAIN * cost_s
+        return self._num_tokens >= MIN_TOKENS and gain_s > MIN_GAIN * cost_s
 
     def _expect(self, live: LiveRequest, start: int, end: int) -> None:
         end = min(end, len(live.request.prompt_ids))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.cache import reach
-from engine.scheduling import state_marks
+from engine.scheduling import beginnings, state_marks
 
 
 @pytest.fixture(scope="module")
@@ -24,4 +24,12 @@ def near_states() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_marks, "APART_TOKENS", 2)
         patch.setattr(state_marks, "TAIL_TOKENS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def short_steps() -> Iterator[None]:
+    """Steps that a few tokens make long enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beginnings, "MIN_TOKENS", 4)
         yield

@@ -7,6 +7,8 @@ from tests.engine.scheduling.test_own_step import teach
 from tests.engine.scheduling.test_scheduler import assert_right
 from tests.engine.scripted import Harness, a_config, a_request
 
+pytestmark = pytest.mark.usefixtures("short_steps")
+
 STEM = tuple(range(1, 13))
 """Three blocks."""
 
@@ -43,6 +45,11 @@ def test_the_more_prompts_wait_the_more_share_a_step() -> None:
     """With a step's fixed cost of 2 ms, each later step delays all that wait for it."""
     steps = burst(*different(8), prompt_token_s=0.0015)
     assert [len(begun) for begun in steps] == [2, 2, 1, 1, 1, 1]
+
+
+def test_a_short_prompt_does_not_have_a_step_to_itself() -> None:
+    requests = [a_request(f"r{index}", (index,) * 3, max_tokens=3) for index in range(4)]
+    assert [len(begun) for begun in burst(*requests, prompt_token_s=0.1)] == [2, 2]
 
 
 def test_vectors_of_one_step_come_together() -> None:

@@ -20,7 +20,7 @@ from tests.oracles.naive_scheduler import answer_alone, prompt_scores
 
 STEMS = ((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (1, 2, 3, 4, 9, 9, 9, 9, 9, 9, 9, 9))
 ADAPTERS = (None, None, "x", "y", "z", "broken")
-pytestmark = pytest.mark.usefixtures("small_tiles", "near_states")
+pytestmark = pytest.mark.usefixtures("small_tiles", "near_states", "short_steps")
 
 WINDOWS = ((0,), (0,), (0, 3), (0, 5, 5), (4,), (2, 6))
 """Of the cache's tables: most have one that keeps everything."""
