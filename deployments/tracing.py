@@ -24,6 +24,8 @@ _logger = logging.getLogger(__name__)
 PERIOD_S = 1.0
 MAX_WAITING = 10_000
 """Bound on finished answers that are not written yet; further ones are not traced."""
+MAX_SPANS = 10 * MAX_WAITING
+"""Bound on spans that are not sent yet: an answer has some ten."""
 
 
 class TraceWriter:
@@ -39,7 +41,7 @@ class TraceWriter:
             resource=Resource.create({"service.name": service}),
             sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
         )
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=MAX_SPANS))
         self._tracer = self._provider.get_tracer("antiphon")
         self._traces = traces
         self._waiting: list[Timeline] = []
@@ -62,6 +64,8 @@ class TraceWriter:
             traces = await ask_traces(((timeline.base, timeline.attempts) for timeline in waiting), self._traces)
             for timeline in waiting:
                 self._write(timeline, with_engine_stages(timeline, traces))
+                # A thousand answers take half a second, in which streams would stand still.
+                await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Write the remaining answers and wait until they have been sent."""

@@ -276,7 +276,8 @@ class TenantGateway:
             raise
         finally:
             num_input = guess if used.num_input is None else used.num_input
-            meter.release(Charge(name, limits, num_input - guess, used.num_output))
+            num_counted = guess if admission.is_counted else 0
+            meter.release(Charge(name, limits, num_input - num_counted, used.num_output))
 
     def _own(self, request: Computed) -> Computed:
         """Return a request with the tenant's name, priority and separate prefix cache."""

@@ -105,7 +105,7 @@ class Meter:
         except UNAVAILABLE as error:
             _logger.warning("a request of %s starts without a limit check: %s", tenant, error)
             self.num_unchecked += 1
-            return Admission()
+            return Admission(is_counted=False)
         except BaseException:
             self._running[tenant] -= 1
             raise

@@ -47,11 +47,13 @@ class Admission:
     Attributes:
         refused_by: the exceeded limit, a field of `TenantLimits`, or None if the request is admitted.
         quotas: the per-minute limits by field of `TenantLimits`.
+        is_counted: whether its prompt counts towards the limits; not if it could not be checked.
     """
 
     refused_by: str | None = None
     retry_after_s: float = 0.0
     quotas: dict[str, Quota] = field(default_factory=dict)
+    is_counted: bool = True
 
 
 class Charge(NamedTuple):

@@ -77,6 +77,27 @@ async def test_failures_are_marked(outcome: str, status: StatusCode) -> None:
     assert answer.status.status_code is status
 
 
+async def test_no_span_of_a_burst_is_lost_and_others_have_their_turn_meanwhile() -> None:
+    exporter = InMemorySpanExporter()
+    writer = a_writer(exporter)
+    for _ in range(1000):
+        writer.add(TIMELINE)
+    num_turns = 0
+
+    async def take_turns() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    await writer.write()
+    other.cancel()
+    await writer.close()
+    assert num_turns >= 1000
+    assert len(exporter.get_finished_spans()) == 1000 * 6
+
+
 async def test_a_client_s_decision_goes_before_ours() -> None:
     exporter = InMemorySpanExporter()
     writer = a_writer(exporter, sample_ratio=0.0)

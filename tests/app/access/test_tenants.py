@@ -253,3 +253,11 @@ async def test_a_refused_prompt_is_not_counted(gateway: ScriptedGateway) -> None
     with pytest.raises(RequestError):
         await own.embed(request)
     assert (meter.admitted, meter.charges) == ([("few", 101)], [Charge("few", FEW.limits, -101, 0)])
+
+
+async def test_a_prompt_that_admission_did_not_count_is_counted_whole_when_it_ends(gateway: ScriptedGateway) -> None:
+    """Its guess was taken back, though nobody had counted it: the tenant's others got these tokens for nothing."""
+    meter = ScriptedMeter()
+    meter.admission = Admission(is_counted=False)
+    await TenantGateway(gateway, meter, FEW, {}).moderate(["x" * 40])
+    assert meter.charges == [Charge("few", FEW.limits, 11, 0)]

@@ -133,7 +133,7 @@ async def test_while_the_accounts_are_away_requests_begin_and_records_wait(handl
     meter = a_meter(handle, tmp_path)
     handle.is_away = True
     for _ in range(5):
-        assert await meter.admit("blue", LIMITS, 1) == Admission()
+        assert await meter.admit("blue", LIMITS, 1) == Admission(is_counted=False)
         meter.release(Charge("blue", LIMITS, 0, 1))
     meter.record(a_timeline("r1"))
     await meter.settle()
@@ -160,7 +160,7 @@ async def test_a_call_that_is_canceled_on_the_accounts_ends_no_request_and_no_ta
             raise asyncio.CancelledError
 
     handle.heard = cancel
-    assert await meter.admit("blue", LIMITS, 1) == Admission()
+    assert await meter.admit("blue", LIMITS, 1) == Admission(is_counted=False)
     meter.record(a_timeline("r1"))
     async with asyncio.timeout(30):
         while not {"settle", "record"} <= canceled or meter.spool.num_pending:
@@ -185,7 +185,7 @@ async def test_while_the_store_of_limits_is_away_requests_begin_and_keys_are_rev
     meter = a_meter(handle, tmp_path)
     await meter.add_key("d1", "blue")
     server.connected = False
-    assert await meter.admit("blue", limits, 1) == Admission()
+    assert await meter.admit("blue", limits, 1) == Admission(is_counted=False)
     assert meter.num_unchecked == 1
     meter.release(Charge("blue", limits, 0, 30))
     await handle._actor.remove_key("d1")
