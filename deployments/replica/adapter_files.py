@@ -14,7 +14,7 @@ from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_cache import FileCache, ReadFile
 from adapters.identity import AdapterRef
 from deployments.config import REGISTRY, AdapterCacheConfig
-from deployments.handle_calls import unwrap
+from deployments.handle_calls import until_answered, unwrap
 
 Locator = Callable[[AdapterRef], AdapterRef]
 READ_TIMEOUT_S = 20.0
@@ -40,7 +40,7 @@ def _ask_registry(app_name: str) -> ReadFile:
 
     async def ask(ref: AdapterRef, file: str, offset: int) -> bytes:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            content: bytes = await registry.read_file.remote(ref, file, offset)
+            content: bytes = await until_answered(registry.read_file.remote(ref, file, offset))
         return content
 
     def read(ref: AdapterRef, file: str, offset: int) -> bytes:
