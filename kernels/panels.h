@@ -91,8 +91,7 @@ template <typename T> struct Panels {
     int64_t stride;              // between panels of a segment
 };
 
-// Panels from memory are prefetched so far ahead: processors do it by themselves, but not across 4 KiB pages. They are
-// read one by one, because one stream is read faster than two.
+// Panels from memory are prefetched so far ahead: processors do it by themselves, but not across 4 KiB pages.
 constexpr int64_t AHEAD_BYTES = 4096, LINE_BYTES = 64;
 
 // c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][all depth] * panels from the first on; FAR if these come from memory
@@ -266,18 +265,14 @@ static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Pa
         return;
     const Factor<T> *factors = factors_of(rows, a, a_stride, panels.num_segments * panels.depth);
     for (; p < num_panels; p += TILE_PANELS) {
-        const int64_t some = std::min(TILE_PANELS, num_panels - p);
+        const bool is_whole = p + TILE_PANELS <= num_panels;
         for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS<T>) {
             // The first rows bring the panels into the cache.
-            const bool is_first = FAR && r == 0;
-            if (some == TILE_PANELS && !is_first)
-                multiply_rows<T, TILE_PANELS, false>(rows - r, factors + r * a_stride, a_stride, panels, p, ADD,
-                                                     c + r * c_stride + p * COLUMNS, c_stride);
-            else
-                for (int64_t i = p; i < p + some; i++)
-                    (is_first ? multiply_rows<T, 1, true> : multiply_rows<T, 1, false>)(
-                        rows - r, factors + r * a_stride, a_stride, panels, i, ADD, c + r * c_stride + i * COLUMNS,
-                        c_stride);
+            const auto rows_times =
+                FAR && r == 0 ? (is_whole ? multiply_rows<T, TILE_PANELS, true> : multiply_rows<T, 1, true>)
+                              : (is_whole ? multiply_rows<T, TILE_PANELS, false> : multiply_rows<T, 1, false>);
+            rows_times(rows - r, factors + r * a_stride, a_stride, panels, p, ADD, c + r * c_stride + p * COLUMNS,
+                       c_stride);
         }
     }
 }

@@ -187,6 +187,7 @@ static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_
     for (int64_t p = 0; p < num_panels; p += TILE_PANELS_INT8) {
         const int64_t some = std::min(TILE_PANELS_INT8, num_panels - p);
         for (int64_t r = 0; r < rows; r += MAX_ROWS) {
+            // One by one from memory: one stream is read faster than two.
             const bool is_first = FAR && r == 0;
             const int8_t *first_row = q + r * depth;
             if (some == TILE_PANELS_INT8 && !is_first)
