@@ -302,7 +302,7 @@ class Scheduler:
         """
         candidates = [live for live in self._running if live.num_wanted > 1]
         candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
-        pins, can_admit = Pins(self._gate), True
+        pins, can_admit, num_all = Pins(self._gate), True, len(candidates) + draft.num_decodes
         beginnings = Beginnings(self._config, self.admission.costs, self._running)
         for num_before, live in enumerate(sorted(candidates, key=BY_RANK)):
             if not draft.share(live):
@@ -311,7 +311,7 @@ class Scheduler:
                 draft.put(live, is_admission=False)
             elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(self._tables.shareable(live)):
                 continue
-            elif beginnings.delays_others(self._tables.num_to_compute(live), len(candidates) - num_before):
+            elif beginnings.delays_others(self._tables.num_to_compute(live), num_all - num_before):
                 can_admit = False
             elif pins.try_pin(live):
                 can_admit = self._try_admit(live, draft, pins)

@@ -30,7 +30,7 @@ def burst(*requests: Request, prompt_token_s: float, **config: object) -> list[l
 
 
 def different(count: int, **fields: object) -> list[Request]:
-    return [a_request(f"r{index}", (index,) * 10, max_tokens=3, **fields) for index in range(count)]
+    return [a_request(f"r{index}", (index,) * 10, **({"max_tokens": 3} | fields)) for index in range(count)]
 
 
 def test_prompts_that_cost_more_than_a_step_do_not_wait_for_each_other() -> None:
@@ -41,10 +41,11 @@ def test_cheap_prompts_share_a_step() -> None:
     assert burst(*different(4), prompt_token_s=0.0001) == [[(f"r{index}", 0) for index in range(4)]]
 
 
-def test_the_more_prompts_wait_the_more_share_a_step() -> None:
-    """With a step's fixed cost of 2 ms, each later step delays all that wait for it."""
-    steps = burst(*different(8), prompt_token_s=0.0015)
-    assert [len(begun) for begun in steps] == [2, 2, 1, 1, 1, 1]
+@pytest.mark.parametrize(("max_tokens", "shares"), [(1, [2, 2, 1, 1, 1, 1]), (9, [2, 2, 2, 2])])
+def test_the_more_prompts_and_streams_wait_the_more_prompts_share_a_step(max_tokens: int, shares: list[int]) -> None:
+    """Each takes 15 ms; with a step's fixed cost of 2 ms, each later step delays all that wait for it."""
+    steps = burst(*different(8, max_tokens=max_tokens), prompt_token_s=0.0015)
+    assert [len(begun) for begun in steps] == shares
 
 
 def test_a_short_prompt_does_not_have_a_step_to_itself() -> None:
