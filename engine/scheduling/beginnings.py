@@ -59,8 +59,10 @@ class Beginnings:
     def delays_others(self, num_tokens: int, num_left: int) -> bool:
         """Whether first tokens come earlier on average without a prompt of `num_tokens` tokens in this step.
 
+        To be asked only while nothing decodes: under load, more steps take throughput from everyone.
+
         Args:
-            num_left: prompts that are not in this step yet, and streams: all of them would wait for another fixed cost.
+            num_left: prompts that are not in this step yet: all of them would wait for another fixed cost.
         """
         gain_s, cost_s = self._num_completed * self._costs.prompt_s(num_tokens), num_left * self._costs.fixed_s
         return self._num_tokens >= MIN_TOKENS and gain_s > MIN_GAIN * cost_s
