@@ -10,7 +10,7 @@ at the cost of another step's fixed time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.cache.prefix_index import BlockName
 from engine.config import ResolvedConfig
@@ -29,17 +29,20 @@ class Beginnings:
 
     Args:
         running: requests with a row; steps in flight may compute prompts of them.
+        has_streams: whether the step also decodes. Then it never ends early: more steps take throughput from everyone.
     """
 
-    def __init__(self, config: ResolvedConfig, costs: StepCosts, running: Iterable[LiveRequest]) -> None:
+    def __init__(
+        self, config: ResolvedConfig, costs: StepCosts, running: Iterable[LiveRequest], *, has_streams: bool
+    ) -> None:
         self._costs = costs
+        self._has_streams = has_streams
         self._block_tokens = config.block_tokens
         # Blocks of layers with states cannot be reused without a state, which is kept for few of them.
         self._has_names = config.enable_prefix_cache and not config.num_snapshots
         self._coming: set[BlockName] = set()
         self._num_tokens = self._num_completed = 0
-        for live in running:
-            self._expect(live, live.num_settled, live.num_computed)
+        self._unread = running
 
     def note(self, live: LiveRequest, end: int) -> None:
         """Record that the step computes a request's tokens up to `end`."""
@@ -47,25 +50,33 @@ class Beginnings:
         self._num_tokens += end - live.num_computed
         self._num_completed += end == live.num_tokens and live.first_token_at_s is None and not live.request.pooling
 
-    def finds_more_later(self, names: Sequence[BlockName]) -> bool:
+    def finds_more_later(self, live: LiveRequest, shareable: Callable[[LiveRequest], Sequence[BlockName]]) -> bool:
         """Whether it is worth waiting for blocks of others.
 
         Args:
-            names: of the blocks that the waiting request need not compute if they are cached.
+            shareable: returns the names of the blocks that a waiting request need not compute if they are cached.
         """
-        num_coming = sum(name in self._coming for name in names) if self._coming else 0
+        # Only now: most steps have running requests, but none that waits.
+        for other in self._unread:
+            self._expect(other, other.num_settled, other.num_computed)
+        self._unread = ()
+        if not self._coming:
+            return False
+        num_coming = sum(name in self._coming for name in shareable(live))
         return self._costs.prompt_s(num_coming * self._block_tokens) > MIN_GAIN * self._costs.fixed_s
 
-    def delays_others(self, num_tokens: int, num_left: int) -> bool:
-        """Whether first tokens come earlier on average without a prompt of `num_tokens` tokens in this step.
-
-        To be asked only while nothing decodes: under load, more steps take throughput from everyone.
+    def delays_others(self, live: LiveRequest, num_to_compute: Callable[[LiveRequest], int], num_left: int) -> bool:
+        """Whether first tokens come earlier on average without a waiting prompt in this step.
 
         Args:
+            num_to_compute: returns how many tokens of a waiting request are not in the cache.
             num_left: prompts that are not in this step yet: all of them would wait for another fixed cost.
         """
-        gain_s, cost_s = self._num_completed * self._costs.prompt_s(num_tokens), num_left * self._costs.fixed_s
-        return self._num_tokens >= MIN_TOKENS and gain_s > MIN_GAIN * cost_s
+        # The lookup of a long prompt takes milliseconds, and admission repeats it.
+        if self._has_streams or not self._num_completed or self._num_tokens < MIN_TOKENS:
+            return False
+        gain_s = self._num_completed * self._costs.prompt_s(num_to_compute(live))
+        return gain_s > MIN_GAIN * num_left * self._costs.fixed_s
 
     def _expect(self, live: LiveRequest, start: int, end: int) -> None:
         end = min(end, len(live.request.prompt_ids))

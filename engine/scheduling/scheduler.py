@@ -303,15 +303,15 @@ class Scheduler:
         candidates = [live for live in self._running if live.num_wanted > 1]
         candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
         pins, can_admit, has_streams = Pins(self._gate), True, draft.num_decodes > 0
-        beginnings = Beginnings(self._config, self.admission.costs, self._running)
+        beginnings = Beginnings(self._config, self.admission.costs, self._running, has_streams=has_streams)
         for num, live in enumerate(sorted(candidates, key=BY_RANK)):
             if not draft.share(live):
                 return
             if live.row is not None:
                 draft.put(live, is_admission=False)
-            elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(self._tables.shareable(live)):
+            elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live, self._tables.shareable):
                 continue
-            elif not has_streams and beginnings.delays_others(self._tables.num_to_compute(live), len(candidates) - num):
+            elif beginnings.delays_others(live, self._tables.num_to_compute, len(candidates) - num):
                 can_admit = False
             elif pins.try_pin(live):
                 can_admit = self._try_admit(live, draft, pins)

@@ -206,14 +206,20 @@ def test_to_cancel_what_has_ended_does_not_end_the_next_of_its_id() -> None:
         assert not host.engine._inbox
 
 
-def test_what_comes_while_a_step_is_computed_goes_before_it_but_nobody_in_it_ends() -> None:
+def a_flooded_host() -> Host:
+    """All rows but a guest's belong to one tenant, and the cost of steps is known."""
     host = a_host(a_config(max_num_seqs=4, num_guest_rows=1))
-    if host.runner.steps_ahead:
-        return  # It does not pause.
     teach(host.scheduler.admission.costs)
     for name in "abcd":
         host.engine.add(a_request(name, tenant="flood", max_tokens=20))
     host.take(host.engine.step())
+    return host
+
+
+def test_what_comes_while_a_step_is_computed_goes_before_it_but_nobody_in_it_ends() -> None:
+    host = a_flooded_host()
+    if host.runner.steps_ahead:
+        return  # It does not pause.
     pauses = [True]
 
     def pause() -> bool:
@@ -242,13 +248,9 @@ def test_what_comes_while_a_step_is_computed_goes_before_it_but_nobody_in_it_end
 
 def test_to_cancel_what_ends_before_a_paused_step_does_not_end_the_next_of_its_id() -> None:
     """While a step is computed, cancellations stay in the inbox, and new requests overtake them."""
-    host = a_host(a_config(max_num_seqs=4, num_guest_rows=1))
+    host = a_flooded_host()
     if host.runner.steps_ahead:
         return  # It does not pause.
-    teach(host.scheduler.admission.costs)
-    for name in "abcd":
-        host.engine.add(a_request(name, tenant="flood", max_tokens=20))
-    host.take(host.engine.step())
     pauses = [True]
 
     def pause() -> bool:
