@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from engine.request import SamplingParams
 
 READY = "ready"
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""What clients may ask for, from least to most."""
 # Names of fields in requests, the second of which is a template option.
 PREDICTION_FIELD, DOCUMENTS = "prediction.content", "documents"
 

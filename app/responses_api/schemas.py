@@ -7,11 +7,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from app.responses_api.tools import ResponseTools
-from app.schemas.chat import ONLY_TEXT, ReasoningEffort, ServingOptions
+from app.schemas.chat import ONLY_TEXT, ServingOptions
 from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import PARSED, FunctionName
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, missing, refuse_types
+from deployments.generation import ReasoningEffort
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
 _NO_REFERENCES = "this server stores no items to refer to; send the item itself, as clients do with 'store: false'"

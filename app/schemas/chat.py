@@ -27,8 +27,7 @@ from app.schemas.tools import (
     Tools,
 )
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
-
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+from deployments.generation import ReasoningEffort
 
 _PARTS = ("text", "refusal")
 ONLY_TEXT = "this server does not support content parts of type '{kind}', only text"

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.chat import ADD_GENERATION_PROMPT, Message, ReasoningEffort
+from app.schemas.chat import ADD_GENERATION_PROMPT, Message
 from app.schemas.tools import Tools
 from app.schemas.wire import WireRequest, WireResponse
+from deployments.generation import ReasoningEffort
 
 
 class TokenizeRequest(WireRequest):

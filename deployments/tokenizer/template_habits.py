@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from jinja2 import TemplateError
 
+from deployments.generation import ReasoningEffort
 from deployments.tokenizer.bounded_template import BoundedTemplate
 
 Turn = dict[str, Any]
@@ -23,8 +24,7 @@ _NO_ARGUMENTS: dict[str, Any] = {}
 _THOUGHTS = {"thinking": _TEXT, "reasoning_content": _TEXT}
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 EFFORT, NO_EFFORT = "reasoning_effort", "none"
-EFFORTS = (NO_EFFORT, "minimal", "low", "medium", "high", "xhigh", "max")
-"""What clients may ask for, from least to most."""
+EFFORTS: tuple[str, ...] = get_args(ReasoningEffort)
 _SPELLED_NONE = re.compile(rf"""(['"]){NO_EFFORT}\1""")
 
 
