@@ -147,6 +147,11 @@ def closed_loop(client: StreamClient, model: str, *, users: int, warm_up_s: floa
     return found
 
 
+def why_no_answers(found: list[Exchange], seconds: float) -> str:
+    """Say why no exchange of a closed loop of this many seconds was answered: the server's errors, each once."""
+    return "; ".join(text for text, _ in errors_by_text(found)) or f"nothing came within {seconds:g} s"
+
+
 def open_loop(
     ask: Callable[[Ask], Exchange], source: Iterator[Ask], *, rate_per_s: float, seconds: float, seed: int
 ) -> Turn:
@@ -270,8 +275,7 @@ def main() -> None:
     found = closed_loop(client, options.model, users=options.users, warm_up_s=seconds / 2, seconds=seconds)
     capacity = sum(exchange.is_ok for exchange in found) / seconds
     if not capacity:
-        why = "; ".join(text for text, _ in errors_by_text(found)) or f"nothing came within {1.5 * seconds:g} s"
-        raise SystemExit(f"loadtest.overload: nobody at {options.host} answers: {why}")
+        raise SystemExit(f"loadtest.overload: nobody at {options.host} answers: {why_no_answers(found, seconds)}")
     print(f"capacity: {capacity:.1f} answers a second", flush=True)
     turns: dict[float, list[Turn]] = {multiple: [] for multiple in options.multiples}
     for seed, multiple in enumerate(options.multiples * options.rounds):
