@@ -31,8 +31,8 @@ def document(app: FastAPI) -> dict[str, Any]:
         for path, model in _CHUNK_BY_PATH.items():
             content = schema["paths"][path]["post"]["responses"]["200"]["content"]
             content["text/event-stream"] = {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
-        for path in _EVENTS_BY_PATH:
+        for path, events in _EVENTS_BY_PATH.items():
             content = schema["paths"][path]["post"]["responses"]["200"]["content"]
-            content["text/event-stream"] = {"schema": {"type": "string", "description": _EVENTS_BY_PATH[path]}}
+            content["text/event-stream"] = {"schema": {"type": "string", "description": events}}
         app.openapi_schema = schema
     return app.openapi_schema

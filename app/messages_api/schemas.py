@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName, not_too_many
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, IfAny, WireRequest, WireResponse, missing, refuse_types
 
 _CACHE_HINT: tuple[object, ...] = (
     None,
@@ -261,14 +261,12 @@ class ModelPage(WireResponse):
     has_more: Literal[False] = False
 
 
-class MessagesErrorDetail(WithoutUnused):
+class MessagesErrorDetail(WireResponse):
     """What went wrong."""
-
-    UNUSED: ClassVar[tuple[str, ...]] = ("details",)
 
     type: str
     message: str
-    details: dict[str, Any] | None = Field(default=None, description="Machine-readable details, if there are any.")
+    details: IfAny[dict[str, Any]] = Field(default=None, description="Machine-readable details, if there are any.")
 
 
 class MessagesError(WireResponse):

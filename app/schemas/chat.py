@@ -26,7 +26,7 @@ from app.schemas.tools import (
     ToolChoice,
     Tools,
 )
-from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, IfAny, Metadata, WireRequest, WireResponse, missing, refuse_types
 from deployments.generation import ReasoningEffort
 
 _PARTS = ("text", "refusal")
@@ -238,17 +238,15 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
     )
 
 
-class AssistantMessage(WithoutUnused):
+class AssistantMessage(WireResponse):
     """The answer. `content` is null if the input was refused, or if there are only calls."""
-
-    UNUSED: ClassVar[tuple[str, ...]] = ("tool_calls", "reasoning_content")
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: str | None = None
     annotations: tuple[Any, ...] = ()
-    tool_calls: list[MessageToolCall] | None = Field(default=None, description="Only if there are any.")
-    reasoning_content: str | None = Field(default=None, description="The model's reasoning, if any.")
+    tool_calls: IfAny[list[MessageToolCall]] = Field(default=None, description="Only if there are any.")
+    reasoning_content: IfAny[str] = Field(default=None, description="The model's reasoning, if any.")
 
 
 class ChatChoice(WireResponse):
@@ -260,10 +258,8 @@ class ChatChoice(WireResponse):
     finish_reason: ChatFinishReason
 
 
-class ChatCompletion(WithoutUnused):
+class ChatCompletion(WireResponse):
     """The whole answer."""
-
-    UNUSED: ClassVar[tuple[str, ...]] = ("system_fingerprint", "prompt_logprobs", "moderation")
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -271,10 +267,10 @@ class ChatCompletion(WithoutUnused):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: str | None = Field(default=None, description=FINGERPRINT)
+    system_fingerprint: IfAny[str] = Field(default=None, description=FINGERPRINT)
     service_tier: str | None = Field(default=None, description="The tier that was used, if one was requested.")
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: present if requested.")
-    moderation: ChatModeration | None = Field(default=None, description="Present if requested.")
+    prompt_logprobs: IfAny[PromptLogprobs] = Field(default=None, description="Extension: present if requested.")
+    moderation: IfAny[ChatModeration] = Field(default=None, description="Present if requested.")
 
 
 class ChatDelta(WireResponse):

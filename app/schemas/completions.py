@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from app.schemas.common import FINGERPRINT, PromptLogprobs, SamplingFields, Usage, WireFinishReason
-from app.schemas.wire import WireResponse, WithoutUnused
+from app.schemas.wire import IfAny, WireResponse
 
 _MAX_TOKEN_ID = 2**31 - 1
 _SHAPES = "must be a string, an array of strings, an array of token ids, or an array of arrays of token ids"
@@ -77,22 +77,18 @@ class CompletionLogprobs(WireResponse):
     text_offset: list[int] = Field(description="Number of whole characters before each token.")
 
 
-class CompletionChoice(WithoutUnused):
+class CompletionChoice(WireResponse):
     """One continuation of a prompt."""
-
-    UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs",)
 
     index: int = Field(description="Position among all choices: `n` for each prompt, in order.")
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: WireFinishReason | None
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: present if requested.")
+    prompt_logprobs: IfAny[PromptLogprobs] = Field(default=None, description="Extension: present if requested.")
 
 
-class Completion(WithoutUnused):
+class Completion(WireResponse):
     """All continuations; also a chunk of a stream, which ends with `data: [DONE]`."""
-
-    UNUSED: ClassVar[tuple[str, ...]] = ("system_fingerprint", "obfuscation")
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -100,5 +96,5 @@ class Completion(WithoutUnused):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
-    system_fingerprint: str | None = Field(default=None, description=FINGERPRINT)
-    obfuscation: str | None = Field(default=None, description="In a stream, if requested.")
+    system_fingerprint: IfAny[str] = Field(default=None, description=FINGERPRINT)
+    obfuscation: IfAny[str] = Field(default=None, description="In a stream, if requested.")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from app.schemas.wire import WireRequest, WireResponse, WithoutUnused
+from app.schemas.wire import IfAny, WireRequest, WireResponse
 
 
 class ExpiresAfter(WireRequest):
@@ -16,20 +16,18 @@ class ExpiresAfter(WireRequest):
     seconds: int = Field(ge=3600, le=2_592_000, description="One hour to thirty days.")
 
 
-class FileObject(WithoutUnused):
+class FileObject(WireResponse):
     """A file."""
-
-    UNUSED: ClassVar[tuple[str, ...]] = ("expires_at", "status_details")
 
     id: str
     object: Literal["file"] = "file"
     bytes: int
     created_at: int
-    expires_at: int | None = None
+    expires_at: IfAny[int] = None
     filename: str
     purpose: str = Field(description="`batch` for uploaded files, `batch_output` for files that batches wrote.")
     status: Literal["processed"] = "processed"
-    status_details: None = None
+    status_details: IfAny[None] = None
 
 
 class FileList(WireResponse):

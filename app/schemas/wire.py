@@ -8,15 +8,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -133,12 +131,6 @@ class WireResponse(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
-class WithoutUnused(WireResponse):
-    """Leaves out the fields that only some answers have, where they are null."""
-
-    UNUSED: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _leave_out(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        return {name: value for name, value in fields.items() if value is not None or name not in self.UNUSED}
+T = TypeVar("T")
+IfAny = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
+"""A field that only some answers have; left out where it is null."""

@@ -168,6 +168,8 @@ async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncCl
             if path.startswith("/v1"):
                 assert {"400", "404", "413", "500", "503"} <= set(operation["responses"])
     assert _dangling_references(document) == set()
+    # A bare object would tell nothing of its fields.
+    assert all("properties" in schema for schema in document["components"]["schemas"].values())
     chat = document["components"]["schemas"]["ChatCompletionRequest"]
     assert chat["additionalProperties"] is False
     assert all("description" in field for field in chat["properties"].values())
