@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName, not_too_many
-from app.schemas.wire import ASKS_NOTHING, IfAny, WireRequest, WireResponse, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, IfAny, WireRequest, WireResponse, checked_type, missing
 
 _CACHE_HINT: tuple[object, ...] = (
     None,
@@ -34,7 +34,6 @@ _FOREIGN_BLOCKS = (
 _NEEDED = {
     "text": ("text",),
     "thinking": ("thinking",),
-    "redacted_thinking": (),
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
 }
@@ -64,15 +63,9 @@ class ContentBlock(WireRequest):
         default=None, description="Of a tool's result: where it is empty, the model reads `Error`; else no effect."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_what_its_type_needs(cls, data: Any) -> Any:
-        refuse_types(data, _FOREIGN_BLOCKS.__contains__, "this server does not support blocks of type '{kind}'")
-        kind = data.get("type") if isinstance(data, dict) else None
-        for field in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
-            if data.get(field) is None:
-                raise missing(field)
-        return data
+    _has_what_its_type_needs = checked_type(
+        _FOREIGN_BLOCKS.__contains__, "this server does not support blocks of type '{kind}'", _NEEDED
+    )
 
 
 class Turn(WireRequest):
@@ -108,12 +101,9 @@ class MessagesTool(WireRequest):
     input_schema: JsonSchema
     strict: bool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _only_the_client_s(cls, data: Any) -> Any:
-        words = "this server does not support tools of type '{kind}', only client tools"
-        refuse_types(data, lambda kind: kind != "custom", words)
-        return data
+    _only_the_client_s = checked_type(
+        "custom".__ne__, "this server does not support tools of type '{kind}', only client tools"
+    )
 
 
 class MessagesToolChoice(WireRequest):

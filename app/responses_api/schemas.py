@@ -11,7 +11,7 @@ from app.schemas.chat import ONLY_TEXT, ServingOptions
 from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import PARSED, FunctionName
-from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, checked_type, missing
 from deployments.generation import ReasoningEffort
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
@@ -34,13 +34,15 @@ class InputPart(WireRequest):
 
     @model_validator(mode="before")
     @classmethod
-    def _only_text(cls, data: Any) -> Any:
-        refuse_types(data, _FOREIGN_PARTS.__contains__, ONLY_TEXT)
+    def _has_its_text(cls, data: Any) -> Any:
         kind = data.get("type") if isinstance(data, dict) else None
         field = "refusal" if kind == "refusal" else "text"
         if isinstance(kind, str) and data.get(field) is None:
             raise missing(field)
         return data
+
+    # Of two validators, the later one is the first to run.
+    _only_text = checked_type(_FOREIGN_PARTS.__contains__, ONLY_TEXT)
 
     def to_text(self) -> str:
         """Return the text of the part."""
@@ -82,7 +84,6 @@ class InputItem(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _has_what_its_type_needs(cls, data: Any) -> Any:
-        refuse_types(data, "item_reference".__eq__, _NO_REFERENCES)
         if not isinstance(data, dict):
             return data
         kind = data.get("type") or "message"
@@ -96,6 +97,8 @@ class InputItem(WireRequest):
                 raise missing(field)
         # Clients send items back with our ids, which have no meaning here.
         return {name: value for name, value in data.items() if name != "id"} | {"type": kind}
+
+    _no_references = checked_type("item_reference".__eq__, _NO_REFERENCES)
 
 
 class NamedFunction(WireRequest):

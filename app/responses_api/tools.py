@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName, Tool, function_tool, not_too_many
-from app.schemas.wire import ASKS_NOTHING, WireRequest, refuse_types
+from app.schemas.wire import ASKS_NOTHING, WireRequest, checked_type
 from engine.errors import RequestError
 
 MAX_NAME_CHARS = 64
@@ -32,12 +32,9 @@ class FunctionTool(WireRequest):
     parameters: JsonSchema | None = None
     strict: bool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _only_functions(cls, data: Any) -> Any:
-        words = "this server does not support tools of type '{kind}', only functions"
-        refuse_types(data, lambda kind: kind != "function", words)
-        return data
+    _only_functions = checked_type(
+        "function".__ne__, "this server does not support tools of type '{kind}', only functions"
+    )
 
 
 class NamespaceTool(WireRequest):

@@ -26,10 +26,9 @@ from app.schemas.tools import (
     ToolChoice,
     Tools,
 )
-from app.schemas.wire import ASKS_NOTHING, IfAny, Metadata, WireRequest, WireResponse, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, IfAny, Metadata, WireRequest, WireResponse, checked_type, missing
 from deployments.generation import ReasoningEffort
 
-_PARTS = ("text", "refusal")
 ONLY_TEXT = "this server does not support content parts of type '{kind}', only text"
 _FOREIGN_PARTS = ("image_url", "input_audio", "file", "image", "video_url", "audio_url")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -55,14 +54,9 @@ class ContentPart(WireRequest):
     )
     reasoning_content: str | None = Field(default=None, description="Accepted, no effect, as for `tool_calls`.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, data: Any) -> Any:
-        refuse_types(data, _FOREIGN_PARTS.__contains__, ONLY_TEXT)
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind in _PARTS and data.get(kind) is None:
-            raise missing(kind)
-        return data
+    _only_text = checked_type(
+        _FOREIGN_PARTS.__contains__, ONLY_TEXT, needed={"text": ("text",), "refusal": ("refusal",)}
+    )
 
     def to_text(self) -> str:
         """Return what the part says."""

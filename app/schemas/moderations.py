@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from app.schemas.wire import WireRequest, WireResponse, refuse_types
+from app.schemas.wire import WireRequest, WireResponse, checked_type
 
 
 class ModerationPart(WireRequest):
@@ -15,12 +15,7 @@ class ModerationPart(WireRequest):
     type: Literal["text"]
     text: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, data: Any) -> Any:
-        words = "this server does not support images, only text"
-        refuse_types(data, lambda kind: kind == "image_url", words)
-        return data
+    _only_text = checked_type("image_url".__eq__, "this server does not support images, only text")
 
 
 class ModerationRequest(WireRequest):

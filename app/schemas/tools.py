@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from app.schemas.structured import JsonSchema
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, checked_type, missing
 
 MAX_EARLIER_CALLS = 128
 """Calls in one earlier turn of the assistant."""
@@ -18,10 +18,8 @@ PARSED = "Sent back by OpenAI's parse helpers; no effect."
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-def _only_functions(data: Any) -> Any:
-    words = "this server does not support custom tools, only functions"
-    refuse_types(data, lambda kind: kind == "custom", words)
-    return data
+def _only_functions() -> Any:
+    return checked_type("custom".__eq__, "this server does not support custom tools, only functions")
 
 
 def not_too_many(tools: Any) -> Any:
@@ -59,7 +57,7 @@ class Tool(WireRequest):
     type: Literal["function"]
     function: FunctionDefinition
 
-    _check_type = model_validator(mode="before")(_only_functions)
+    _check_type = _only_functions()
 
 
 Tools = Annotated[list[Tool], BeforeValidator(not_too_many)]
@@ -83,7 +81,7 @@ class NamedTool(WireRequest):
     type: Literal["function"]
     function: ChosenFunction
 
-    _check_type = model_validator(mode="before")(_only_functions)
+    _check_type = _only_functions()
 
 
 class AllowedTools(WireRequest):
@@ -100,7 +98,7 @@ class ToolChoice(WireRequest):
     function: ChosenFunction | None = Field(default=None, description="With type `function`.")
     allowed_tools: AllowedTools | None = Field(default=None, description="With type `allowed_tools`.")
 
-    _check_type = model_validator(mode="before")(_only_functions)
+    _check_type = _only_functions()
 
     @model_validator(mode="after")
     def _has_what_its_type_says(self) -> ToolChoice:
@@ -129,7 +127,7 @@ class EarlierCall(WireRequest):
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    _check_type = model_validator(mode="before")(_only_functions)
+    _check_type = _only_functions()
 
 
 class FunctionCall(WireResponse):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
@@ -108,15 +108,27 @@ def missing(field: str) -> PydanticCustomError:
     return PydanticCustomError("missing", "", {"field": field})
 
 
-def refuse_types(data: Any, is_foreign: Callable[[str], bool], words: str) -> None:
-    """Do nothing where the `type` of an object is none that we know and do not do; `words` may name it as `{kind}`.
+def checked_type(
+    is_foreign: Callable[[str], bool], words: str, needed: Mapping[str, Sequence[str]] | None = None
+) -> Any:
+    """Return a validator of an object's `type`.
 
-    Raises:
-        PydanticCustomError: it is one.
+    Args:
+        is_foreign: whether we know a type and do not do it; `words` refuse it, and may name it as `{kind}`.
+        needed: fields that objects of a type must have.
     """
-    kind = data.get("type") if isinstance(data, dict) else None
-    if isinstance(kind, str) and is_foreign(kind):
-        raise PydanticCustomError("unsupported_value", words, {"field": "type", "kind": kind[:64]})
+
+    def check(data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str):
+            if is_foreign(kind):
+                raise PydanticCustomError("unsupported_value", words, {"field": "type", "kind": kind[:64]})
+            for field in (needed or {}).get(kind, ()):
+                if data.get(field) is None:
+                    raise missing(field)
+        return data
+
+    return model_validator(mode="before")(check)
 
 
 def _unknown_field(name: str, known: list[str]) -> PydanticCustomError:
