@@ -16,8 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -26,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
+import httpx
 import typer
 from rich.table import Table
 
@@ -38,7 +37,7 @@ from kernels import compiling
 DEFAULT_CONFIG = "serve_config.yaml"
 EXIT_FAILED, EXIT_WRONG_INPUT = 1, 2
 _POLL_S = 0.25
-_MAX_ANSWER_BYTES = 600
+_MAX_ANSWER_CHARS = 600
 
 
 app = typer.Typer(help="Serve language models and their LoRA adapters.", no_args_is_help=False)
@@ -287,11 +286,11 @@ def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: 
     while waiting:
         if (failure := server.failure()) is not None:
             return failure
-        if time.monotonic() - started_s > timeout_s:
-            return f"not ready after {timeout_s:g} s: {waiting[0]} did not return 200, but {_answer(waiting[0])}"
-        if _is_ready(waiting[0]):
+        if (unready := _unready(waiting[0])) is None:
             waiting.pop(0)
             continue
+        if time.monotonic() - started_s > timeout_s:
+            return f"not ready after {timeout_s:g} s: {waiting[0]} did not return 200, but {unready}"
         time.sleep(_POLL_S)
     tell(_ready_text(tree, url, time.monotonic() - started_s))
     while not server.has_ended():
@@ -333,28 +332,16 @@ def _reachable(host: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _is_ready(health_url: str) -> bool:
+def _unready(health_url: str) -> str | None:
+    """Return what an unready server answers; None if it is ready."""
     try:
-        with _opened(health_url) as response:
-            return bool(response.status == 200)
-    except (OSError, ValueError):
-        return False
-
-
-def _answer(health_url: str) -> str:
-    """Return what an unready server answers."""
-    try:
-        with _opened(health_url) as response:
-            return f"status {response.status}"
-    except urllib.error.HTTPError as error:
-        with error:
-            return f"status {error.code}: {' '.join(error.read(_MAX_ANSWER_BYTES).decode(errors='replace').split())}"
-    except (OSError, ValueError) as error:
-        return f"no answer ({getattr(error, 'reason', error)})"
-
-
-def _opened(url: str) -> Any:
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5)
+        # Without TLS there is nothing to verify, and reading the certificates for it would take 20 ms each time.
+        answer = httpx.get(health_url, timeout=5, trust_env=False, verify=False)
+    except httpx.HTTPError as error:
+        return f"no answer ({error})"
+    if answer.status_code == httpx.codes.OK:
+        return None
+    return f"status {answer.status_code}: {' '.join(answer.text[:_MAX_ANSWER_CHARS].split())}"
 
 
 def _refuse(message: str, *, status: int = EXIT_WRONG_INPUT) -> int:

@@ -141,8 +141,8 @@ def test_serve_sets_the_environment_tells_what_it_keeps_and_says_when_it_is_read
     config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    answers = iter([False, True])
-    monkeypatch.setattr(cli, "_is_ready", lambda url: asked.append(url) or next(answers))
+    answers = iter(["status 503", None])
+    monkeypatch.setattr(cli, "_unready", lambda url: asked.append(url) or next(answers))
     monkeypatch.setattr(cli, "_POLL_S", 0)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "3")
@@ -170,7 +170,7 @@ def test_a_long_path_to_temporary_files_keeps_no_server_from_starting(
 ) -> None:
     monkeypatch.delenv("RAY_TMPDIR")
     monkeypatch.setenv("TMPDIR", "/scratch/" + "x" * 60)
-    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setattr(cli, "_unready", lambda url: None)
     assert cli.main(["serve", str(config)]) == 0
     assert server.started[0].environment["RAY_TMPDIR"] == "/tmp"
 
@@ -180,12 +180,11 @@ def test_nobody_else_reaches_the_socket_that_rules_haproxy_and_nothing_is_left_o
 ) -> None:
     folders: list[tuple[Path, int]] = []
 
-    def look(url: str) -> bool:
+    def look(url: str) -> None:
         folder = Path(server.started[0].environment["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent
         folders.append((folder, stat.S_IMODE(folder.stat().st_mode)))
-        return True
 
-    monkeypatch.setattr(cli, "_is_ready", look)
+    monkeypatch.setattr(cli, "_unready", look)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
     assert cli.main(["serve", str(config)]) == 0
     [(folder, mode)] = folders
@@ -196,7 +195,7 @@ def test_nobody_else_reaches_the_socket_that_rules_haproxy_and_nothing_is_left_o
 def test_where_few_files_may_be_open_haproxy_takes_fewer_connections_and_that_is_told(
     config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setattr(cli, "_unready", lambda url: None)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
     monkeypatch.setattr(cli.resource, "getrlimit", lambda limit: (1024, 4096))
     assert cli.main(["serve", str(config)]) == 0
@@ -209,7 +208,7 @@ def test_where_few_files_may_be_open_haproxy_takes_fewer_connections_and_that_is
 def test_without_haproxy_pythons_proxy_stands_in(
     config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setattr(cli, "_unready", lambda url: None)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: False)
     assert cli.main(["serve", str(config)]) == 0
     assert server.started[0].environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
@@ -308,7 +307,7 @@ def test_nobody_listens_to_strangers_by_accident(
     args: dict[str, object],
     starts: bool,
 ) -> None:
-    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setattr(cli, "_unready", lambda url: None)
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
     tree = yaml.safe_load(config.read_text())
     tree["http_options"]["host"] = host
@@ -328,7 +327,7 @@ def test_by_the_sixth_version_of_ip_only_pythons_proxy_serves(
     has_haproxy: bool,
 ) -> None:
     """HAProxy found no gateway, and a quarter of an hour later the start was given up."""
-    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setattr(cli, "_unready", lambda url: None)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: has_haproxy)
     config.write_text(config.read_text().replace("host: 127.0.0.1", "host: '::1'"))
     assert cli.main(["serve", str(config)]) == (2 if has_haproxy else 0)
@@ -346,7 +345,7 @@ def test_a_cluster_that_is_gone_is_named(
 ) -> None:
     note = tmp_path / "ray" / "ray_current_cluster"
     note.parent.mkdir()
-    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setattr(cli, "_unready", lambda url: None)
     # Held and not listened on: nobody answers there, and nobody else can begin to.
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -405,4 +404,4 @@ def test_a_benchmark_gets_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_readiness_is_a_200_and_nothing_else() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        assert not cli._is_ready(f"http://127.0.0.1:{silent.getsockname()[1]}/health")
+        assert cli._unready(f"http://127.0.0.1:{silent.getsockname()[1]}/health")
