@@ -22,7 +22,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from adapters.registry import nested_adapters
 from app.checkpoint_source import is_hub_id
-from app.cli.config_file import BUILDER, our_applications, read_config
+from app.cli.config_file import BUILDER, read_config
 from app.cli.deployment_lint import option_lines
 from app.cli.preflight import is_loopback, listen_address
 from app.resolved import mistakes
@@ -58,28 +58,38 @@ def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
         lines += _validation_lines(ServeDeploySchema, tree, "")
     if not lines:
         lines += _unreachable(tree)
+    ours = settings_by_place(tree)
     for index, application in enumerate(_list(tree.get("applications"))):
         place = f"applications[{index}]"
         if isinstance(application, dict) and application.get("import_path") == BUILDER:
-            lines += _lint_application(application, place, reads_all=reads_all)
+            lines += _lint_application(application, place, ours.get(f"{place}.args"), reads_all=reads_all)
         elif isinstance(application, dict):
             lines += _missing_module(application, f"{place}.import_path")
     if reads_all:
-        lines += _tokenizer_lines(tree)
+        lines += _tokenizer_lines(ours)
     if not lines:
-        lines += _open_to_strangers(tree)
-        lines += _shared_folders(tree)
+        lines += _open_to_strangers(tree, ours)
+        lines += _shared_folders(ours)
     return list(dict.fromkeys(lines))
+
+
+def settings_by_place(tree: Mapping[str, Any]) -> dict[str, Settings]:
+    """Return the settings of our applications, without invalid ones, by the place of their `args` in the file."""
+    found = {}
+    for index, application in enumerate(_list(tree.get("applications"))):
+        if isinstance(application, dict) and application.get("import_path") == BUILDER:
+            with suppress(ValidationError):
+                found[f"applications[{index}].args"] = Settings.model_validate(application.get("args") or {})
+    return found
 
 
 def overlooked_adapters(path: str | Path) -> list[str]:
     """Return one line for each sub-folder of the drop-in folders in a valid config file whose adapters lie too deep."""
     return [
-        f"applications[{place}].args.models[{index}].adapter_folder: the adapter in '{Path(folder, nested)}' is not "
+        f"{place}.models[{index}].adapter_folder: the adapter in '{Path(folder, nested)}' is not "
         f"loaded; move its folder to '{folder}', or name it under `adapters`"
-        for place, application in enumerate(read_config(path)["applications"])
-        if application["import_path"] == BUILDER
-        for index, model in enumerate(Settings.model_validate(application["args"]).models)
+        for place, settings in settings_by_place(read_config(path)).items()
+        for index, model in enumerate(settings.models)
         if (folder := model.adapter_folder) is not None
         for nested in nested_adapters(folder)
         if Path(folder, nested).resolve() not in {Path(adapter.path).resolve() for adapter in model.adapters}
@@ -119,12 +129,12 @@ def source_folders(settings: Settings, place: str) -> dict[str, str]:
     return folders | {f"{place}.rerankers[{i}].path": reranker.path for i, reranker in enumerate(settings.rerankers)}
 
 
-def _lint_application(application: dict[str, Any], place: str, *, reads_all: bool) -> list[str]:
-    args = application.get("args") or {}
-    lines = _validation_lines(Settings, args, f"{place}.args")
-    if lines:
-        return lines
-    settings = Settings.model_validate(args)
+def _lint_application(
+    application: dict[str, Any], place: str, settings: Settings | None, *, reads_all: bool
+) -> list[str]:
+    if settings is None:
+        return _validation_lines(Settings, application.get("args") or {}, f"{place}.args")
+    lines: list[str] = []
     known, singles = deployment_names(settings), single_names(settings)
     on_gpus = {model_deployment(model.name) for model in settings.models if model.engine.device == "cuda"}
     seen: set[str] = set()
@@ -153,14 +163,10 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_all: boo
     return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_all=reads_all)]
 
 
-def _tokenizer_lines(tree: Mapping[str, Any]) -> Iterator[str]:
-    for index, application in enumerate(_list(tree.get("applications"))):
-        if not isinstance(application, dict) or application.get("import_path") != BUILDER:
-            continue
-        with suppress(ValidationError):
-            settings = Settings.model_validate(application.get("args") or {})
-            if not any(_missing_folders(settings, "")):
-                yield from (f"applications[{index}].{mistake}" for mistake in tokenizer_mistakes(settings))
+def _tokenizer_lines(ours: Mapping[str, Settings]) -> Iterator[str]:
+    for place, settings in ours.items():
+        if not any(_missing_folders(settings, "")):
+            yield from (f"{place.removesuffix('args')}{mistake}" for mistake in tokenizer_mistakes(settings))
 
 
 def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
@@ -208,28 +214,25 @@ def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]
         yield f"{place}: module '{module}' not found"
 
 
-def _open_to_strangers(tree: Mapping[str, Any]) -> Iterator[str]:
+def _open_to_strangers(tree: Mapping[str, Any], ours: Mapping[str, Settings]) -> Iterator[str]:
     """Yield an error if a server reachable from other machines accepts requests from anyone."""
     host, _ = listen_address(tree)
-    # As the server reads them: the text "no" is false, too.
-    ours = [Settings.model_validate(application["args"]) for application in our_applications(tree)]
-    if not is_loopback(host) and any(not settings.tenants and not settings.allow_anonymous for settings in ours):
+    is_open = any(not settings.tenants and not settings.allow_anonymous for settings in ours.values())
+    if is_open and not is_loopback(host):
         yield (
             f"http_options.host: anyone who can reach {host} could send requests: add `tenants` with API keys to args, "
             "listen on 127.0.0.1, or set `allow_anonymous: true`"
         )
 
 
-def _shared_folders(tree: Mapping[str, Any]) -> Iterator[str]:
+def _shared_folders(ours: Mapping[str, Settings]) -> Iterator[str]:
     """Yield an error if applications share a locked folder: the second would wait forever for the first's lock."""
-    owners: dict[tuple[str, Path], int] = {}
-    for index, application in enumerate(tree["applications"]):
-        if application["import_path"] != BUILDER:
-            continue
-        for key, folder in _state_folders(Settings.model_validate(application["args"])).items():
-            owner = owners.setdefault((key, Path(folder).absolute()), index)
-            if owner != index and key != "accounts.spool_folder":
-                yield f"applications[{index}].args.{key}: '{folder}' is already used by applications[{owner}]"
+    owners: dict[tuple[str, Path], str] = {}
+    for place, settings in ours.items():
+        for key, folder in _state_folders(settings).items():
+            owner = owners.setdefault((key, Path(folder).absolute()), place)
+            if owner != place and key != "accounts.spool_folder":
+                yield f"{place}.{key}: '{folder}' is already used by {owner.removesuffix('.args')}"
 
 
 def _missing_folders(settings: Settings, place: str) -> Iterator[str]:

@@ -8,21 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.checkpoint_source import is_hub_id, local_folder
-from app.cli.config_file import BUILDER, read_config
-from app.cli.config_lint import source_folders
-from app.settings import Settings
+from app.cli.config_file import read_config
+from app.cli.config_lint import settings_by_place, source_folders
 from engine.errors import CheckpointError
 
 
 def hub_ids(path: str | Path) -> dict[str, str]:
     """Return the hub ids in a valid config file, with the place of each in the file."""
     place_by_id: dict[str, str] = {}
-    for index, application in enumerate(read_config(path)["applications"]):
-        if application.get("import_path") == BUILDER:
-            settings = Settings.model_validate(application["args"])
-            for place, folder in source_folders(settings, f"applications[{index}].args").items():
-                if is_hub_id(folder):
-                    place_by_id.setdefault(folder, place)
+    for args, settings in settings_by_place(read_config(path)).items():
+        for place, folder in source_folders(settings, args).items():
+            if is_hub_id(folder):
+                place_by_id.setdefault(folder, place)
     return place_by_id
 
 
