@@ -17,9 +17,9 @@ from app.access.tenants import KeyRing
 from app.gateway_port import WholeGatewayPort
 from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
-from app.http.hosts import HostRule, OriginRule
+from app.http.hosts import HostRule, OriginRule, check_sender
 from app.http.json_route import error_response
-from app.http.middleware import Border, HeadAsGet, HostCheck, KeyCheck, RequestBody
+from app.http.middleware import Border, Check, HeadAsGet, RequestBody
 from app.http.openapi import document
 from app.routes import (
     accounts,
@@ -73,6 +73,12 @@ def create_app(
             send only what changes nothing, unless a key is required.
         batch_settings: bounds on files; None selects the defaults.
     """
+    hosts = host_rule or HostRule()
+    origins = OriginRule.of(allowed_origins, is_open=key_ring is None or not key_ring.tenant_by_name)
+
+    async def check(request: Request) -> None:
+        check_sender(request, hosts, origins)
+        await _check_key(request)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -100,9 +106,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
-    app.add_middleware(KeyCheck, check=_check_key)
-    origins = OriginRule.of(allowed_origins, is_open=not app.state.key_ring.tenant_by_name)
-    app.add_middleware(HostCheck, hosts=host_rule or HostRule(), origins=origins)
+    app.add_middleware(Check, check=check)
     app.add_middleware(Border)
     if allowed_origins:
         _let_pages_ask(app, allowed_origins)
@@ -112,7 +116,7 @@ def create_app(
 
 
 async def _check_key(request: Request) -> None:
-    """Run the guards of the route that answers a request.
+    """Run the guards of the route that answers a request, which runs them again.
 
     Raises:
         ApiError: as the route raises it, if the key is missing or wrong.

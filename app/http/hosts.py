@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from app.http.errors import ApiError
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _DEFAULT_PORT = re.compile(r":(80|443)$")
@@ -77,6 +80,30 @@ class OriginRule:
             return True
         # Browsers say so themselves on secure connections; it holds behind a proxy that changes `Host`, too.
         return headers.get("sec-fetch-site") == "same-origin" or _is_same(origin, headers.get("host", ""))
+
+
+def check_sender(request: Request, hosts: HostRule, origins: OriginRule) -> None:
+    """Refuse a request whose `Host` is there and not accepted, or that a foreign page sends to change something.
+
+    Raises:
+        ApiError: 421 or 403.
+    """
+    # Health checks by HTTP/1.0 have none. Browsers, whose requests a hostile page may send here, always have.
+    host = request.headers.get("host")
+    if host is not None and not hosts.allows(host):
+        raise ApiError(
+            421,
+            "This server does not answer to the name in 'Host'; 'allowed_hosts' in its configuration may add it.",
+            code="host_not_allowed",
+        )
+    if not origins.allows(request.method, request.headers):
+        raise ApiError(
+            403,
+            "Pages of the origin in 'Origin' may send nothing to this server; 'allowed_origins' in its "
+            "configuration may add it.",
+            error_type="permission_error",
+            code="origin_not_allowed",
+        )
 
 
 def _is_same(origin: str, host: str) -> bool:

@@ -1,9 +1,8 @@
 """Pure ASGI middleware around every route.
 
 `HeadAsGet` answers HEAD on every GET route. `Border` assigns the request id, measures the time, and converts exceptions
-to OpenAI's error format. `HostCheck` refuses requests with a foreign `Host`, and changes by foreign pages. `KeyCheck`
-refuses requests without the key that their route needs. `RequestBody` limits the body while it is read, and cancels the
-work when the client disconnects.
+to OpenAI's error format. `Check` refuses requests by their heads. `RequestBody` limits the body while it is read, and
+cancels the work when the client disconnects.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
-from app.http.hosts import HostRule, OriginRule
 from app.http.json_route import error_response, route_path
 
 _ID_HEADER = "x-request-id"
@@ -100,44 +98,11 @@ class HeadAsGet:
         await self._app({**scope, "method": "GET"}, receive, send_without_body)
 
 
-class HostCheck:
-    """Refuses a request whose `Host` is there and not accepted, or that a foreign page sends to change something."""
-
-    def __init__(self, app: ASGIApp, *, hosts: HostRule, origins: OriginRule) -> None:
-        self._app = app
-        self._hosts = hosts
-        self._origins = origins
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "http":
-            self._check(scope["method"], Headers(scope=scope))
-        await self._app(scope, receive, send)
-
-    def _check(self, method: str, headers: Headers) -> None:
-        # Health checks by HTTP/1.0 have none. Browsers, whose requests a hostile page may send here, always have.
-        host = headers.get("host")
-        if host is not None and not self._hosts.allows(host):
-            raise ApiError(
-                421,
-                "This server does not answer to the name in 'Host'; 'allowed_hosts' in its configuration may add it.",
-                code="host_not_allowed",
-            )
-        if not self._origins.allows(method, headers):
-            raise ApiError(
-                403,
-                "Pages of the origin in 'Origin' may send nothing to this server; 'allowed_origins' in its "
-                "configuration may add it.",
-                error_type="permission_error",
-                code="origin_not_allowed",
-            )
-
-
-class KeyCheck:
-    """Checks a request's key before its body is read: whoever has none shall not cost the memory and time of one.
+class Check:
+    """Checks a request before its body is read: whoever is refused shall not cost the memory and time of one.
 
     Args:
-        check: raises if the key is missing or wrong; the route checks again.
+        check: raises if the request is refused.
     """
 
     def __init__(self, app: ASGIApp, *, check: Callable[[Request], Awaitable[None]]) -> None:
@@ -160,7 +125,7 @@ class RequestBody:
         streamed: method and path of routes that read and limit their bodies themselves.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, streamed: Collection[tuple[str, str]] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, streamed: Collection[tuple[str, str]]) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._streamed = streamed

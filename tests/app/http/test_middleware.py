@@ -85,7 +85,7 @@ async def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
         return {"type": "http.request", "body": b"x" * 100, "more_body": True}
 
     sent: list[Any] = []
-    app = Border(RequestBody(_no_app, max_bytes=1000))
+    app = Border(RequestBody(_no_app, max_bytes=1000, streamed=()))
     await app({"type": "http", "path": "/", "headers": []}, receive, _collector(sent))
     assert sent[0]["status"] == 413
     assert num_read == 11
@@ -122,7 +122,8 @@ async def test_a_client_that_leaves_in_its_body_is_let_go() -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    await RequestBody(_no_app, max_bytes=10)({"type": "http", "path": "/", "headers": []}, receive, _collector([]))
+    app = RequestBody(_no_app, max_bytes=10, streamed=())
+    await app({"type": "http", "path": "/", "headers": []}, receive, _collector([]))
 
 
 async def test_an_unforeseen_error_is_logged_with_its_request_and_told_to_nobody(
