@@ -7,7 +7,7 @@ import importlib.util
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def registry_config(
     settings: Settings,
     registry: RegistrySettings,
     models: tuple[ModelConfig, ...],
-    seen: Mapping[str, Mapping[str, Signature]] | None = None,
+    seen: dict[str, dict[str, Signature]],
 ) -> RegistryConfig:
     """Return the config of the adapter registry; its paths are absolute.
 
@@ -101,7 +101,7 @@ def registry_config(
             for asked, model in zip(settings.models, models, strict=True)
         ),
         declared_by_base={model.name: model.adapters for model in models},
-        seen_by_base={base: dict(found) for base, found in (seen or {}).items()},
+        seen_by_base=seen,
         build=secrets.token_hex(8),
         server=remembered("server", partial(secrets.token_bytes, 8)).hex(),
         cross_encoders=tuple(reranker.name for reranker in settings.rerankers),

@@ -45,8 +45,8 @@ class ServerProcess:
         environment: Mapping[str, str],
         *,
         address: str,
-        drain_s: float = 0.0,
-        has_dashboard: bool = False,
+        drain_s: float,
+        has_dashboard: bool,
     ) -> None:
         options = ["--address", address, "--drain-s", str(drain_s), *(["--dashboard"] if has_dashboard else [])]
         # Unbuffered, so that the reason of its end, printed last, also arrives last.

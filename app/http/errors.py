@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from engine.errors import FailedAloneError, OverloadError, RequestError
 
@@ -92,10 +92,10 @@ def to_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "The server had an error while processing the request.", error_type="server_error")
 
 
-def retry_after(wait_s: float, draw: Callable[[int, int], int] = random.randint) -> int:
+def retry_after(wait_s: float) -> int:
     """Return whole seconds for `Retry-After`: `wait_s` plus random jitter, at most `MAX_RETRY_AFTER_S`."""
     soonest = min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
-    return min(MAX_RETRY_AFTER_S, soonest + draw(0, min(MAX_SPREAD_S, 1 + soonest // 4)))
+    return min(MAX_RETRY_AFTER_S, soonest + random.randint(0, min(MAX_SPREAD_S, 1 + soonest // 4)))
 
 
 def is_our_fault(error: BaseException) -> bool:

@@ -123,13 +123,13 @@ class ChatFrames(_Frames):
         head: ResponseHead,
         *,
         options: StreamOptions | None,
-        num_choices: int = 1,
-        shape: ChatShape | None = None,
+        num_choices: int,
+        shape: ChatShape,
     ) -> None:
         super().__init__(head, kind="chat.completion.chunk", options=options, answers_per_prompt=num_choices)
-        self._shape = shape or ChatShape()
-        if self._shape.service_tier is not None:
-            self._head["service_tier"] = self._shape.service_tier
+        self._shape = shape
+        if shape.service_tier is not None:
+            self._head["service_tier"] = shape.service_tier
         self._opened: set[int] = set()
 
     def event(self, item: ChoiceEvent) -> bytes:

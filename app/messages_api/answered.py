@@ -78,7 +78,7 @@ def model_page(models: Sequence[Model]) -> ModelPage:
     return ModelPage(data=infos, first_id=infos[0].id if infos else None, last_id=infos[-1].id if infos else None)
 
 
-def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """Return an error in Anthropic's format, which names the offending field only in the message."""
     detail = error.body()["error"]
     kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")

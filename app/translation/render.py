@@ -38,7 +38,7 @@ class ResponseHead:
     model: str
 
 
-def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
+def usage(finished: Sequence[Finished], answers_per_prompt: int) -> Usage:
     """Return the total token counts of all choices, given in order; a prompt counts once for all its answers."""
     ends = finished[::answers_per_prompt]
     num_prompt_tokens = sum(end.num_prompt_tokens for end in ends)

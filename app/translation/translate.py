@@ -1,13 +1,13 @@
 """Translate a validated request to `GenerationRequest`s, and check the limits of the settings.
 
-Pure: equal bodies, ids and seeds give equal requests. Every failure is a `RequestError`.
+Pure, except that requests without a seed get one. Every failure is a `RequestError`.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard, cast
 
@@ -38,8 +38,6 @@ from deployments.prompt_texts import num_chars
 from engine.errors import RequestError
 from engine.request import DryPenalty, LzPenalty, SamplingParams
 
-SeedSource = Callable[[], int]
-
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Strings at which repeats usually end: the default of other DRY implementations."""
 _SEED_MASK = 2**64 - 1
@@ -61,7 +59,7 @@ def random_seed() -> int:
 
 
 def chat_generations(
-    body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
+    body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str
 ) -> tuple[GenerationRequest, ...]:
     """Return one request per choice of a chat completion. The template gets `developer` messages as `system`."""
     prompt = whole_chat_prompt(body, limits)
@@ -86,7 +84,7 @@ def chat_generations(
         max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         priority=_PRIORITY_BY_TIER.get(body.service_tier or "default", base.priority),
     )
-    choices = _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
+    choices = _choices([base], body.n or 1, limits, request_id, _seed(body))
     first, *others = with_beams(body, choices, body.n or 1)
     # The choices share one prompt, whose results are returned once.
     quiet = None if base.moderation is None else replace(base.moderation, tells_input=False)
@@ -96,7 +94,7 @@ def chat_generations(
 
 
 def text_generations(
-    body: CompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
+    body: CompletionRequest, limits: LimitSettings, *, request_id: str
 ) -> tuple[GenerationRequest, ...]:
     """Return the requests of a text completion: for each prompt in order, one per computed answer."""
     prompts = plain_prompts(body.prompt, limits.max_prompts, "prompts", field="prompt")
@@ -123,7 +121,7 @@ def text_generations(
         bases.append(replace(base, params=params, echoes=bool(body.echo), grammar=grammar, clips_max_tokens=clips))
     # Whichever of `n` and `best_of` determines the count.
     field = "n" if num_answers == num_wanted else "best_of"
-    choices = _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed), field=field)
+    choices = _choices(bases, num_answers, limits, request_id, _seed(body), field=field)
     return with_beams(body, choices, num_answers)
 
 
@@ -270,8 +268,8 @@ def _is_token_ids(prompt: list[str] | list[int] | list[list[int]]) -> TypeGuard[
     return isinstance(prompt[0], int)
 
 
-def _seed(body: SamplingFields, draw_seed: SeedSource) -> int:
-    return (body.seed if body.seed is not None else draw_seed()) & _SEED_MASK
+def _seed(body: SamplingFields) -> int:
+    return (body.seed if body.seed is not None else random_seed()) & _SEED_MASK
 
 
 def _check_chars(count: int, limits: LimitSettings, *, field: str) -> None:

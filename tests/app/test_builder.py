@@ -248,7 +248,7 @@ def test_it_says_what_is_lost_without_the_environment(
 def test_the_registry_has_absolute_places_and_can_be_left_out(folder: Path) -> None:
     chosen = settings(folder, registry={"folder": str(folder / "kept"), "allowed_folders": [str(folder / "more")]})
     assert chosen.registry is not None
-    config = registry_config(chosen, chosen.registry, gateway_config(chosen).models)
+    config = registry_config(chosen, chosen.registry, gateway_config(chosen).models, {})
     assert config.store_path == str(folder / "kept" / "adapters.sqlite")
     (base,) = config.bases
     assert (base.name, base.watched, base.allowed) == ("chat", str(folder / "adapters"), (str(folder / "more"),))
@@ -268,9 +268,10 @@ def test_what_adapters_are_fetched_by_must_be_there(folder: Path, monkeypatch: p
         monkeypatch.setattr("app.resolved.importlib.util.find_spec", lambda name, spec=spec: spec)
         if spec is None:
             with pytest.raises(ConfigError, match=r"registry.sources: 's3://bucket/' needs `pip install s3fs`"):
-                registry_config(chosen, chosen.registry, ())
+                registry_config(chosen, chosen.registry, (), {})
         else:
-            assert registry_config(chosen.model_copy(update={"models": ()}), chosen.registry, ()).sources == (*sources,)
+            config = registry_config(chosen.model_copy(update={"models": ()}), chosen.registry, (), {})
+            assert config.sources == (*sources,)
 
 
 def test_what_keeps_files_runs_where_it_finds_them_again(folder: Path) -> None:

@@ -100,7 +100,9 @@ class Start:
         self.monkeypatch = monkeypatch
         self.printed = io.StringIO()
 
-    def __call__(self, mode: str, device: str = "cpu", num_cpus: float = 1, **options: bool) -> ServerProcess:
+    def __call__(
+        self, mode: str, device: str = "cpu", num_cpus: float = 1, has_dashboard: bool = False
+    ) -> ServerProcess:
         # pytest's own capture loses what a thread writes while it is read.
         self.monkeypatch.setattr("sys.stdout", self.printed)
         config = self.folder / "config"
@@ -113,7 +115,7 @@ class Start:
         }
         config.write_text(yaml.safe_dump({"applications": [application], "mode": mode}))
         environment = {"PYTHONPATH": str(self.folder), "PATH": os.environ["PATH"], "HOME": str(self.folder)}
-        return ServerProcess(config, environment, address="local", drain_s=7.0, **options)
+        return ServerProcess(config, environment, address="local", drain_s=7.0, has_dashboard=has_dashboard)
 
     def until_printed(self, text: str) -> str:
         until(lambda: text in self.printed.getvalue())

@@ -7,7 +7,7 @@ from typing import Any
 from app.http.errors import ApiError
 from app.http.sse import ChatFrames, CompletionFrames, EventStream
 from app.schemas.common import StreamOptions
-from app.translation.render import CompletionShape, ResponseHead
+from app.translation.render import ChatShape, CompletionShape, ResponseHead
 from app.translation.streaming import ChoiceEvent, EventBatches
 from deployments.generation import EndReason, Finished, GenerationEvent, Started, TextDelta
 from tests.app.translation.test_streaming import END, STARTED, Source
@@ -16,8 +16,12 @@ HEAD = ResponseHead(response_id="chatcmpl-1", created_s=2, model="m")
 FINISHED = Finished(reason=EndReason.LENGTH, num_prompt_tokens=3, num_completion_tokens=4, num_cached_tokens=2)
 
 
+def chat_frames(options: StreamOptions | None = None) -> ChatFrames:
+    return ChatFrames(HEAD, options=options, num_choices=1, shape=ChatShape())
+
+
 def test_a_chat_stream_is_this_to_the_byte() -> None:
-    frames = ChatFrames(HEAD, options=StreamOptions(include_usage=True))
+    frames = chat_frames(StreamOptions(include_usage=True))
     started = Started(num_prompt_tokens=3, num_cached_tokens=2)
     written = b"".join(frames.event(ChoiceEvent(0, event)) for event in (started, TextDelta(text='"é\n'), FINISHED))
     prefix = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":2,"model":"m","choices":['
@@ -36,7 +40,7 @@ def test_a_chat_stream_is_this_to_the_byte() -> None:
 
 
 def test_the_role_comes_once_for_each_choice_even_where_the_first_event_is_the_last() -> None:
-    frames = ChatFrames(HEAD, options=None)
+    frames = chat_frames()
     assert frames.event(ChoiceEvent(0, FINISHED)).count(b'"role":"assistant"') == 1
     assert frames.event(ChoiceEvent(1, TextDelta(text="a"))).count(b'"role":"assistant"') == 1
     assert frames.event(ChoiceEvent(1, TextDelta(text="b"))).count(b'"role":"assistant"') == 0
@@ -50,7 +54,7 @@ def test_a_completion_stream_opens_with_text() -> None:
 
 
 def test_an_error_is_one_frame_whatever_text_it_holds() -> None:
-    assert ChatFrames(HEAD, options=None).failure(ApiError(500, "a\nb\ud800")).count(b"\n") == 2
+    assert chat_frames().failure(ApiError(500, "a\nb\ud800")).count(b"\n") == 2
 
 
 async def test_events_that_are_ready_together_are_one_write() -> None:
@@ -90,7 +94,7 @@ def chunks(frames: ChatFrames, *events: GenerationEvent) -> list[dict[str, Any]]
 def test_every_chunk_counts_so_far_where_that_is_asked_for() -> None:
     options = StreamOptions(include_usage=True, continuous_usage_stats=True)
     found = chunks(
-        ChatFrames(HEAD, options=options),
+        chat_frames(options),
         replace(STARTED, num_prompt_tokens=3),
         TextDelta(text="a", num_tokens=2),
         TextDelta(text="b", num_tokens=5),
@@ -102,9 +106,7 @@ def test_every_chunk_counts_so_far_where_that_is_asked_for() -> None:
 
 def test_padded_chunks_do_not_tell_how_long_their_text_is() -> None:
     def sizes(text: str) -> int:
-        chunk = chunks(
-            ChatFrames(HEAD, options=StreamOptions(include_obfuscation=True)), STARTED, TextDelta(text=text)
-        )[1]
+        chunk = chunks(chat_frames(StreamOptions(include_obfuscation=True)), STARTED, TextDelta(text=text))[1]
         assert chunk["obfuscation"]
         return len(json.dumps(chunk))
 
@@ -113,5 +115,5 @@ def test_padded_chunks_do_not_tell_how_long_their_text_is() -> None:
 
 def test_chunks_tell_the_fingerprint_once_it_is_known() -> None:
     started = replace(STARTED, fingerprint="fp_1")
-    found = chunks(ChatFrames(HEAD, options=None), started, TextDelta(text="a"), FINISHED)
+    found = chunks(chat_frames(), started, TextDelta(text="a"), FINISHED)
     assert {chunk["system_fingerprint"] for chunk in found} == {"fp_1"}

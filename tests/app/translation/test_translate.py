@@ -16,11 +16,16 @@ from engine.request import DryPenalty, LzPenalty, SamplingParams
 LIMITS = LimitSettings()
 
 
+@pytest.fixture(autouse=True)
+def drawn_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.translation.translate.random_seed", lambda: 7)
+
+
 def translate(**fields: Any) -> GenerationRequest:
     body = ChatCompletionRequest.model_validate(
         {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
     )
-    (generation,) = chat_generations(body, LIMITS, request_id="r", draw_seed=lambda: 7)
+    (generation,) = chat_generations(body, LIMITS, request_id="r")
     return generation
 
 
@@ -130,7 +135,7 @@ def test_either_name_of_max_tokens_counts_and_a_contradiction_is_refused() -> No
 
 def test_prompts_of_one_request_share_their_seed_and_not_their_id() -> None:
     body = CompletionRequest.model_validate({"model": "m", "prompt": ["a", "b"]})
-    first, second = text_generations(body, LIMITS, request_id="r", draw_seed=lambda: 7)
+    first, second = text_generations(body, LIMITS, request_id="r")
     assert first.params.seed == second.params.seed == 7
     assert (first.request_id, second.request_id) == ("r-0", "r-1")
 
@@ -152,7 +157,7 @@ def test_bounds_of_the_settings_hold_to_the_last_item() -> None:
 
 def choices(**fields: Any) -> tuple[GenerationRequest, ...]:
     body = CompletionRequest.model_validate({"model": "m", "prompt": ["a", "b"], **fields})
-    return text_generations(body, LIMITS, request_id="r", draw_seed=lambda: 7)
+    return text_generations(body, LIMITS, request_id="r")
 
 
 def test_each_answer_to_a_prompt_has_its_own_id_and_seed_and_the_first_is_as_if_alone() -> None:
@@ -163,7 +168,7 @@ def test_each_answer_to_a_prompt_has_its_own_id_and_seed_and_the_first_is_as_if_
     assert len(set(seeds[:3])) == 3
     assert seeds[:3] == seeds[3:]
     body = ChatCompletionRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "n": 2})
-    assert [one.params.seed for one in chat_generations(body, LIMITS, request_id="r", draw_seed=lambda: 7)] == seeds[:2]
+    assert [one.params.seed for one in chat_generations(body, LIMITS, request_id="r")] == seeds[:2]
 
 
 def test_a_suffix_goes_with_each_text() -> None:
