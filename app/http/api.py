@@ -46,6 +46,7 @@ _RESOURCES = (
     chat, completions, responses, messages, embeddings, rerank, models, moderations, tokens, adapters, accounts,
     files, batches, requests, health, page,
 )  # fmt: skip
+_ROUTES = [route for resource in _RESOURCES for route in resource.router.routes]
 _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."
 
 
@@ -73,12 +74,6 @@ def create_app(
             send only what changes nothing, unless a key is required.
         batch_settings: bounds on files; None selects the defaults.
     """
-    hosts = host_rule or HostRule()
-    origins = OriginRule.of(allowed_origins, is_open=key_ring is None or not key_ring.tenant_by_name)
-
-    async def check(request: Request) -> None:
-        check_sender(request, hosts, origins)
-        await _check_key(request)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -100,13 +95,14 @@ def create_app(
     app.state.admin_key_sha256 = admin_key_sha256
     app.state.key_ring = key_ring or KeyRing()
     app.state.max_file_bytes = (batch_settings or BatchSettings()).max_file_bytes
-    app.state.paths = {getattr(route, "path", "") for resource in _RESOURCES for route in resource.router.routes}
+    app.state.paths = {route.path for route in _ROUTES}
     for resource in _RESOURCES:
         app.include_router(resource.router)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
-    app.add_middleware(Check, check=check)
+    origins = OriginRule.of(allowed_origins, is_open=not app.state.key_ring.tenant_by_name)
+    app.add_middleware(Check, check=partial(_check, hosts=host_rule or HostRule(), origins=origins))
     app.add_middleware(Border)
     if allowed_origins:
         _let_pages_ask(app, allowed_origins)
@@ -115,19 +111,19 @@ def create_app(
     return app
 
 
-async def _check_key(request: Request) -> None:
-    """Run the guards of the route that answers a request, which runs them again.
+async def _check(request: Request, *, hosts: HostRule, origins: OriginRule) -> None:
+    """Check where a request comes from, and run the guards of the route that answers it, which runs them again.
 
     Raises:
-        ApiError: as the route raises it, if the key is missing or wrong.
+        ApiError: as the route raises it, if the key is missing or wrong, or as `check_sender`.
     """
-    for resource in _RESOURCES:
-        for route in resource.router.routes:
-            if route.matches(request.scope)[0] is Match.FULL:
-                for guard in (dependency.call for dependency in route.dependant.dependencies):
-                    if guard in GUARDS:
-                        await guard(request)
-                return
+    check_sender(request, hosts, origins)
+    for route in _ROUTES:
+        if route.matches(request.scope)[0] is Match.FULL:
+            for guard in (dependency.call for dependency in route.dependant.dependencies):
+                if guard in GUARDS:
+                    await guard(request)
+            return
 
 
 def _let_pages_ask(app: FastAPI, origins: Sequence[str]) -> None:
@@ -164,6 +160,5 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 def _methods(scope: Scope) -> list[str]:
     """Return the methods of all routes that match a path; the router reports only those of the first."""
-    routes = (route for resource in _RESOURCES for route in resource.router.routes)
-    methods = {name for route in routes if route.matches(scope)[0] is not Match.NONE for name in route.methods}
+    methods = {name for route in _ROUTES if route.matches(scope)[0] is not Match.NONE for name in route.methods}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
