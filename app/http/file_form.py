@@ -40,12 +40,12 @@ class FileForm:
         Raises:
             UnavailableError: the disk for temporary files is not available now.
         """
-        while part := await self._part():
+        while True:
+            with unavailable_on(OSError):
+                part = await self.file.read(MAX_PART_BYTES)
+            if not part:
+                return
             yield part
-
-    async def _part(self) -> bytes:
-        with unavailable_on(OSError):
-            return await self.file.read(MAX_PART_BYTES)
 
 
 @asynccontextmanager
