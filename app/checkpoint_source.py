@@ -1,4 +1,4 @@
-"""Resolve a `path` of the settings to an absolute folder: an existing one, or a snapshot from the Hugging Face hub.
+"""Resolve a `path` of the settings, and tell its place if that fails: an existing folder, or a hub snapshot.
 
 Only safetensors, JSON and tokenizer files are downloaded: no pickle, no code.
 """
@@ -6,15 +6,29 @@ Only safetensors, JSON and tokenizer files are downloaded: no pickle, no code.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from engine.errors import CheckpointError
+from adapters.errors import AdapterError
+from engine.errors import CheckpointError, ConfigError
 
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 IGNORED_FILES = ("consolidated*", "original/*")
 """Duplicates of the weights in the format of their publisher's own code."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Prefix errors in the block with their path in `args`."""
+    try:
+        yield
+    except (AdapterError, CheckpointError) as error:
+        raise ConfigError(f"args.{place}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"args.{place}: {error.filename} cannot be read: {error.strerror}") from error
 
 
 def is_hub_id(path: str) -> bool:

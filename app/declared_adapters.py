@@ -11,8 +11,7 @@ from adapters.errors import AdapterError
 from adapters.identity import AdapterRef
 from adapters.registry import DeclaredNames, reference, reference_in, sub_folders
 from adapters.validate import validate
-from app.checkpoint_source import local_folder
-from app.places import at
+from app.checkpoint_source import at, local_folder
 from app.settings import AdapterSettings, ModelSettings
 from engine.decoder.model_spec import ModelSpec
 from engine.errors import ConfigError

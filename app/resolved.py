@@ -13,11 +13,10 @@ from pathlib import Path
 
 from adapters.registry import DeclaredNames, Signature
 from app.access.tenants import KeyRing, Tenant
-from app.checkpoint_source import is_hub_id, local_folder
+from app.checkpoint_source import at, is_hub_id, local_folder
 from app.cluster_memory import remembered
 from app.declared_adapters import OnUnfit, declared_adapters, refuse_declared
 from app.makers_defaults import read_defaults, read_pooling
-from app.places import at
 from app.settings import (
     BatchSettings,
     ModelSettings,

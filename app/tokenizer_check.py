@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from app.checkpoint_source import is_hub_id, local_folder
-from app.places import at
+from app.checkpoint_source import at, is_hub_id, local_folder
 from app.settings import ModelSettings, Settings
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tokenizer.tokenizer_folder import load_tokenizer
