@@ -155,19 +155,15 @@ def _reranker(config: RerankerConfig) -> serve.Application:
 
 def _helper(name: str, actor: type, config: object, *, max_requests: int) -> serve.Application:
     """Bind a stateless deployment that gateways call."""
-    bound: serve.Application = (
-        serve.deployment(actor)
-        .options(
-            name=name,
-            max_ongoing_requests=max_requests,
-            max_queued_requests=_GATEWAY_REQUESTS,
-            ray_actor_options={"num_cpus": CPUS_BY_PART[name.partition("-")[0]]},
-            max_surge_percent=_SURGE,
-            **_HEALTH,
-        )
-        .bind(config)
+    return _bound(
+        name,
+        actor,
+        config,
+        max_ongoing_requests=max_requests,
+        max_queued_requests=_GATEWAY_REQUESTS,
+        ray_actor_options={"num_cpus": CPUS_BY_PART[name.partition("-")[0]]},
+        max_surge_percent=_SURGE,
     )
-    return bound
 
 
 def _seen_folders(settings: Settings) -> dict[str, dict[str, Signature]]:
@@ -193,17 +189,18 @@ def _batches(settings: Settings, batches: BatchSettings) -> serve.Application:
 
 def _the_only(name: str, actor: type, config: object) -> serve.Application:
     """Bind a deployment with a single replica, on the head node, where its files are."""
-    bound: serve.Application = (
-        serve.deployment(actor)
-        .options(
-            name=name,
-            num_replicas=1,
-            max_ongoing_requests=_GATEWAY_REQUESTS,
-            # Requests no CPUs, because many head nodes offer none.
-            ray_actor_options={"num_cpus": 0, "resources": {_HEAD: 0.001}},
-            graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
-            **_HEALTH,
-        )
-        .bind(config)
+    return _bound(
+        name,
+        actor,
+        config,
+        num_replicas=1,
+        max_ongoing_requests=_GATEWAY_REQUESTS,
+        # Requests no CPUs, because many head nodes offer none.
+        ray_actor_options={"num_cpus": 0, "resources": {_HEAD: 0.001}},
+        graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
     )
+
+
+def _bound(name: str, actor: type, config: object, **options: Any) -> serve.Application:
+    bound: serve.Application = serve.deployment(actor).options(name=name, **options, **_HEALTH).bind(config)
     return bound

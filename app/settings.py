@@ -19,7 +19,18 @@ ToolFormatName = Literal[
     "hermes", "llama3", "mistral", "mistral_args", "nemotron", "functionary", "qwen3_coder", "xlam", "json", "none"
 ]  # fmt: skip
 
-ClassifierDtype = Literal["float32", "bfloat16"]
+ClassifierDtype = Annotated[
+    Literal["float32", "bfloat16"],
+    Field(
+        description="Of weights and products. bfloat16 takes a third of the time on CPUs that multiply it, and moves "
+        "probabilities by up to 0.01 or so."
+    ),
+]
+
+Placement = Annotated[
+    Literal["deployment", "inline"],
+    Field(description="Own replicas, or inside the gateway's process (saves a hop of about a millisecond)."),
+]
 
 
 class AdapterSettings(SettingsNode):
@@ -83,10 +94,7 @@ class SafetySettings(SettingsNode):
 
     name: PublicName = Field(default="guard", description="Name of the classifier in `/v1/moderations`.")
     path: FolderPath = Field(description="Folder of an AutoModelForSequenceClassification checkpoint, or a Hub id.")
-    placement: Literal["deployment", "inline"] = Field(
-        default="deployment",
-        description="Own replicas, or inside the gateway's process (saves a hop of about a millisecond).",
-    )
+    placement: Placement = "deployment"
     mode: Literal["before", "alongside"] = Field(
         default="before",
         description="Screen the input before any engine work, or during prefill while the first byte is held back.",
@@ -118,11 +126,7 @@ class SafetySettings(SettingsNode):
     max_chars: int = Field(default=100_000, ge=1, description="Maximum characters per text; longer texts are refused.")
     benign_labels: tuple[str, ...] = Field(default=(), description="Classifier labels that are not hazards.")
     num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the classifier.")
-    dtype: ClassifierDtype = Field(
-        default="float32",
-        description="Of weights and products. bfloat16 takes a third of the time on CPUs that multiply it, and moves "
-        "probabilities by up to 0.01 or so.",
-    )
+    dtype: ClassifierDtype = "float32"
 
     @model_validator(mode="after")
     def _windows_can_be_judged(self) -> Self:
@@ -153,11 +157,7 @@ class RerankerSettings(SettingsNode):
     max_chars: int = Field(default=100_000, ge=1, description="Maximum characters of a query, and of a document.")
     timeout_s: float = Field(default=30.0, gt=0, description="Timeout of a scoring request in seconds.")
     num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the model.")
-    dtype: ClassifierDtype = Field(
-        default="float32",
-        description="Of weights and products. bfloat16 takes a third of the time on CPUs that multiply it, and moves "
-        "probabilities by up to 0.01 or so.",
-    )
+    dtype: ClassifierDtype = "float32"
 
 
 class ChannelSettings(SettingsNode):
@@ -183,10 +183,7 @@ class ChannelSettings(SettingsNode):
 class TokenizerSettings(SettingsNode):
     """Where text is tokenized."""
 
-    placement: Literal["deployment", "inline"] = Field(
-        default="deployment",
-        description="Own replicas, or inside the gateway's process (saves a hop of about a millisecond).",
-    )
+    placement: Placement = "deployment"
 
 
 SourcePrefix = Annotated[str, StringConstraints(pattern=r"^(?:hf://|(?:s3|gs|https?)://[^/@\s]+/)(?:[^/\s]+/)*$")]
