@@ -61,11 +61,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def is_port_free(host: str, port: int) -> bool:
-    """Tell whether a server could listen on `host`:`port` now."""
-    return listen_error(host, port) is None
-
-
 def listen_error(host: str, port: int) -> OSError | None:
     """Return why no server could listen on `host`:`port` now, or None if one could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -82,7 +77,7 @@ def listen_error(host: str, port: int) -> OSError | None:
 def free_ports(count: int) -> list[int]:
     """Return free ports, drawn from a range in which they are likely to stay free until they are used."""
     drawn = random.sample(_QUIET_PORTS, len(_QUIET_PORTS))
-    return list(islice((port for port in drawn if is_port_free("0.0.0.0", port)), count))
+    return list(islice((port for port in drawn if listen_error("0.0.0.0", port) is None), count))
 
 
 def wanted_gpus(tree: Mapping[str, Any]) -> float:

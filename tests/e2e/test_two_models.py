@@ -8,7 +8,7 @@ import psutil
 import pytest
 import yaml
 
-from app.cli.preflight import is_port_free
+from app.cli.preflight import listen_error
 from tests.deployments.tiny_models import write_cross_encoder
 from tests.e2e.server import ROOT, config_on_a_free_port, running, until
 
@@ -58,4 +58,4 @@ def test_two_models_answer_side_by_side_and_ctrl_c_ends_everything(tmp_path: Pat
         assert server.stop() == 0
         _, alive = psutil.wait_procs(started, timeout=30)
         assert alive == []
-        until(lambda: is_port_free("127.0.0.1", server.port), "the port to be free")
+        until(lambda: listen_error("127.0.0.1", server.port) is None, "the port to be free")

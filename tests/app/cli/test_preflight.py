@@ -17,8 +17,8 @@ from app.cli.preflight import (
     folder_for_sockets,
     free_ports,
     haproxy_places,
-    is_port_free,
     listen_address,
+    listen_error,
     token_of_its_own,
     too_many_cpus,
     wanted_gpus,
@@ -35,9 +35,9 @@ def listener() -> socket.socket:
 
 def test_a_port_with_a_listener_is_not_free(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    assert not is_port_free("127.0.0.1", port)
+    assert listen_error("127.0.0.1", port) is not None
     listener.close()
-    assert is_port_free("127.0.0.1", port)
+    assert listen_error("127.0.0.1", port) is None
 
 
 def test_no_note_of_a_cluster_is_no_cluster(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_ray_s_folder_is_where_its_sockets_have_short_enough_paths() -> None:
 def test_ports_are_free_and_no_two_the_same() -> None:
     ports = free_ports(50)
     assert len(set(ports)) == 50
-    assert all(is_port_free("127.0.0.1", port) for port in ports)
+    assert all(listen_error("127.0.0.1", port) is None for port in ports)
 
 
 def test_two_servers_on_one_machine_have_their_own_haproxy() -> None:
