@@ -63,6 +63,11 @@ class ContentPart(WireRequest):
         return (self.text if self.type == "text" else self.refusal) or ""
 
 
+def joined_text(content: str | list[ContentPart]) -> str:
+    """Return the text of a message, which may be in parts."""
+    return content if isinstance(content, str) else "".join(part.to_text() for part in content)
+
+
 class Message(WireRequest):
     """One turn of a conversation."""
 
@@ -113,11 +118,7 @@ class Message(WireRequest):
 
     def to_text(self) -> str:
         """Return the content as one string."""
-        if self.content is None:
-            return self.refusal or ""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.to_text() for part in self.content)
+        return joined_text(self.refusal or "" if self.content is None else self.content)
 
 
 class PromptCacheOptions(WireRequest):
@@ -159,12 +160,6 @@ class ChatPrediction(WireRequest):
 
     type: Literal["content"]
     content: str | list[ContentPart] = Field(description="Text, or text parts, which are joined.")
-
-    def to_text(self) -> str:
-        """Return the content as one string."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.to_text() for part in self.content)
 
 
 ADD_GENERATION_PROMPT = "Extension: must be the opposite of `continue_final_message`, as vLLM requires."

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeGuard, cast
 
 from app.makers_defaults import BOUNDS
-from app.schemas.chat import ChatCompletionRequest, Message
+from app.schemas.chat import ChatCompletionRequest, Message, joined_text
 from app.schemas.common import SamplingFields
 from app.schemas.completions import CompletionRequest
 from app.schemas.moderations import ModerationRequest
@@ -227,7 +227,7 @@ def served_tier(body: ChatCompletionRequest) -> str | None:
 
 
 def _prediction(body: ChatCompletionRequest, limits: LimitSettings) -> str:
-    text = "" if body.prediction is None else body.prediction.to_text()
+    text = "" if body.prediction is None else joined_text(body.prediction.content)
     _check_chars(len(text), limits, field=PREDICTION_FIELD)
     return text
 
