@@ -52,13 +52,13 @@ def local_folder(path: str) -> Path:
 def _fetched(repository: str) -> Path:
     # Imported here because it takes a quarter of a second, which a start without hub ids saves.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     try:
         return Path(
             snapshot_download(repository, allow_patterns=list(ALLOWED_FILES), ignore_patterns=list(IGNORED_FILES))
         ).resolve()
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HFValidationError, OSError) as error:
         # Joined, because only the last line would be shown as the reason why the server ends, without the name.
         reason = " ".join(str(error).split())
         raise CheckpointError(

@@ -68,7 +68,7 @@ class StructuredOutputs(WireRequest):
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> StructuredOutputs:
-        if len(self.model_fields_set - {name for name in self.model_fields_set if getattr(self, name) is None}) != 1:
+        if sum(value is not None for _, value in self) != 1:
             raise PydanticCustomError(
                 "invalid", "must have exactly one of json, regex, choice, grammar or structural_tag"
             )
