@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
 from app.http.field_names import FieldName, renamed_fields
-from app.schemas.common import PromptLogprobs, StreamOptions, Usage
+from app.schemas.common import StreamOptions, Usage
 from app.translation.moderation import chat_moderation
 from app.translation.render import (
     ChatShape,
@@ -165,7 +165,7 @@ class ChatFrames(_Frames):
         more: dict[str, Any] = {}
         if isinstance(item.event, Started):
             found = prompt_logprobs(item.event, self._shape.num_prompt_logprobs)
-            more = {} if found is None else {"prompt_logprobs": _dumped(found)}
+            more = {} if found is None else {"prompt_logprobs": found}
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._chunk({"index": item.index, "delta": delta, "logprobs": None, "finish_reason": None}, **more)
 
@@ -223,7 +223,7 @@ class CompletionFrames(_Frames):
         if found is None and started.prompt_text is None:
             return b""
         choice = self._choice(index, started.prompt_text or "", echoed_scores(started, self._shape.num_scores or 0))
-        return self._chunk(choice if found is None else choice | {"prompt_logprobs": _dumped(found)})
+        return self._chunk(choice if found is None else choice | {"prompt_logprobs": found})
 
     def _text(self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None) -> bytes:
         return self._chunk(self._choice(index, text, scores, finish_reason))
@@ -290,10 +290,6 @@ class EventStream(Response):
             if is_our_fault(error):
                 _log.exception("stream of request %s failed", self._request_id)
             yield self._frames.failure(to_api_error(error))
-
-
-def _dumped(scores: PromptLogprobs) -> list[Any]:
-    return [place and {token: entry.model_dump(mode="json") for token, entry in place.items()} for place in scores]
 
 
 def typed_frame(kind: str, /, **fields: Any) -> bytes:

@@ -219,11 +219,11 @@ class TokenLogprob(TypedDict):
     bytes: list[int] | None
 
 
-class PromptLogprob(WireResponse):
+class PromptLogprob(TypedDict):
     """Log-probability and rank of a token of the prompt."""
 
     logprob: float
-    rank: int = Field(description="Among all tokens at that position; 1 is the most likely.")
+    rank: Annotated[int, Field(description="Among all tokens at that position; 1 is the most likely.")]
     decoded_token: str
 
 

@@ -126,7 +126,7 @@ def prompt_logprobs(started: Started, num_top: int | None) -> PromptLogprobs | N
 
 
 def _prompt_logprob(score: TokenScore) -> PromptLogprob:
-    return PromptLogprob(logprob=_finite(score.logprob), rank=score.rank, decoded_token=score.text)
+    return {"logprob": _finite(score.logprob), "rank": score.rank, "decoded_token": score.text}
 
 
 def echoed_scores(started: Started, num_top: int) -> tuple[TokenScore, ...]:
