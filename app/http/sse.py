@@ -208,10 +208,10 @@ class CompletionFrames(_Frames):
                 if self._shape.hides_answer:
                     finished = replace(finished, reason=self._shape.end_reason(finished), num_completion_tokens=0)
                 self._count(replace(item, event=finished))
-                return self._text(item.index, "", (), finished.reason.value)
+                return self._chunk(self._choice(item.index, "", (), finished.reason.value))
             case TextDelta(text=text, scores=scores) if not self._shape.hides_answer:
                 self._count(item)
-                return self._text(item.index, text, scores)
+                return self._chunk(self._choice(item.index, text, scores))
             case Started() as started:
                 self._count(item)
                 return self._opening(item.index, started)
@@ -224,9 +224,6 @@ class CompletionFrames(_Frames):
             return b""
         choice = self._choice(index, started.prompt_text or "", echoed_scores(started, self._shape.num_scores or 0))
         return self._chunk(choice if found is None else choice | {"prompt_logprobs": found})
-
-    def _text(self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None) -> bytes:
-        return self._chunk(self._choice(index, text, scores, finish_reason))
 
     def _choice(
         self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None
