@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
-from deployments.classifiers.sequence_tokenizer import Rows
 from deployments.classifiers.sequence_window import check_labels, check_problem
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
@@ -82,9 +81,9 @@ class Classifier:
             return []
         windows, owners = self._checkpoint.tokenizer.windows(texts, self._window_tokens, self._overlap_tokens)
         worst = torch.zeros(len(texts), len(self._labels))  # [texts, labels]
-        for chosen in self._passes([len(ids) for ids in windows["input_ids"]]):
-            batch = {name: [rows[i] for i in chosen] for name, rows in windows.items()}
-            scores = self._forward(batch)
+        for chosen in self._passes([len(window["input_ids"]) for window in windows]):
+            logits = self._checkpoint.logits([windows[i] for i in chosen])
+            scores = logits.sigmoid() if self._is_multi_label else logits.softmax(dim=-1)  # [chosen, labels]
             for row, window in enumerate(chosen):
                 worst[owners[window]] = torch.maximum(worst[owners[window]], scores[row])
         return [self._verdict(dict(zip(self._labels, row, strict=True))) for row in worst.tolist()]
@@ -99,12 +98,6 @@ class Classifier:
             while left and len(chosen) < self._config.max_batch and num_tokens[left[0]] <= limit:
                 chosen.append(left.popleft())
             yield chosen
-
-    @torch.inference_mode()
-    def _forward(self, batch: Rows) -> torch.Tensor:
-        """Return the probabilities [windows, labels] of a batch of unpadded rows."""
-        logits = self._checkpoint.logits(batch)
-        return logits.sigmoid() if self._is_multi_label else logits.softmax(dim=-1)
 
     def _verdict(self, score_by_label: Mapping[str, float]) -> Verdict:
         score_by_hazard = {hazard: score_by_label[hazard] for hazard in self.hazards}

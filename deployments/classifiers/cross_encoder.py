@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
+from deployments.classifiers.sequence_tokenizer import Row
 from deployments.config import RerankerConfig
 from deployments.pooled import Pair, PairScore
 from engine.errors import CheckpointError, RequestError
@@ -35,22 +36,14 @@ class CrossEncoder:
 
         Errors are returned, not raised, because a call may hold pairs of several requests.
         """
-        found: list[PairScore | RequestError] = []
-        rows: dict[str, list[list[int]]] = {}
-        for pair in pairs:
-            row = self._row(pair)
-            found.append(row if isinstance(row, RequestError) else PairScore(0.0, len(row["input_ids"])))
-            if not isinstance(row, RequestError):
-                for name, numbers in row.items():
-                    rows.setdefault(name, []).append(numbers)
-        if rows:
-            scores = iter(self._checkpoint.logits(rows)[:, 0].sigmoid().tolist())
-            found = [
-                entry if isinstance(entry, RequestError) else entry._replace(score=next(scores)) for entry in found
-            ]
-        return found
+        found = [self._row(pair) for pair in pairs]
+        rows = [row for row in found if not isinstance(row, RequestError)]
+        scores = iter(self._checkpoint.logits(rows)[:, 0].sigmoid().tolist() if rows else ())
+        return [
+            row if isinstance(row, RequestError) else PairScore(next(scores), len(row["input_ids"])) for row in found
+        ]
 
-    def _row(self, pair: Pair) -> dict[str, list[int]] | RequestError:
+    def _row(self, pair: Pair) -> Row | RequestError:
         longest = max(len(pair.query), len(pair.document))
         if longest > self._config.max_chars:
             return RequestError(

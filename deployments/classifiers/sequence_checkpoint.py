@@ -6,15 +6,14 @@ Takes any `AutoModelForSequenceClassification` folder with safetensors. Blocking
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from deployments.classifiers import modern_bert
 from deployments.classifiers.modern_bert_spec import MODEL_TYPE, ModernBertSpec, read_spec
-from deployments.classifiers.sequence_tokenizer import Rows, SequenceTokenizer
+from deployments.classifiers.sequence_tokenizer import Row, SequenceTokenizer
 from deployments.classifiers.sequence_window import window_of
 from engine.errors import CheckpointError, EngineError
 
@@ -48,21 +47,20 @@ class SequenceCheckpoint:
         if spec is not None:
             self._network = _published(path, spec, computed_in)
             self.labels, self.problem_type = list(spec.labels), spec.problem_type
-            window = partial(window_of, MODEL_TYPE, spec.max_position_embeddings, None)
+            told = MODEL_TYPE, spec.max_position_embeddings, None
         else:
             config = _load_config(path)
             self._network = _load_any(path, computed_in)
             self.labels = [config.id2label[i] for i in range(config.num_labels)]
             self.problem_type = config.problem_type
-            positions: int | None = getattr(config, "max_position_embeddings", None)
-            window = partial(window_of, config.model_type, positions, config.pad_token_id)
+            told = config.model_type, getattr(config, "max_position_embeddings", None), config.pad_token_id
         self.tokenizer = SequenceTokenizer(path)
-        self.window_tokens = window(self.tokenizer.max_tokens)
+        self.window_tokens = window_of(*told, self.tokenizer.max_tokens)
         # Our own code never lets padding count.
         self._shares_passes = spec is not None or self._is_padding_ignored(path, computed_in)
 
     @torch.inference_mode()
-    def logits(self, rows: Rows) -> torch.Tensor:
+    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return the float32 logits [rows, labels]: of one forward pass, or of one per row if padding would count.
 
         Raises:
@@ -74,12 +72,11 @@ class SequenceCheckpoint:
             raise EngineError("The classifier's logits are not finite.")
         return logits
 
-    def _together(self, rows: Rows) -> torch.Tensor:
+    def _together(self, rows: Sequence[Row]) -> torch.Tensor:
         return self._network(self.tokenizer.padded(rows)).float()
 
-    def _one_by_one(self, rows: Rows) -> torch.Tensor:
-        count = len(rows["input_ids"])
-        return torch.cat([self._together({name: [row[i]] for name, row in rows.items()}) for i in range(count)])
+    def _one_by_one(self, rows: Sequence[Row]) -> torch.Tensor:
+        return torch.cat([self._together([row]) for row in rows])
 
     @torch.inference_mode()
     def _is_padding_ignored(self, path: str, dtype: torch.dtype) -> bool:
@@ -91,10 +88,9 @@ class SequenceCheckpoint:
         Raises:
             CheckpointError: the model cannot be computed at all.
         """
-        rows, _ = self.tokenizer.windows(PROBES, self.window_tokens, 0)
-        filled = [i for i, ids in enumerate(rows["input_ids"]) if ids]
-        rows = {name: [row[i] for i in filled] for name, row in rows.items()}
-        if not filled:
+        probes, _ = self.tokenizer.windows(PROBES, self.window_tokens, 0)
+        rows = [row for row in probes if row["input_ids"]]
+        if not rows:
             return False
         try:
             alone = self._one_by_one(rows)

@@ -13,8 +13,8 @@ from tokenizers import Encoding
 from deployments.tokenizer.tokenizer_folder import load_tokenizer
 from engine.errors import CheckpointError
 
-Rows = Mapping[str, list[list[int]]]
-"""Unpadded rows by input name: `input_ids` and any other inputs of the model."""
+Row = Mapping[str, list[int]]
+"""An unpadded row by input name: `input_ids` and any other inputs of the model."""
 
 
 class SequenceTokenizer:
@@ -43,7 +43,7 @@ class SequenceTokenizer:
         count: int = self._backend.num_special_tokens_to_add(True)
         return count
 
-    def windows(self, texts: Sequence[str], max_tokens: int, overlap: int) -> tuple[Rows, list[int]]:
+    def windows(self, texts: Sequence[str], max_tokens: int, overlap: int) -> tuple[list[Row], list[int]]:
         """Return rows of at most `max_tokens` that cover the texts, and the index of each row's text.
 
         Consecutive rows of one text overlap by `overlap` tokens.
@@ -53,11 +53,10 @@ class SequenceTokenizer:
         """
         self._cut_to(max_tokens, overlap)
         found = self._backend.encode_batch(list(texts))
-        encodings = [(i, part) for i, whole in enumerate(found) for part in (whole, *whole.overflowing)]
-        parts = [self._row(part) for _, part in encodings]
-        return {name: [row[name] for row in parts] for name in self._names()}, [i for i, _ in encodings]
+        parts = [(self._row(part), i) for i, whole in enumerate(found) for part in (whole, *whole.overflowing)]
+        return [row for row, _ in parts], [i for _, i in parts]
 
-    def pair(self, first: str, second: str, max_tokens: int | None) -> dict[str, list[int]]:
+    def pair(self, first: str, second: str, max_tokens: int | None) -> Row:
         """Return the row of two texts, truncated to `max_tokens` in total if given, taking from the longer text first.
 
         Raises:
@@ -70,31 +69,24 @@ class SequenceTokenizer:
         # As in transformers, an empty second text counts as absent.
         return self._row(self._backend.encode(first, second or None))
 
-    def padded(self, rows: Rows) -> dict[str, torch.Tensor]:
+    def padded(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """Return the rows as tensors [rows, tokens], padded to the longest row.
 
         Always on the right, whatever side the tokenizer names: on the left, padding would shift the positions of
         tokens and take the place of the first one, which encoders classify by.
         """
-        longest = max(map(len, rows["input_ids"]))
-
-        def whole(name: str, row: list[int]) -> list[int]:
-            return row + [self._padding_by_name[name]] * (longest - len(row))
-
-        return {name: torch.tensor([whole(name, row) for row in numbers]) for name, numbers in rows.items()}
+        longest = max(len(row["input_ids"]) for row in rows)
+        return {
+            name: torch.tensor([row[name] + [padding] * (longest - len(row[name])) for row in rows])
+            for name, padding in self._padding_by_name.items()
+            if name in rows[0]
+        }
 
     def _cut_to(self, max_tokens: int, overlap: int) -> None:
         self._backend.enable_truncation(
             max_tokens, stride=overlap, strategy="longest_first", direction=self._loaded.truncation_side
         )
 
-    def _names(self) -> list[str]:
-        return [name for name in self._padding_by_name if name == "input_ids" or name in self._loaded.input_names]
-
-    def _row(self, encoding: Encoding) -> dict[str, list[int]]:
-        numbers = {
-            "input_ids": encoding.ids,
-            "token_type_ids": encoding.type_ids,
-            "attention_mask": encoding.attention_mask,
-        }
-        return {name: numbers[name] for name in self._names()}
+    def _row(self, encoding: Encoding) -> Row:
+        others = {"token_type_ids": encoding.type_ids, "attention_mask": encoding.attention_mask}
+        return {"input_ids": encoding.ids} | {name: others[name] for name in others if name in self._loaded.input_names}

@@ -90,9 +90,11 @@ def test_a_text_is_judged_in_windows_of_the_configuration_if_the_checkpoint_read
     """8192 tokens at once held a call for minutes: other verdicts were late, and the classifier counted as hung."""
     judge = classifier(make_folder(), max_tokens=WINDOW // 2)
     longest: list[int] = []
-    forward = judge._forward
+    logits = judge._checkpoint.logits
     monkeypatch.setattr(
-        judge, "_forward", lambda rows: longest.append(max(map(len, rows["input_ids"]))) or forward(rows)
+        judge._checkpoint,
+        "logits",
+        lambda rows: longest.append(max(len(row["input_ids"]) for row in rows)) or logits(rows),
     )
     judge.judge(["quiet words " * 20, "few"])
     assert max(longest) == WINDOW // 2
