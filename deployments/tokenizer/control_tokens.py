@@ -13,12 +13,15 @@ Each process draws random names, so nobody can type them.
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
+from collections import defaultdict
+from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer
 
-from deployments.tokenizer.word_pattern import any_of
+from deployments.tools.sample import num_alike
 from engine.errors import RequestError
 
 
@@ -46,8 +49,9 @@ class ControlTokens:
 
     def disarm(self, text: str) -> str:
         """Return the text with private marks where it spells a control token or could complete one."""
-        before = self._gap if self._begins_with_ending(text) else ""
-        after = self._gap if self._ends_with_beginning(text) else ""
+        cuts = range(1, min(self._longest, len(text) + 1))
+        before = self._gap if any(text[:cut] in self._endings for cut in cuts) else ""
+        after = self._gap if any(text[-cut:] in self._beginnings for cut in cuts) else ""
         return before + self._any.sub(lambda found: self._mark_by_text[found[0]], text) + after
 
     def encode(self, rendered: str) -> list[int]:
@@ -89,11 +93,27 @@ class ControlTokens:
             special=False,
         )
 
-    def _begins_with_ending(self, text: str) -> bool:
-        return any(text[:cut] in self._endings for cut in self._cuts(text))
 
-    def _ends_with_beginning(self, text: str) -> bool:
-        return any(text[-cut:] in self._beginnings for cut in self._cuts(text))
+def any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches the longest of the words at a place.
 
-    def _cuts(self, text: str) -> range:
-        return range(1, min(self._longest, len(text) + 1))
+    Words that begin alike share their beginnings, so that a place is compared with a few of them, not with all.
+    """
+    return re.compile(_shared(words) or r"(?!)")
+
+
+def _shared(words: Iterable[str]) -> str:
+    alike: dict[str, list[str]] = defaultdict(list)
+    for word in words:
+        alike[word[:1]].append(word)
+    # One of the words ends here, and the others go on.
+    is_end = alike.pop("", None) is not None
+    if not alike:
+        return ""
+    return f"(?:{'|'.join(map(_begun_alike, alike.values()))}){'?' if is_end else ''}"
+
+
+def _begun_alike(words: list[str]) -> str:
+    # What the first and the last in order have in common, all have.
+    length = num_alike(min(words), max(words))
+    return re.escape(words[0][:length]) + _shared(word[length:] for word in words)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -18,7 +17,6 @@ from deployments.generation import ChatPrompt
 from deployments.prompt_texts import texts_in
 from deployments.tokenizer.chat_template import ChatTemplate, changed, tool_fields, turn_fields
 from deployments.tokenizer.control_tokens import ControlTokens
-from deployments.tokenizer.spelling_index import SpellingIndex
 from deployments.tokenizer.token_pieces import TokenPieces
 from deployments.tokenizer.tokenizer_folder import load_tokenizer, omitted_end
 from deployments.tools.sample import CallSample
@@ -71,9 +69,6 @@ class TextCodec:
         self.omitted_end = omitted_end(tokenizer_path, loaded)
         self._control_tokens = ControlTokens(backend)
         self.pieces = TokenPieces(backend, self._name)
-        # At most one, built on first use: it reads the whole vocabulary. Codecs with other templates share it.
-        self._spellings: list[SpellingIndex] = []
-        self._spellings_lock = threading.Lock()
         self._special_tokens = loaded.special_tokens
         self._set_templates(loaded.templates)
 
@@ -171,7 +166,7 @@ class TextCodec:
         """
         found: dict[tuple[int, ...], None] = {}
         for text in texts:
-            found |= dict.fromkeys((token_id,) for token_id in self._tokens_with(text))
+            found |= dict.fromkeys((token_id,) for token_id in self.pieces.spellings.containing(text.encode()))
             found |= dict.fromkeys(word for word in self.encode_word(text) if len(word) > 1)
         return tuple(found)
 
@@ -179,15 +174,6 @@ class TextCodec:
         """Return the distinct encodings of a word at the start of a text and after a space."""
         spellings = (self._backend.encode(text, add_special_tokens=False).ids for text in (word, f" {word}"))
         return tuple(dict.fromkeys(tuple(token_ids) for token_ids in spellings if token_ids))
-
-    def _tokens_with(self, text: str) -> tuple[int, ...]:
-        """Return the ids of the tokens whose spelling contains this text."""
-        with self._spellings_lock:
-            if not self._spellings:
-                # Up to the highest id, which the number of tokens is not: some vocabularies have gaps.
-                last_id = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
-                self._spellings.append(SpellingIndex(map(self.pieces.spelling, range(last_id + 1))))
-        return self._spellings[0].containing(text.encode())
 
     def _encode(self, text: str, *, has_special_tokens: bool) -> list[int]:
         # Only the batch call can skip token offsets, which are not needed here and take a fifth of the time.

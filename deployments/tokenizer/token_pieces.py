@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import accumulate
 from typing import TypedDict
 
 from tokenizers import Tokenizer
@@ -32,6 +34,34 @@ class _Decoder(TypedDict, total=False):
     decoders: list[_Decoder]
     pattern: dict[str, str]
     stop: int
+
+
+class SpellingIndex:
+    """The concatenated spellings of all tokens; a search is one pass over them.
+
+    Args:
+        spellings: the bytes of token 0, 1, ...
+    """
+
+    def __init__(self, spellings: Iterable[bytes]) -> None:
+        pieces = list(spellings)
+        self._joined = b"".join(pieces)
+        self._ends = list(accumulate(map(len, pieces)))
+
+    def containing(self, text: bytes) -> tuple[int, ...]:
+        """Return the ids of the tokens that contain `text` (at least one byte), in ascending order."""
+        found = []
+        at = self._joined.find(text)
+        while at >= 0:
+            token_id = bisect_right(self._ends, at)
+            end = self._ends[token_id]
+            if at + len(text) <= end:
+                found.append(token_id)
+                at = self._joined.find(text, end)
+            else:
+                # The match extends into the next token.
+                at = self._joined.find(text, at + 1)
+        return tuple(found)
 
 
 class TokenPieces:
@@ -97,6 +127,13 @@ class TokenPieces:
         if self._kind_of(token_id) is TokenKind.RAW_BYTE:
             return bytes([int(token[3:5], 16)])
         return self._inner_of(token_id).encode()
+
+    @cached_property
+    def spellings(self) -> SpellingIndex:
+        """The spellings of all tokens; reads the whole vocabulary on first use."""
+        # Up to the highest id, which the number of tokens is not: some vocabularies have gaps.
+        last_id = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        return SpellingIndex(map(self.spelling, range(last_id + 1)))
 
     def _find_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)

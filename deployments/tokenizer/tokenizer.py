@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import accumulate
 
 from ray.serve.handle import DeploymentHandle
@@ -37,27 +38,18 @@ def build_codecs(models: Sequence[ModelConfig]) -> dict[str, TextCodec]:
     Raises:
         CheckpointError: a folder has no usable tokenizer, or a chat template cannot be compiled.
     """
-    known: _Codecs = {}
-    codecs: dict[str, TextCodec] = {}
-    for model in models:
-        codecs |= {name: _codec(known, model, template) for name, template in model.template_by_codec().items()}
-    return codecs
 
+    @cache
+    def codec(folder: str, max_chars: int, template: str | None) -> TextCodec:
+        if template is None:
+            return TextCodec(folder, max_chars=max_chars)
+        return codec(folder, max_chars, None).with_template(template)
 
-_Codecs = dict[tuple[str, int, str | None], TextCodec]
-"""By folder, bound and chat template, None for the folder's own."""
-
-
-def _codec(known: _Codecs, model: ModelConfig, template: str | None) -> TextCodec:
-    max_chars = max(DEFAULT_MAX_CHARS, MAX_CHARS_PER_TOKEN * model.max_model_len)
-    key = model.tokenizer_path, max_chars, template
-    if key not in known:
-        known[key] = (
-            TextCodec(model.tokenizer_path, max_chars=max_chars)
-            if template is None
-            else _codec(known, model, None).with_template(template)
-        )
-    return known[key]
+    return {
+        name: codec(model.tokenizer_path, max(DEFAULT_MAX_CHARS, MAX_CHARS_PER_TOKEN * model.max_model_len), template)
+        for model in models
+        for name, template in model.template_by_codec().items()
+    }
 
 
 class LocalTokenizer:

@@ -68,9 +68,9 @@ def _unlike(text: str, other: str) -> str:
     Call ids are removed, since models do not write them, and a call's name is moved before its arguments, an order that
     every model can write.
     """
-    start = _num_alike(text, other)
+    start = num_alike(text, other)
     rest, other_rest = text[start:], other[start:]
-    end = len(rest) - _num_alike(rest[::-1], other_rest[::-1])
+    end = len(rest) - num_alike(rest[::-1], other_rest[::-1])
     bare = "".join(rest[:end].split())
     for call_id in _IDS:
         bare = bare.replace(f'"id":"{call_id}",', "").replace(f"[CALL_ID]{call_id}", "")
@@ -78,7 +78,7 @@ def _unlike(text: str, other: str) -> str:
     return bare.replace(f"{arguments},{name}", f"{name},{arguments}")
 
 
-def _num_alike(text: str, other: str) -> int:
+def num_alike(text: str, other: str) -> int:
     """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((place for place, (char, other_char) in pairs if char != other_char), min(len(text), len(other)))

@@ -7,7 +7,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.tokenizer.word_pattern import any_of
+from deployments.tokenizer.control_tokens import any_of
 
 ALPHABET = st.sampled_from("ab<|.\n")
 WORDS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=12)

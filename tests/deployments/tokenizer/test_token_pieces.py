@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.tokenizer.spelling_index import SpellingIndex
+from deployments.tokenizer.token_pieces import SpellingIndex
 
 BYTES = st.lists(st.sampled_from([b"a", b"b", b"\n"]), max_size=5).map(b"".join)
 
