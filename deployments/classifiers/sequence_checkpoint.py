@@ -47,7 +47,7 @@ class SequenceCheckpoint:
         if spec is not None:
             self._network = _published(path, spec, computed_in)
             self.labels, self.problem_type = list(spec.labels), spec.problem_type
-            told = MODEL_TYPE, spec.max_position_embeddings, None
+            told: tuple[str, int | None, int | None] = MODEL_TYPE, spec.max_position_embeddings, None
         else:
             config = _load_config(path)
             self._network = _load_any(path, computed_in)
