@@ -10,7 +10,7 @@ import fcntl
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -249,9 +249,12 @@ class AdapterStore:
 
     @contextmanager
     def _change(self, name: str) -> Iterator[None]:
-        """Run a block that changes one name as one transaction, and increase the revision by one."""
+        """Run a block that changes one name as one transaction, and increase the revision by one.
+
+        The block refuses before it writes: within `together`, only another failure undoes what was written.
+        """
         is_open = self._open_entries is not None
-        with self._part() if is_open else self._whole():
+        with nullcontext() if is_open else self._whole():
             yield
             self._database.execute("UPDATE revision SET value = value + 1")
         # Reread only this name: there may be thousands.
@@ -265,7 +268,7 @@ class AdapterStore:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Run all changes of a block as one transaction; each of them is still atomic on its own.
+        """Run all changes of a block as one transaction; one that is refused leaves no trace in it.
 
         A thousand separate transactions would wait for the disk a thousand times. No other caller may use the store
         meanwhile.
@@ -284,20 +287,6 @@ class AdapterStore:
             self._catalogue = replace(self._catalogue, entries=entries)
         finally:
             self._open_entries = None
-
-    @contextmanager
-    def _part(self) -> Iterator[None]:
-        """Run a block as a savepoint of the open transaction: its failure rolls back only the block."""
-        self._database.execute("SAVEPOINT part")
-        try:
-            yield
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK TO part")
-            raise
-        finally:
-            if self._database.in_transaction:
-                self._database.execute("RELEASE part")
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
