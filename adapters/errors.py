@@ -24,14 +24,11 @@ class AdapterError(ValueError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions are pickled between processes, and by default pickle calls the class with the finished message.
-        return AdapterError, (self.name, self.reason)
+        return type(self), (self.name, self.reason)
 
 
 class AdapterUnavailableError(AdapterError):
     """An adapter whose files are temporarily unavailable; the adapter itself is not at fault."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return AdapterUnavailableError, (self.name, self.reason)
 
 
 class NoBaseTensorError(LookupError):
