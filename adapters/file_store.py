@@ -128,18 +128,18 @@ class FileStore:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def copy_from(name: str, path: str) -> Fill:
-    """Return a `Fill` that copies the adapter in a folder and raises AdapterError if a file may not be read."""
+def copy_files(name: str, path: str, target: str) -> None:
+    """Copy the files of the adapter in a folder into an empty one.
 
-    def fill(target: str) -> None:
-        refuse_pickle(name, path)
-        for file, max_bytes in ((CONFIG_FILE, MAX_CONFIG_BYTES), (TENSOR_FILE, MAX_FILE_BYTES)):
-            with open_under(name, path, file) as source, open(os.path.join(target, file), "xb") as copy:
-                if os.fstat(source.fileno()).st_size > max_bytes:
-                    raise AdapterError(name, f"{file} has more than {max_bytes} bytes")
-                shutil.copyfileobj(source, copy, 1 << 20)
-
-    return fill
+    Raises:
+        AdapterError: a file may not be read.
+    """
+    refuse_pickle(name, path)
+    for file, max_bytes in ((CONFIG_FILE, MAX_CONFIG_BYTES), (TENSOR_FILE, MAX_FILE_BYTES)):
+        with open_under(name, path, file) as source, open(os.path.join(target, file), "xb") as copy:
+            if os.fstat(source.fileno()).st_size > max_bytes:
+                raise AdapterError(name, f"{file} has more than {max_bytes} bytes")
+            shutil.copyfileobj(source, copy, 1 << 20)
 
 
 def _find_not_finite(tensors: TensorFile) -> str | None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.errors import AdapterError, AdapterUnavailableError
-from adapters.file_store import FileStore, copy_from
+from adapters.file_store import FileStore, copy_files
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef, adapter_digest
 from adapters.registry import Signature, check_name, nested_adapters, permitted_folder, reference_in, signatures
@@ -197,10 +197,15 @@ class RegistryServer:
                     ref = await asyncio.to_thread(
                         self._files.keep, wanted.name, incoming, base.module_shapes, base.max_rank
                     )
+                before = self.catalogue
                 try:
-                    await self._add(ref, base.name, percent=wanted.percent)
+                    await asyncio.to_thread(self._store.add, ref, base.name, percent=wanted.percent)
+                    gone = self.catalogue.gone(ref.name, before)
+                    self._displaced += [Displaced(base.name, old) for old in gone]
                 finally:
                     await self._delete_unused((ref,))
+                if gone:
+                    _logger.info("%d old versions of the adapter %r make room for a new one", len(gone), ref.name)
                 return self.catalogue
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
@@ -337,7 +342,7 @@ class RegistryServer:
     def _copied(self, name: str, place: str, roots: Sequence[str]) -> str | None:
         """Copy a permitted folder's files to a folder of the store and return it, or None if there is none."""
         path = permitted_folder(place, roots)
-        return None if path is None else self._files.bring(copy_from(name, path))
+        return None if path is None else self._files.bring(partial(copy_files, name, path))
 
     def _check_name(self, wanted: Registration) -> None:
         check_name(wanted.name)
@@ -375,14 +380,6 @@ class RegistryServer:
         if name not in self._bases:
             raise unknown_model(name, field="base_model_name")
         return self._bases[name]
-
-    async def _add(self, ref: AdapterRef, base: str, *, percent: int = 100) -> None:
-        before = self.catalogue
-        await asyncio.to_thread(self._store.add, ref, base, percent=percent)
-        gone = self.catalogue.gone(ref.name, before)
-        self._displaced += [Displaced(base, ref) for ref in gone]
-        if gone:
-            _logger.info("%d old versions of the adapter %r make room for a new one", len(gone), ref.name)
 
 
 @contextmanager

@@ -7,13 +7,14 @@ import os
 import re
 import shutil
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from adapters.errors import AdapterError
-from adapters.file_store import INCOMING, FileStore, copy_from
+from adapters.file_store import INCOMING, FileStore, copy_files
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 from adapters.tensor_file import MAX_FILE_BYTES
@@ -31,7 +32,7 @@ def names(tmp_path: Path) -> list[str]:
 
 def test_a_content_is_kept_once_by_its_digest(store: FileStore, tmp_path: Path) -> None:
     source = write(tmp_path / "a")
-    refs = [store.keep("a", store.bring(copy_from("a", source)), SHAPES, 16) for _ in range(2)]
+    refs = [store.keep("a", store.bring(partial(copy_files, "a", source)), SHAPES, 16) for _ in range(2)]
     assert refs[0] == refs[1] == store.ref("a", adapter_digest(source))
     assert adapter_digest(refs[0].path) == refs[0].digest
     # The second copy is the caller's to delete.
@@ -59,7 +60,7 @@ def test_what_fails_on_its_way_leaves_nothing(store: FileStore, tmp_path: Path) 
         with pytest.raises(type(error)):
             store.bring(lambda target, error=error: fail(error))  # type: ignore[misc]
     with pytest.raises(AdapterError, match="missing"):
-        store.bring(copy_from("a", str(tmp_path)))
+        store.bring(partial(copy_files, "a", str(tmp_path)))
     assert names(tmp_path) == []
 
 
@@ -68,14 +69,14 @@ def test_what_was_half_deleted_or_has_rotted_is_no_content_and_is_brought_anew(
 ) -> None:
     """A process that died while it deleted left a folder that later passed for the content, for ever."""
     source = write(tmp_path / "a")
-    ref = store.keep("a", store.bring(copy_from("a", source)), SHAPES, 16)
+    ref = store.keep("a", store.bring(partial(copy_files, "a", source)), SHAPES, 16)
     for damage in (
         (Path(ref.path) / TENSOR_FILE).unlink,
         lambda: (Path(ref.path) / TENSOR_FILE).write_bytes(b"\0" * 100),
     ):
         damage()
         assert not store.is_whole(ref)
-        assert store.keep("a", store.bring(copy_from("a", source)), SHAPES, 16) == ref
+        assert store.keep("a", store.bring(partial(copy_files, "a", source)), SHAPES, 16) == ref
         assert store.is_whole(ref)
         assert names(tmp_path) == [ref.digest]
 
@@ -84,7 +85,7 @@ def test_a_content_goes_at_once_however_long_its_files_take(
     store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "a")
-    ref = store.keep("a", store.bring(copy_from("a", source)), SHAPES, 16)
+    ref = store.keep("a", store.bring(partial(copy_files, "a", source)), SHAPES, 16)
     with monkeypatch.context() as dying:
         dying.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
         store.delete(ref)
@@ -99,7 +100,7 @@ def test_contents_that_nobody_uses_are_found_and_what_is_no_content_is_left_alon
 ) -> None:
     assert store.unused([]) == []
     source = write(tmp_path / "a")
-    ref = store.keep("a", store.bring(copy_from("a", source)), SHAPES, 16)
+    ref = store.keep("a", store.bring(partial(copy_files, "a", source)), SHAPES, 16)
     (tmp_path / "store" / "lost+found").mkdir()
     assert store.unused([ref.digest]) == []
     assert [found.path for found in store.unused([])] == [ref.path]
@@ -110,7 +111,7 @@ def test_contents_that_nobody_uses_are_found_and_what_is_no_content_is_left_alon
 
 def test_what_does_not_fit_is_refused_before_its_numbers_are_read(store: FileStore, tmp_path: Path) -> None:
     write_a_hole(tmp_path / "a")
-    incoming = store.bring(copy_from("a", str(tmp_path / "a")))
+    incoming = store.bring(partial(copy_files, "a", str(tmp_path / "a")))
     tracemalloc.start()
     with pytest.raises(AdapterError, match="no module"):
         store.keep("a", incoming, SHAPES, 16)
@@ -124,7 +125,7 @@ def test_what_is_too_large_to_be_read_is_not_copied(store: FileStore, tmp_path: 
         write(tmp_path / "a")
         os.truncate(tmp_path / "a" / file, MAX_FILE_BYTES + 1)
         with pytest.raises(AdapterError, match=f"{file} has more than"):
-            store.bring(copy_from("a", str(tmp_path / "a")))
+            store.bring(partial(copy_files, "a", str(tmp_path / "a")))
         assert names(tmp_path) == []
 
 
@@ -137,7 +138,7 @@ def test_a_tensor_that_is_not_finite_is_named(
     bad = sorted(tensors)[1]
     if value is not None:
         tensors[bad].view(-1)[-1] = value
-    incoming = store.bring(copy_from("a", write(tmp_path / "a", tensors=tensors)))
+    incoming = store.bring(partial(copy_files, "a", write(tmp_path / "a", tensors=tensors)))
     if value is None:
         store.keep("a", incoming, SHAPES, 16)
     else:

@@ -8,12 +8,13 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adapters.file_store import copy_from
+from adapters.file_store import copy_files
 from adapters.identity import AdapterDigest
 from adapters.store import AdapterStore, StoreTakenError
 from deployments import waits
@@ -240,7 +241,7 @@ async def test_another_server_s_registry_leaves_the_files_of_the_first_alone(
     monkeypatch.setattr(registry_actor, "NUM_LOCK_TRIES", 1)
     first, files = open_store(actor.config)
     actor.put("a")
-    copy = copy_from("a", str(actor.dropin / "a"))
+    copy = partial(copy_files, "a", str(actor.dropin / "a"))
     ref = files.keep("a", files.bring(copy), SHAPES, 16)
     first.add(ref, "m")
     second = await actor.open(monkeypatch)
