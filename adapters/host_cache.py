@@ -19,6 +19,10 @@ from adapters.weights import AdapterWeights
 
 _logger = logging.getLogger(__name__)
 
+NUM_THREADS = 2
+FAILURE_S = 10.0
+"""How long a failure is remembered before the adapter may be tried again."""
+RESERVE_S = 5.0
 PASSING_S = 1.0
 """How long a transient failure is still remembered once a caller has read it (`error`)."""
 
@@ -33,7 +37,7 @@ class _Failure:
 class HostCache:
     """Adapter weights by digest, at most `max_bytes` in total. Thread-safe.
 
-    A new entry is reserved until its first `get`, for at most `reserve_s`. A load in progress counts as the mean size
+    A new entry is reserved until its first `get`, for at most `RESERVE_S`. A load in progress counts as the mean size
     of the entries. If loads and reserved entries leave no room for a request, it is ignored and the caller must repeat
     it, so that many new adapters cannot evict one another. Eviction happens after a load, so the adapters being loaded
     may briefly exceed the bound.
@@ -43,7 +47,6 @@ class HostCache:
         on_change: called on a loader thread, without locks, when a load has succeeded or failed.
         held: returns entries whose memory others use, so that evicting them would free nothing; called with this
             object's lock held.
-        failure_s: how long a failure is remembered before the adapter may be tried again.
     """
 
     def __init__(
@@ -51,18 +54,12 @@ class HostCache:
         load: Callable[[AdapterDigest], AdapterWeights],
         *,
         max_bytes: int,
-        num_threads: int = 2,
-        failure_s: float = 10.0,
-        reserve_s: float = 5.0,
         on_change: Callable[[], None] = lambda: None,
         held: Callable[[], Collection[AdapterDigest]] = frozenset,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
         self._max_bytes = max_bytes
-        self._num_threads = num_threads
-        self._failure_s = failure_s
-        self._reserve_s = reserve_s
         self._on_change = on_change
         self._held = held
         self._clock = clock
@@ -75,7 +72,7 @@ class HostCache:
         self._loading: set[AdapterDigest] = set()
         self._num_bytes = 0
         self._is_closed = False
-        self._threads = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="adapter-load")
+        self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="adapter-load")
 
     def request(self, digest: AdapterDigest) -> None:
         """Start loading an adapter unless it is cached, loading, has just failed, or must wait for room."""
@@ -118,9 +115,9 @@ class HostCache:
             return failure is not None and failure.passes
 
     def fail(self, digest: AdapterDigest, reason: str, *, passes: bool = False) -> None:
-        """Remember for `failure_s` that an adapter cannot be used; `reason` is one sentence for the client."""
+        """Remember for `FAILURE_S` that an adapter cannot be used; `reason` is one sentence for the client."""
         # The same for a transient failure: waiting requests poll between steps, and a step may take seconds.
-        until_s = self._clock() + self._failure_s
+        until_s = self._clock() + FAILURE_S
         with self._lock:
             self._loading.discard(digest)
             self._failure_by_digest[digest] = _Failure(reason=reason, until_s=until_s, passes=passes)
@@ -208,7 +205,7 @@ class HostCache:
         num_loading, num_entries = len(self._loading), len(self._weights_by_digest)
         if not num_entries:
             # No entry yet from which to estimate the size of a load.
-            return num_loading < self._num_threads
+            return num_loading < NUM_THREADS
         kept = self._kept()
         if not kept and not num_loading:
             return True
@@ -218,12 +215,12 @@ class HostCache:
     def _kept(self) -> Collection[AdapterDigest]:
         """Return the entries that are not evicted; the lock is held.
 
-        These are the held ones, and those loaded within `reserve_s` that no `get` has returned yet.
+        These are the held ones, and those loaded within `RESERVE_S` that no `get` has returned yet.
         """
         now_s = self._clock()
         while self._loaded_s_by_digest:
             digest, loaded_s = next(iter(self._loaded_s_by_digest.items()))
-            if now_s - loaded_s < self._reserve_s:
+            if now_s - loaded_s < RESERVE_S:
                 break
             del self._loaded_s_by_digest[digest]
         return self._loaded_s_by_digest.keys() | (self._weights_by_digest.keys() & self._held())

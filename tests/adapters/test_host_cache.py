@@ -41,11 +41,10 @@ class Disk:
             raise self.faults[digest]
         return make_weights()
 
-    def cache(self, room_for: int = 3, reserve_s: float = 5.0) -> HostCache:
+    def cache(self, room_for: int = 3) -> HostCache:
         return HostCache(
             self.load,
             max_bytes=room_for * BYTES,
-            reserve_s=reserve_s,
             on_change=self.changes.release,
             clock=lambda: self.now_s,
         )
@@ -157,7 +156,7 @@ def test_one_that_is_larger_than_all_room_is_held_alone(disk: Disk) -> None:
 
 
 def test_an_entry_nobody_has_got_keeps_its_place_for_a_while(disk: Disk) -> None:
-    cache = disk.cache(room_for=1, reserve_s=5.0)
+    cache = disk.cache(room_for=1)
     cache.request(AdapterDigest("a"))
     disk.wait()
     cache.request(AdapterDigest("b"))
