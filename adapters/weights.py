@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 
@@ -19,6 +21,9 @@ from adapters.peft_format import ROUTER, WHOLE_MODEL
 
 FUSED_GROUPS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Modules that read the same input, in the order in which the decoder concatenates their outputs."""
+_PLACE_BY_MODULE = {
+    name: (group, place) for group, names in enumerate(FUSED_GROUPS) for place, name in enumerate(names)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,17 +246,12 @@ def _changes_whole_model(layers: Iterable[int], extras: Extras) -> bool:
 
 def _groups_of(present: Iterable[str]) -> list[list[str]]:
     """Split a layer's modules into fused groups and single modules, per expert, in a fixed order."""
-    groups: dict[tuple[str, int, str], list[str]] = {}
+    placed = []
     for module in present:
         parent, _, name = module.rpartition(".")
-        fused = next((place for place, names in enumerate(FUSED_GROUPS) if name in names), len(FUSED_GROUPS))
-        groups.setdefault((parent, fused, name if fused == len(FUSED_GROUPS) else ""), []).append(module)
-    return [sorted(groups[key], key=_order_in_group) for key in sorted(groups)]
-
-
-def _order_in_group(module: str) -> int:
-    name = module.rpartition(".")[2]
-    return next((names.index(name) for names in FUSED_GROUPS if name in names), 0)
+        group, place = _PLACE_BY_MODULE.get(name, (len(FUSED_GROUPS), 0))
+        placed.append(((parent, group, name if group == len(FUSED_GROUPS) else ""), place, module))
+    return [[module for _, _, module in members] for _, members in groupby(sorted(placed), itemgetter(0))]
 
 
 def _group_at(flat: torch.Tensor, place: _Place) -> ProjectionGroup:
