@@ -68,7 +68,7 @@ class LoadedTokenizer:
         templates: chat template by name ("default", "tool_use").
         special_tokens: text by name ("bos_token").
         max_tokens: 10^30 if unspecified.
-        padding_side, truncation_side: "left" or "right".
+        truncation_side: "left" or "right".
         pad_type_id: token type id of padding tokens.
         input_names: the fields of an encoding that the model takes as inputs.
     """
@@ -77,7 +77,6 @@ class LoadedTokenizer:
     templates: Mapping[str, str]
     special_tokens: Mapping[str, str]
     max_tokens: float
-    padding_side: str
     truncation_side: str
     pad_type_id: int
     input_names: tuple[str, ...]
@@ -128,7 +127,6 @@ def _loaded(settings: Mapping[str, Any], backend: Tokenizer, templates: Mapping[
         templates=templates,
         special_tokens={name: str(_text(settings[name])) for name in NAMES if settings.get(name) is not None},
         max_tokens=_NO_BOUND if max_tokens is None else max_tokens,
-        padding_side=sides[0],
         truncation_side=sides[1],
         pad_type_id=0,
         input_names=tuple(input_names),

@@ -128,7 +128,6 @@ def _by_transformers(folder: str) -> LoadedTokenizer:
         templates=templates if isinstance(templates, dict) else {"default": templates},
         special_tokens=tokenizer.special_tokens_map,
         max_tokens=tokenizer.model_max_length,
-        padding_side=tokenizer.padding_side,
         truncation_side=tokenizer.truncation_side,
         pad_type_id=tokenizer.pad_token_type_id,
         input_names=tuple(tokenizer.model_input_names),

@@ -60,9 +60,8 @@ def assert_as_by_transformers(found: LoadedTokenizer | None, folder: Path, texts
     assert found.templates == (templates if isinstance(templates, dict) else {"default": templates})
     assert found.special_tokens == theirs.special_tokens_map
     assert found.backend.get_vocab_size(with_added_tokens=True) == len(theirs)
-    assert (found.max_tokens, found.padding_side, found.truncation_side, found.pad_type_id, found.input_names) == (
+    assert (found.max_tokens, found.truncation_side, found.pad_type_id, found.input_names) == (
         theirs.model_max_length,
-        theirs.padding_side,
         theirs.truncation_side,
         theirs.pad_token_type_id,
         tuple(theirs.model_input_names),
