@@ -19,7 +19,7 @@ from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounte
 from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
 from deployments.stream.stop_strings import StopStrings
 from deployments.tools.formats import ToolFormat
-from deployments.tools.grammar import AnswerGrammar, CallRules
+from deployments.tools.grammar import CallRules, write_grammar
 from deployments.tools.harmony_grammar import write_harmony
 from deployments.tools.parser import CallParser
 from deployments.tools.tagged import parameters_of
@@ -133,8 +133,8 @@ class AnswerShape:
         calls = None if self._tool_use is None else await self._call_rules(self._tool_use)
         if calls is None and (content is None or self._reasoning is None):
             return content
-        return AnswerGrammar(self._dialect.special_ids).write(
-            thinking=self._reasoning, has_begun=self._has_begun, calls=calls, content=content
+        return write_grammar(
+            self._dialect.special_ids, thinking=self._reasoning, has_begun=self._has_begun, calls=calls, content=content
         )
 
     def refused(self, error: GrammarError) -> RequestError:

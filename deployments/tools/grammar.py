@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from deployments.generation import ToolSpec, ToolUse
@@ -38,102 +39,94 @@ class CallRules(ToolUse):
     tool_format: ToolFormat
 
 
-class AnswerGrammar:
-    """Writes grammars for the answers of one model.
+def write_grammar(
+    special_ids: Mapping[str, int],
+    *,
+    thinking: ReasoningFormat | None = None,
+    has_begun: bool = False,
+    calls: CallRules | None = None,
+    content: str | None = None,
+) -> str:
+    """Return the grammar of an answer.
 
     Args:
         special_ids: ids of the model's special tokens by text. Lexemes never match special tokens.
+        has_begun: the prompt already opened the thoughts.
+        content: the grammar of the content, None for any text.
     """
+    is_either = calls is not None and calls.tool_format.is_alone and content is not None
+    rules = _Rules(special_ids, is_piecewise=is_either)
+    # Space behind thoughts is not shown. Without thoughts it would be: where `yes` is a choice, ` yes` is none.
+    space = " SPACE?" if calls is None and content is not None else ""
+    prefix = "" if thinking is None else _thinking(rules, thinking, has_begun, space)
+    answer = _answer(rules, calls, content is not None)
+    rules.add("TEXT", f"/{_ANYTHING}/{rules.excluded}")
+    rules.add("SPACE", r"/[ \t\r\n]{1,16}/")
+    rules.add("start", f"{prefix} ({answer})" if prefix else answer)
+    return with_content(rules.text(), content)
 
-    def __init__(self, special_ids: Mapping[str, int]) -> None:
-        self._special_ids = special_ids
 
-    def write(
-        self,
-        *,
-        thinking: ReasoningFormat | None = None,
-        has_begun: bool = False,
-        calls: CallRules | None = None,
-        content: str | None = None,
-    ) -> str:
-        """Return the grammar.
+def _answer(rules: _Rules, calls: CallRules | None, has_content: bool) -> str:
+    if calls is None:
+        return "@content" if has_content else "TEXT?"
+    content = "SPACE? @content" if has_content else "TEXT?"
+    tool_format = calls.tool_format
+    opening = tool_format.opening
+    if tool_format.is_alone:
+        heads = "|".join(_joined((*opening, *head)) for tool in calls.tools for head in tool_format.heads(tool.name))
+        rules.exclude(f"({heads}){_ANYTHING}")
+    elif opening[0] not in rules.special_ids:
+        rules.add("LEAD", f"/{_ANYTHING}{escaped(opening[0])}/{rules.excluded}")
+        rules.exclude(_ANYTHING + escaped(opening[0]) + _ANYTHING)
+    if not calls.callable_names:
+        return content
+    if tool_format.is_alone:
+        called = _calls(rules, calls, opening)
+        return called if calls.is_required else f"{content} | {called}"
+    called = _calls(rules, calls, ())
+    if calls.is_required:
+        return f"{rules.sequence(opening)} {called}"
+    if has_content:
+        return f"{content} | {rules.sequence(opening)} {called}"
+    trigger, rest = opening[0], rules.sequence(opening[1:])
+    if trigger in rules.special_ids:
+        return f"TEXT? | TEXT? {rules.sequence((trigger,))} {rest} {called}"
+    rules.add("lead[lazy]", "LEAD")
+    return f"TEXT? | lead {rest} {called}"
 
-        Args:
-            has_begun: the prompt already opened the thoughts.
-            content: the grammar of the content, None for any text.
-        """
-        is_either = calls is not None and calls.tool_format.is_alone and content is not None
-        rules = _Rules(self._special_ids, is_piecewise=is_either)
-        # Space behind thoughts is not shown. Without thoughts it would be: where `yes` is a choice, ` yes` is none.
-        space = " SPACE?" if calls is None and content is not None else ""
-        prefix = "" if thinking is None else self._thinking(rules, thinking, has_begun, space)
-        answer = self._answer(rules, calls, content is not None)
-        rules.add("TEXT", f"/{_ANYTHING}/{rules.excluded}")
-        rules.add("SPACE", r"/[ \t\r\n]{1,16}/")
-        rules.add("start", f"{prefix} ({answer})" if prefix else answer)
-        return with_content(rules.text(), content)
 
-    def _answer(self, rules: _Rules, calls: CallRules | None, has_content: bool) -> str:
-        if calls is None:
-            return "@content" if has_content else "TEXT?"
-        content = "SPACE? @content" if has_content else "TEXT?"
-        tool_format = calls.tool_format
-        opening = tool_format.opening
-        if tool_format.is_alone:
-            heads = "|".join(
-                _joined((*opening, *head)) for tool in calls.tools for head in tool_format.heads(tool.name)
-            )
-            rules.exclude(f"({heads}){_ANYTHING}")
-        elif opening[0] not in self._special_ids:
-            rules.add("LEAD", f"/{_ANYTHING}{escaped(opening[0])}/{rules.excluded}")
-            rules.exclude(_ANYTHING + escaped(opening[0]) + _ANYTHING)
-        if not calls.callable_names:
-            return content
-        if tool_format.is_alone:
-            called = self._calls(rules, calls, opening)
-            return called if calls.is_required else f"{content} | {called}"
-        called = self._calls(rules, calls, ())
-        if calls.is_required:
-            return f"{rules.sequence(opening)} {called}"
-        if has_content:
-            return f"{content} | {rules.sequence(opening)} {called}"
-        trigger, rest = opening[0], rules.sequence(opening[1:])
-        if trigger in self._special_ids:
-            return f"TEXT? | TEXT? {rules.sequence((trigger,))} {rest} {called}"
-        rules.add("lead[lazy]", "LEAD")
-        return f"TEXT? | lead {rest} {called}"
+def _calls(rules: _Rules, calls: CallRules, opening: tuple[str, ...]) -> str:
+    """Return an expression that matches the calls; `opening` is part of the first call's head."""
+    tool_format = calls.tool_format
+    tools = [tool for tool in calls.tools if tool.name in calls.callable_names]
+    after = rules.sequence(tool_format.after_arguments)
+    heads: dict[str, tuple[str, ...]] = {"first": opening, "call": ()} if opening else {"call": ()}
+    for index, tool in enumerate(tools):
+        body = _tagged_arguments(rules, index, tool) if tool_format.is_tagged else arguments_of(tool)
+        rules.add(f"arguments_{index}", body)
+        for name, lead in heads.items():
+            head = " | ".join(rules.sequence((*lead, *head)) for head in tool_format.heads(tool.name))
+            rules.add(f"{name}_{index}", f"({head}) arguments_{index} {after}")
+    for name in heads:
+        rules.add(name, " | ".join(f"{name}_{index}" for index in range(len(tools))))
+    more = f"({rules.sequence(tool_format.between)} call)*" if calls.is_parallel else ""
+    silent = f"<[{rules.special_ids[tool_format.silent]}]>? " if tool_format.silent in rules.special_ids else ""
+    return f"{silent}{next(iter(heads))} {more} {rules.sequence(tool_format.closing)}"
 
-    def _calls(self, rules: _Rules, calls: CallRules, opening: tuple[str, ...]) -> str:
-        """Return an expression that matches the calls; `opening` is part of the first call's head."""
-        tool_format = calls.tool_format
-        tools = [tool for tool in calls.tools if tool.name in calls.callable_names]
-        after = rules.sequence(tool_format.after_arguments)
-        heads: dict[str, tuple[str, ...]] = {"first": opening, "call": ()} if opening else {"call": ()}
-        for index, tool in enumerate(tools):
-            body = _tagged_arguments(rules, index, tool) if tool_format.is_tagged else arguments_of(tool)
-            rules.add(f"arguments_{index}", body)
-            for name, lead in heads.items():
-                head = " | ".join(rules.sequence((*lead, *head)) for head in tool_format.heads(tool.name))
-                rules.add(f"{name}_{index}", f"({head}) arguments_{index} {after}")
-        for name in heads:
-            rules.add(name, " | ".join(f"{name}_{index}" for index in range(len(tools))))
-        more = f"({rules.sequence(tool_format.between)} call)*" if calls.is_parallel else ""
-        silent = f"<[{self._special_ids[tool_format.silent]}]>? " if tool_format.silent in self._special_ids else ""
-        return f"{silent}{next(iter(heads))} {more} {rules.sequence(tool_format.closing)}"
 
-    def _thinking(self, rules: _Rules, thinking: ReasoningFormat, has_begun: bool, space: str) -> str:
-        begin, end = thinking.begin, thinking.end
-        if end in self._special_ids:
-            thoughts = f"TEXT? <[{self._special_ids[end]}]>"
-        else:
-            rules.add("thoughts[lazy]", f"/{_ANYTHING}{escaped(end)}/")
-            thoughts = "thoughts"
-        thoughts += space
-        if has_begun:
-            return thoughts
-        if begin not in self._special_ids:
-            rules.exclude(_SPACE + escaped(begin) + _ANYTHING)
-        return f"({rules.sequence((begin,))} {thoughts})?"
+def _thinking(rules: _Rules, thinking: ReasoningFormat, has_begun: bool, space: str) -> str:
+    begin, end = thinking.begin, thinking.end
+    if end in rules.special_ids:
+        thoughts = f"TEXT? <[{rules.special_ids[end]}]>"
+    else:
+        rules.add("thoughts[lazy]", f"/{_ANYTHING}{escaped(end)}/")
+        thoughts = "thoughts"
+    thoughts += space
+    if has_begun:
+        return thoughts
+    if begin not in rules.special_ids:
+        rules.exclude(_SPACE + escaped(begin) + _ANYTHING)
+    return f"({rules.sequence((begin,))} {thoughts})?"
 
 
 def with_content(rules: str, content: str | None) -> str:
@@ -189,11 +182,12 @@ class _Rules:
         is_piecewise: each piece of a sequence is a lexeme, as in a JSON grammar, rather than the whole sequence.
 
     Attributes:
+        special_ids: ids of special tokens by text.
         excluded: regex terms for what free text must not match, so that the lexer leaves it to another lexeme.
     """
 
     def __init__(self, special_ids: Mapping[str, int], *, is_piecewise: bool) -> None:
-        self._special_ids = special_ids
+        self.special_ids = special_ids
         self._is_piecewise = is_piecewise
         self._rules: dict[str, str] = {}
         self._lexeme_by_pattern: dict[str, str] = {}
@@ -210,16 +204,11 @@ class _Rules:
     def sequence(self, pieces: Sequence[str]) -> str:
         """Return an expression that matches the pieces with optional white space before, between and after them."""
         parts: list[str] = []
-        run: list[str] = []
-        for piece in (*pieces, None):
-            if piece is not None and piece not in self._special_ids:
-                run.append(piece)
-                continue
-            if run:
-                parts.append(self._run(run))
-                run = []
-            if piece is not None:
-                parts.append(f"<[{self._special_ids[piece]}]>")
+        for is_special, run in groupby(pieces, self.special_ids.__contains__):
+            if is_special:
+                parts += [f"<[{self.special_ids[piece]}]>" for piece in run]
+            else:
+                parts.append(self._run(list(run)))
         return " ".join(parts)
 
     def text(self) -> str:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from deployments.generation import ToolSpec
 from deployments.stream.reasoning import THINK
 from deployments.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
-from deployments.tools.grammar import JSON_STYLE, AnswerGrammar, CallRules
+from deployments.tools.grammar import JSON_STYLE, CallRules, write_grammar
 from engine.sampling.grammar_tokenizer import read_tokenizer
 from tests.deployments.tools.test_parser import written
 from tests.deployments.trained_tokenizers import byte_level
@@ -30,7 +30,6 @@ NAMES = frozenset({"f", "get_x"})
 NOTE = {"type": "object", "properties": {"note": {"type": "string"}}, "required": ["note"]}
 CONTENT = LLMatcher.grammar_from_json_schema(NOTE, defaults=JSON_STYLE)
 CALL = ("f", '{"city": "Paris"}')
-WRITER = AnswerGrammar({})
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def test_content_of_every_kind_follows_its_grammar_behind_thoughts(
     """Those that are no JSON made the requests of a reasoning model fail."""
     for thoughts in ("", "<think>\nhm\n</think>\n\n", "hm\n</think>\n\n"):
         has_begun = thoughts.startswith("hm")
-        grammar = WRITER.write(thinking=THINK, has_begun=has_begun, content=content)
+        grammar = write_grammar({}, thinking=THINK, has_begun=has_begun, content=content)
         assert is_whole(tokenizer, grammar, thoughts + good)
         assert not is_whole(tokenizer, grammar, thoughts + bad)
 
@@ -79,10 +78,10 @@ def test_content_of_every_kind_follows_its_grammar_behind_thoughts(
 def test_space_passes_before_content_only_behind_thoughts(tokenizer: LLTokenizer) -> None:
     """Without thoughts it is shown, and a model that gave none answered ` yes` where the choices were yes and no."""
     choice = grammar_from("choice", '["yes", "no"]')
-    grammar = WRITER.write(thinking=THINK, content=choice)
+    grammar = write_grammar({}, thinking=THINK, content=choice)
     assert is_whole(tokenizer, grammar, "<think>hm</think>\n yes")
     assert not is_whole(tokenizer, grammar, " yes")
-    assert is_whole(tokenizer, WRITER.write(thinking=THINK, has_begun=True, content=choice), "hm</think>\n yes")
+    assert is_whole(tokenizer, write_grammar({}, thinking=THINK, has_begun=True, content=choice), "hm</think>\n yes")
 
 
 @pytest.mark.parametrize(("is_required", "has_content"), product([False, True], [False, True]))
@@ -92,7 +91,7 @@ def test_llama_may_say_of_which_type_its_calls_are(
     """Its models copy that from the definitions of the tools, and their calls stayed text."""
     call = '{"type": "function", "name": "f", "parameters": {"city": "Paris"}}'
     calls = rules(LLAMA3, is_required=is_required)
-    grammar = WRITER.write(calls=calls, content=CONTENT if has_content else None)
+    grammar = write_grammar({}, calls=calls, content=CONTENT if has_content else None)
     passes = {
         call: True,
         f'{call}; {{"name": "get_x", "parameters": {{}}}}': True,
@@ -111,7 +110,8 @@ def test_llama_may_say_of_which_type_its_calls_are(
 def test_only_valid_calls_and_the_content_asked_for_pass(
     tokenizer: LLTokenizer, tool_format: ToolFormat, thoughts: str, is_required: bool, has_content: bool
 ) -> None:
-    grammar = WRITER.write(
+    grammar = write_grammar(
+        {},
         thinking=THINK if thoughts else None,
         has_begun=not thoughts.startswith("<think>"),
         calls=rules(tool_format, is_required=is_required),
@@ -136,14 +136,14 @@ def test_only_valid_calls_and_the_content_asked_for_pass(
 
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda tool_format: tool_format.name)
 def test_no_call_passes_where_none_is_allowed(tokenizer: LLTokenizer, tool_format: ToolFormat) -> None:
-    grammar = WRITER.write(calls=rules(tool_format, callable_names=frozenset()))
+    grammar = write_grammar({}, calls=rules(tool_format, callable_names=frozenset()))
     assert is_whole(tokenizer, grammar, 'Say {"name": 1}.')
     assert not is_whole(tokenizer, grammar, written(tool_format, [CALL]))
 
 
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda tool_format: tool_format.name)
 def test_one_call_alone_passes_where_they_are_not_parallel(tokenizer: LLTokenizer, tool_format: ToolFormat) -> None:
-    grammar = WRITER.write(calls=rules(tool_format, is_parallel=False, callable_names=frozenset({"f"})))
+    grammar = write_grammar({}, calls=rules(tool_format, is_parallel=False, callable_names=frozenset({"f"})))
     assert is_whole(tokenizer, grammar, written(tool_format, [CALL]))
     assert not is_whole(tokenizer, grammar, written(tool_format, [CALL, CALL]))
     assert not is_whole(tokenizer, grammar, written(tool_format, [CALL])[:-3])
@@ -153,7 +153,7 @@ def test_one_call_alone_passes_where_they_are_not_parallel(tokenizer: LLTokenize
 def test_content_may_begin_like_a_call_as_far_as_it_is_none(tokenizer: LLTokenizer, name: str) -> None:
     schema = {"type": "object", "properties": {"name": {"enum": ["f", "Ann"]}}, "additionalProperties": False}
     content = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
-    grammar = WRITER.write(calls=rules(FORMATS[name]), content=content)
+    grammar = write_grammar({}, calls=rules(FORMATS[name]), content=content)
     spread = written(FORMATS[name], [CALL]).replace(":", " : ").replace("{", "{ ")
     for text in ('{"name": "f"}', '{"name": "Ann"}', written(FORMATS[name], [CALL, CALL]), spread):
         assert is_whole(tokenizer, grammar, text), text
@@ -167,7 +167,7 @@ def test_marks_that_are_special_tokens_are_asked_for_by_id() -> None:
     mark, token_id = "<|user|>", special["<|user|>"]
     tokenizer = LLTokenizer(json.dumps(tokenizer_json))
     tool_format = ToolFormat(name="test", opening=(mark,), after_arguments=("}",))
-    grammar = AnswerGrammar(special).write(calls=rules(tool_format))
+    grammar = write_grammar(special, calls=rules(tool_format))
     call = tokenizer.tokenize_str('{"name": "f", "arguments": {"city": "x"}}')
     for lead, spelling, passes in (("", [token_id], True), ("Hm. ", [token_id], True), ("", [], True)):
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
@@ -185,7 +185,7 @@ def test_marks_that_are_tokens_but_not_special_are_written_as_these_tokens(is_re
     token_ids = model_s.encode(answer, add_special_tokens=False).ids
     assert set(map(model_s.token_to_id, marks)) <= set(token_ids)
     library_s = read_tokenizer(model_s.to_str(), model_s.get_vocab_size(), [2])
-    grammar = WRITER.write(thinking=THINK, calls=rules(HERMES, is_required=is_required))
+    grammar = write_grammar({}, thinking=THINK, calls=rules(HERMES, is_required=is_required))
     matcher = LLMatcher(library_s, grammar, log_level=0)
     assert matcher.try_consume_tokens(token_ids) == len(token_ids)
     assert matcher.is_accepting()
@@ -194,7 +194,7 @@ def test_marks_that_are_tokens_but_not_special_are_written_as_these_tokens(is_re
 def test_the_library_takes_a_grammar_for_every_tool_there_may_be() -> None:
     tools = tuple(ToolSpec(name=f"tool_{index}", parameters=SCHEMA) for index in range(128))
     for tool_format in (HERMES, MISTRAL):
-        grammar = WRITER.write(
-            calls=CallRules(tool_format=tool_format, tools=tools, callable_names=frozenset(t.name for t in tools))
+        grammar = write_grammar(
+            {}, calls=CallRules(tool_format=tool_format, tools=tools, callable_names=frozenset(t.name for t in tools))
         )
         assert not LLMatcher.validate_grammar(grammar)

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from deployments.generation import ToolSpec
 from deployments.tools.formats import FORMATS
-from deployments.tools.grammar import AnswerGrammar, CallRules
+from deployments.tools.grammar import CallRules, write_grammar
 from deployments.tools.parser import CallParser
 from deployments.tools.tagged import ALL_TYPES, TagScan, parameters_of
 
@@ -216,7 +216,7 @@ def tokenizer() -> LLTokenizer:
 
 def may_be_whole(tokenizer: LLTokenizer, text: str, tool: ToolSpec = TOOL) -> bool:
     rules = CallRules(tool_format=CODER, tools=(tool,), callable_names=frozenset({"f"}), is_required=True)
-    matcher = LLMatcher(tokenizer, AnswerGrammar({}).write(calls=rules), log_level=0)
+    matcher = LLMatcher(tokenizer, write_grammar({}, calls=rules), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     token_ids = tokenizer.tokenize_str(text)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
