@@ -7,6 +7,7 @@ computed once per recipe, and each further adapter only costs reading its data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
@@ -126,24 +127,16 @@ class AdapterLoader:
             raise AdapterError(name, error.reason) from None
 
 
+@dataclass(frozen=True, slots=True)
 class _Reading:
     """Builds one adapter's matrices from its file."""
 
-    def __init__(
-        self,
-        name: str,
-        tensors: TensorFile,
-        shapes: ModuleShapes,
-        dtype: torch.dtype,
-        base: BaseTensors,
-        norm_offset: float,
-    ) -> None:
-        self._name = name
-        self._tensors = tensors
-        self._shapes = shapes
-        self._dtype = dtype
-        self._base = base
-        self._norm_offset = norm_offset
+    name: str
+    tensors: TensorFile
+    shapes: ModuleShapes
+    dtype: torch.dtype
+    base: BaseTensors
+    norm_offset: float
 
     def adapter(self, layouts: Mapping[tuple[int, str], ModuleLayout]) -> RawAdapter:
         projections: dict[tuple[int, str], RawProjection] = {}
@@ -165,15 +158,15 @@ class _Reading:
             elif layout.bias is not None:
                 changed = self._linear_columns(layout, None)
             if layout.weight is not None and key[1].endswith("norm"):
-                own, old = self._tensor(layout.weight).float(), self._base(f"{layout.module}.weight").float()
+                own, old = self._tensor(layout.weight).float(), self.base(f"{layout.module}.weight").float()
                 # Also where both are 0, which would give NaN.
-                ratio = ((own + self._norm_offset) / (old + self._norm_offset)).masked_fill_(own == old, 1.0)
+                ratio = ((own + self.norm_offset) / (old + self.norm_offset)).masked_fill_(own == old, 1.0)
                 changed = Columns(gain=ratio, shift=torch.zeros_like(ratio))
             elif layout.weight is not None:
-                matrices[key[1]] = self._tensor(layout.weight).to(self._dtype, copy=True)
+                matrices[key[1]] = self._tensor(layout.weight).to(self.dtype, copy=True)
             if changed is not None:
                 columns[key] = changed
-        return RawAdapter(projections=projections, dtype=self._dtype, extras=Extras(columns=columns, matrices=matrices))
+        return RawAdapter(projections=projections, dtype=self.dtype, extras=Extras(columns=columns, matrices=matrices))
 
     def _lengths(self, layout: ModuleLayout, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Return DoRA's scale of each column: magnitude / |W + scaling B A|, [out] float32.
@@ -181,7 +174,7 @@ class _Reading:
         Source: Liu et al., "DoRA" (2024, arXiv 2402.09353, section 4).
         """
         assert layout.magnitude is not None
-        weight, a = self._base(f"{layout.module}.weight"), a.float() * layout.scaling
+        weight, a = self.base(f"{layout.module}.weight"), a.float() * layout.scaling
         if layout.module == EMBEDDING:
             # Stored [vocabulary, hidden]: the norms are over the vocabulary, one per hidden dimension.
             squares = torch.zeros(weight.shape[1])
@@ -202,7 +195,7 @@ class _Reading:
         if gain is None and layout.bias is None and layout.lora_bias is None:
             return None
         bias = f"{layout.module}.bias"
-        old = self._base(bias).float() if bias in self._shapes else torch.zeros(self._shapes[layout.module][1])
+        old = self.base(bias).float() if bias in self.shapes else torch.zeros(self.shapes[layout.module][1])
         new = old if layout.bias is None else self._tensor(layout.bias).float()
         gain = torch.ones_like(old) if gain is None else gain
         shift = new - gain * old
@@ -214,14 +207,14 @@ class _Reading:
         """Refuse an adapter that was trained with other embedding weights than the base's."""
         if layout.base_weight is None:
             return
-        saved, own = self._tensor(layout.base_weight).to(self._dtype), self._base(f"{layout.module}.weight")
+        saved, own = self._tensor(layout.base_weight).to(self.dtype), self.base(f"{layout.module}.weight")
         if not torch.equal(saved, own):
             raise AdapterError(
-                self._name, f"the weight of {layout.module} that was saved along with it is not that of the base model"
+                self.name, f"the weight of {layout.module} that was saved along with it is not that of the base model"
             )
 
     def _tensor(self, entry: TensorEntry) -> torch.Tensor:
-        return _tensor(self._tensors, entry)
+        return _tensor(self.tensors, entry)
 
 
 def unstack(a: torch.Tensor, b: torch.Tensor, stack: Stack) -> tuple[torch.Tensor, torch.Tensor]:
