@@ -84,14 +84,7 @@ class ControlTokens:
             return self._deaf
 
     def _renamed(self, token: AddedToken) -> AddedToken:
-        return AddedToken(
-            self._name_by_text[token.content],
-            single_word=token.single_word,
-            lstrip=token.lstrip,
-            rstrip=token.rstrip,
-            normalized=token.normalized,
-            special=False,
-        )
+        return AddedToken(**token.__getstate__() | {"content": self._name_by_text[token.content], "special": False})
 
 
 def any_of(words: Iterable[str]) -> re.Pattern[str]:
