@@ -64,8 +64,7 @@ def reference(name: str, folder: str, check: Check | None = None) -> AdapterRef:
     """
     check_name(name)
     path = os.path.realpath(folder)
-    config, tensors = read_adapter(name, path, check)
-    return AdapterRef(name=name, path=path, digest=content_digest(config, tensors))
+    return AdapterRef(name=name, path=path, digest=content_digest(*read_adapter(name, path, check)))
 
 
 def reference_in(root: str, name: str, allowed: Sequence[str] = (), check: Check | None = None) -> AdapterRef:

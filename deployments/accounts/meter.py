@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 from ray.serve.handle import DeploymentHandle
 
@@ -67,7 +68,7 @@ class Meter:
         self._gateway = gateway
         self._traces = traces
         self._running: Counter[str] = Counter()
-        self._turn = 0
+        self._turns = count(1)
         self._num_to_orphans = 0
         self._has_ended = asyncio.Event()
         self._telling, self._storing = asyncio.Lock(), asyncio.Lock()
@@ -99,7 +100,7 @@ class Meter:
         try:
             async with asyncio.timeout(ADMIT_TIMEOUT_S):
                 asked = self._accounts.admit.remote(
-                    tenant, limits, self._gateway, input_tokens, self._running[tenant], self._next_turn()
+                    tenant, limits, self._gateway, input_tokens, self._running[tenant], next(self._turns)
                 )
                 admission: Admission = await until_answered(asked)
         except UNAVAILABLE as error:
@@ -251,14 +252,10 @@ class Meter:
             )
         self._charges[charge.tenant] = charge
 
-    def _next_turn(self) -> int:
-        self._turn += 1
-        return self._turn
-
     async def _tell(self) -> list[KeyInfo]:
         """Report running requests and the charges that are being sent; return the keys."""
         async with asyncio.timeout(ADMIT_TIMEOUT_S):
-            running, turn = +self._running, self._next_turn()
+            running, turn = +self._running, next(self._turns)
             told = self._accounts.settle.remote(self._gateway, running, self._sent, turn, self._sent_number)
             keys: list[KeyInfo] = await until_answered(told)
         return keys
