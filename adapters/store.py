@@ -108,28 +108,25 @@ class AdapterStore:
             AdapterError: the name is invalid, belongs to another base, or has too many versions with traffic.
         """
         check_name(ref.name)
+        entry = self._catalogue.entries.get(ref.name)
+        versions = () if entry is None else entry.versions
+        if entry is not None and entry.base != base:
+            raise AdapterError(ref.name, f"the name stands for an adapter of the base model {entry.base}")
         with self._change(ref.name):
-            rows = self._database.execute(
-                "SELECT number, base, digest FROM version WHERE name = ? ORDER BY number", (ref.name,)
-            ).fetchall()
-            if rows and rows[-1][1] != base:
-                raise AdapterError(ref.name, f"the name stands for an adapter of the base model {rows[-1][1]}")
-            if rows and rows[-1][2] == ref.digest:
-                number = int(rows[-1][0])
+            if versions and versions[-1].ref.digest == ref.digest:
+                number = versions[-1].number
                 self._database.execute(
                     "UPDATE version SET path = ? WHERE name = ? AND number = ?", (ref.path, ref.name, number)
                 )
             else:
-                self._make_room(ref.name, [int(row[0]) for row in rows])
-                number = 1 + max(self._last_removed(ref.name), *(int(row[0]) for row in rows), 0)
-                created_s = int(self._clock())
-                row = (ref.name, number, base, ref.digest, ref.path, created_s)
+                if entry is not None:
+                    self._make_room(entry)
+                number = 1 + max(self._last_removed(ref.name), *(version.number for version in versions), 0)
+                row = (ref.name, number, base, ref.digest, ref.path, int(self._clock()))
                 self._database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
                 self._database.execute("INSERT INTO trial VALUES (?, ?)", (ref.name, number))
             if percent:
-                before = self._catalogue.entries.get(ref.name)
-                split = {number: 100} if before is None else before.split_with(number, percent)
-                self._split(ref.name, split)
+                self._split(ref.name, {number: 100} if entry is None else entry.split_with(number, percent))
         return number
 
     def route(self, name: str, split: Mapping[int, int]) -> None:
@@ -138,16 +135,10 @@ class AdapterStore:
         Raises:
             AdapterError: there is no such name or version, a percentage is below 1, or they do not sum to 100.
         """
+        self._check_known(name, split)
+        if sum(split.values()) != 100 or any(percent < 1 for percent in split.values()):
+            raise AdapterError(name, "the percentages must be at least 1 each and make 100 together")
         with self._change(name):
-            rows = self._database.execute("SELECT number FROM version WHERE name = ?", (name,)).fetchall()
-            known = {int(row[0]) for row in rows}
-            if not known:
-                raise AdapterError(name[:128], "there is no adapter of this name")
-            for number in split:
-                if number not in known:
-                    raise AdapterError(name, f"it has no version {number}")
-            if sum(split.values()) != 100 or any(percent < 1 for percent in split.values()):
-                raise AdapterError(name, "the percentages must be at least 1 each and make 100 together")
             self._split(name, split)
 
     def remove(self, name: str, number: int | None = None) -> None:
@@ -156,17 +147,12 @@ class AdapterStore:
         Raises:
             AdapterError: there is no such name or version.
         """
+        entry = self._check_known(name, () if number is None else (number,))
+        removed = max(v.number for v in entry.versions if number in (None, v.number))
         with self._change(name):
-            entry = self._catalogue.entries.get(name)
-            if entry is None:
-                raise AdapterError(name[:128], "there is no adapter of this name")
-            if number is not None and entry.version(number) is None:
-                raise AdapterError(name, f"it has no version {number}")
-            removed = max(v.number for v in entry.versions if number in (None, v.number))
             removed = max(removed, self._last_removed(name))
             self._database.execute("INSERT OR REPLACE INTO last_removed VALUES (?, ?)", (name, removed))
-            left = [version.number for version in entry.versions if number is not None and version.number != number]
-            if number is None or not left:
+            if number is None or len(entry.versions) == 1:
                 for table in ("version", "split", "trial"):
                     self._database.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
                 return
@@ -251,7 +237,7 @@ class AdapterStore:
     def _change(self, name: str) -> Iterator[None]:
         """Run a block that changes one name as one transaction, and increase the revision by one.
 
-        The block refuses before it writes: within `together`, only another failure undoes what was written.
+        What is refused is refused before it writes: within `together`, only another failure undoes what was written.
         """
         is_open = self._open_entries is not None
         with nullcontext() if is_open else self._whole():
@@ -306,19 +292,28 @@ class AdapterStore:
         row = self._database.execute("SELECT number FROM last_removed WHERE name = ?", (name,)).fetchone()
         return 0 if row is None else int(row[0])
 
-    def _make_room(self, name: str, numbers: Sequence[int]) -> None:
-        """Remove enough versions to make room for one more; keep those with traffic, the newest and `latest`."""
-        num_over = max(0, len(numbers) + 1 - self._max_versions)
-        rows = self._database.execute("SELECT number FROM split WHERE name = ?", (name,)).fetchall()
+    def _check_known(self, name: str, numbers: Iterable[int]) -> AdapterEntry:
+        """Return the entry of a name that has all of these versions."""
         entry = self._catalogue.entries.get(name)
-        latest = None if entry is None or entry.latest is None else entry.latest.number
-        idle = [number for number in numbers[:-1] if (number,) not in rows and number != latest]
+        if entry is None:
+            raise AdapterError(name[:128], "there is no adapter of this name")
+        for number in numbers:
+            if entry.version(number) is None:
+                raise AdapterError(name, f"it has no version {number}")
+        return entry
+
+    def _make_room(self, entry: AdapterEntry) -> None:
+        """Remove enough versions to make room for one more; keep those with traffic, the newest and `latest`."""
+        num_over = max(0, len(entry.versions) + 1 - self._max_versions)
+        kept = {number for number, _ in entry.split}
+        idle = [v.number for v in entry.versions[:-1] if v.number not in kept and v != entry.latest]
         if num_over > len(idle):
-            reason = (
-                f"it has {len(numbers)} versions, and too few without traffic to make room; unload some of them first"
+            raise AdapterError(
+                entry.name,
+                f"it has {len(entry.versions)} versions, and too few without traffic to make room; "
+                "unload some of them first",
             )
-            raise AdapterError(name, reason)
-        self._forget(name, idle[:num_over])
+        self._forget(entry.name, idle[:num_over])
 
     def _forget(self, name: str, numbers: Sequence[int]) -> None:
         going = [(name, number) for number in numbers]
