@@ -50,7 +50,7 @@ class FileCache:
         here = self._store.ref(ref.name, ref.digest)
         if not self._is_here(here):
             self._fetch(ref, here)
-        self._evict(keep=here)
+        self._evict(keep=here.digest)
         return here
 
     def _is_here(self, here: AdapterRef) -> bool:
@@ -84,7 +84,7 @@ class FileCache:
                 while content := self._read(ref, file, copy.tell()):
                     copy.write(content)
 
-    def _evict(self, keep: AdapterRef) -> None:
+    def _evict(self, keep: AdapterDigest) -> None:
         """Evict until the bound holds; delete abandoned incoming folders."""
         folders = self._folders()
         left = sum(num_bytes for _, num_bytes, _ in folders)
@@ -93,9 +93,9 @@ class FileCache:
                 if age_s > ABANDONED_S:
                     left -= num_bytes
                     shutil.rmtree(path, ignore_errors=True)
-            elif left > self._max_bytes and age_s >= RECENT_S and path.name != keep.digest:
+            elif left > self._max_bytes and age_s >= RECENT_S and path.name != keep:
                 left -= num_bytes
-                self._store.delete(self._store.ref(keep.name, AdapterDigest(path.name)))
+                self._store.delete(AdapterDigest(path.name))
 
     def _folders(self) -> list[tuple[float, int, Path]]:
         """Return (seconds since the last use, bytes, folder) of each content, the least recently used first."""

@@ -83,7 +83,7 @@ class FileStore:
             if not os.path.isdir(ref.path):
                 raise
             if not self.is_whole(ref):
-                self.delete(ref)
+                self.delete(ref.digest)
                 os.replace(incoming, ref.path)
 
     def is_whole(self, ref: AdapterRef) -> bool:
@@ -111,15 +111,13 @@ class FileStore:
         names = os.listdir(self._folder) if os.path.isdir(self._folder) else []
         return [self.ref(name[:12], AdapterDigest(name)) for name in names if is_digest(name) and name not in used]
 
-    def delete(self, ref: AdapterRef) -> None:
-        """Delete a content of this folder; ignore references to anywhere else."""
-        if not self.has(ref):
-            return
+    def delete(self, digest: AdapterDigest) -> None:
+        """Delete a content of this folder, if it is there."""
         # Rename first, so that a process that dies meanwhile leaves no partial content under the digest.
-        going = os.path.join(self._folder, f"{INCOMING}{ref.digest}")
+        going = os.path.join(self._folder, f"{INCOMING}{digest}")
         shutil.rmtree(going, ignore_errors=True)
         with suppress(OSError):
-            os.rename(ref.path, going)
+            os.rename(os.path.join(self._folder, digest), going)
         shutil.rmtree(going, ignore_errors=True)
 
     def clear(self) -> None:

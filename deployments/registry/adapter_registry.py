@@ -368,8 +368,7 @@ class RegistryServer:
         used = self.catalogue.digests()
         for ref in refs:
             if ref.digest not in used:
-                # The reference may lead to the configuration's folder though another name left a copy in the store.
-                await asyncio.to_thread(self._files.delete, self._files.ref(ref.name, ref.digest))
+                await asyncio.to_thread(self._files.delete, ref.digest)
 
     def _base(self, name: str | None) -> AdapterBase:
         if name is None and len(self._bases) == 1:
