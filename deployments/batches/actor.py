@@ -43,7 +43,9 @@ class Batches(BatchServer):
             ask: answers the lines; None for the gateways of this application.
         """
         begin_actor()
-        super().__init__(config, Disk("batches"), ask or _gateways())
+        if ask is None:
+            ask = partial(ask_gateway, serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name))
+        super().__init__(config, Disk("batches"), ask)
         self._opening = asyncio.create_task(self._open())
 
     def check_health(self) -> None:
@@ -73,11 +75,6 @@ class Batches(BatchServer):
         while True:
             await self._disk.surely(store.drop_expired)
             await asyncio.sleep(TIDY_S)
-
-
-def _gateways() -> Ask:
-    """Return an `Ask` that calls any available gateway."""
-    return partial(ask_gateway, serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name))
 
 
 async def ask_gateway(gateways: DeploymentHandle, call: InsideCall) -> InsideAnswer:
