@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn, cast
@@ -118,16 +119,16 @@ class BoundedTemplate:
         return "".join(pieces)
 
 
+@dataclass(frozen=True, slots=True)
 class _Bounds:
-    def __init__(self, clock: Callable[[], float], deadline_s: float, max_chars: int) -> None:
-        self._clock = clock
-        self._deadline_s = deadline_s
-        self._max_chars = max_chars
+    clock: Callable[[], float]
+    deadline_s: float
+    max_chars: int
 
     def check(self, size: int = 0) -> None:
-        if size > self._max_chars:
-            raise TemplateBoundError(f"it makes more than {self._max_chars} characters")
-        if self._clock() > self._deadline_s:
+        if size > self.max_chars:
+            raise TemplateBoundError(f"it makes more than {self.max_chars} characters")
+        if self.clock() > self.deadline_s:
             raise TemplateBoundError("it takes too long")
 
 

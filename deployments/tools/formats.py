@@ -68,14 +68,11 @@ class ToolFormat:
         heads = self.before_name + self.or_before_name + self.before_arguments
         return frozenset(self.opening + heads + self.after_arguments + self.between + self.closing)
 
-    def head(self, tool: str) -> tuple[str, ...]:
-        """Return the pieces of a call to `tool` up to its arguments."""
-        return (*self.before_name, *self._after_name(tool))
-
     def heads(self, tool: str) -> tuple[tuple[str, ...], ...]:
-        """Return the `head` of a call and what may stand for it."""
-        others = ((*self.or_before_name, *self._after_name(tool)),) if self.or_before_name else ()
-        return (self.head(tool), *others)
+        """Return the pieces of a call to `tool` up to its arguments, then those that may stand for them."""
+        befores = (self.before_name, self.or_before_name) if self.or_before_name else (self.before_name,)
+        name = json.dumps(tool) if self.quotes_name else tool
+        return tuple((*before, name, *self.before_arguments) for before in befores)
 
     def beginnings(self, tool: str) -> list[str]:
         """Return how an answer that calls `tool` may begin, up to the opening brace of its arguments."""
@@ -86,11 +83,8 @@ class ToolFormat:
         """Whether a template's sample begins with a call in this format."""
         ((key, value),) = json.loads(ARGUMENTS).items()
         arguments = f"{tagged.OPENING}{key}{tagged.NAME_END}{value}{tagged.CLOSING}" if self.is_tagged else ARGUMENTS
-        call = "".join([*self.opening, *self.head(NAMES[0]), arguments])
+        call = "".join([*self.opening, *self.heads(NAMES[0])[0], arguments])
         return sample.text.startswith("".join(call.split()))
-
-    def _after_name(self, tool: str) -> tuple[str, ...]:
-        return (json.dumps(tool) if self.quotes_name else tool, *self.before_arguments)
 
     def new_call_id(self) -> str:
         """Generate a random call id."""
