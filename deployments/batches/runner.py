@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -137,7 +137,9 @@ class BatchRunner:
             # written: the batch was read in the disk's thread since.
             self._results = await self._disk.aside(ResultFile, self._store.content_path(output_id))
             self._failures = await self._disk.aside(ResultFile, self._store.content_path(error_id))
-            await self._answer_lines()
+            async with self._input() as reader, asyncio.TaskGroup() as workers:
+                for _ in range(self._config.max_concurrent_requests):
+                    workers.create_task(self._answer_some(reader))
         await self._move(BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
         end = BatchStatus.COMPLETED
         if self._batch.status is BatchStatus.CANCELLING:
@@ -150,15 +152,6 @@ class BatchRunner:
     @property
     def _num_left(self) -> int:
         return self.counts.total - self.counts.completed - self.counts.failed
-
-    async def _answer_lines(self) -> None:
-        reader = await self._disk.surely(self._reader)
-        try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(self._config.max_concurrent_requests):
-                    workers.create_task(self._answer_some(reader))
-        finally:
-            self._disk.later(reader.close)
 
     async def _answer_some(self, reader: LineReader) -> None:
         while not self._is_over and not await self._has_no_room():
@@ -180,13 +173,10 @@ class BatchRunner:
         """Write an error line with the reason for every unanswered line."""
         if not self._num_left:
             return
-        reader = await self._disk.surely(self._reader)
-        try:
+        async with self._input() as reader:
             while (line := await self._disk.surely(self._next, reader)) is not None:
                 text = failed_line(self._line_id(), line.custom_id, *_MESSAGE_BY_END[end])
                 await self._write(line.custom_id, text, is_good=False)
-        finally:
-            self._disk.later(reader.close)
 
     async def _write(self, custom_id: str, text: bytes, *, is_good: bool) -> None:
         file = self._results if is_good else self._failures
@@ -229,8 +219,14 @@ class BatchRunner:
     def _is_over(self) -> bool:
         return self._is_cancelled.is_set() or self._left_s == 0 or self._batch.status is BatchStatus.CANCELLING
 
-    def _reader(self) -> LineReader:
-        return LineReader(self._store.content_path(self._batch.input_file_id), MAX_LINE_BYTES)
+    @asynccontextmanager
+    async def _input(self) -> AsyncGenerator[LineReader, None]:
+        path = self._store.content_path(self._batch.input_file_id)
+        reader = await self._disk.surely(LineReader, path, MAX_LINE_BYTES)
+        try:
+            yield reader
+        finally:
+            self._disk.later(reader.close)
 
     def _next(self, reader: LineReader) -> InputLine | None:
         """Return the next line that is not done, or None at the end.
