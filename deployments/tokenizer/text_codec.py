@@ -131,7 +131,7 @@ class TextCodec:
             token_ids = self._encode(rendered, has_special_tokens=False)
         if not token_ids:
             raise RequestError("messages render to an empty prompt", field="messages")
-        return list(token_ids)
+        return token_ids
 
     def encode_text(self, text: str, *, has_special_tokens: bool = True) -> list[int]:
         """Return the token ids of raw text, with or without the special tokens that the tokenizer adds around it.
