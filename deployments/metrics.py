@@ -18,7 +18,7 @@ from deployments.gateway.front_gate import FrontGate
 from deployments.generation import READY, HealthReport
 from deployments.logs import dropped_lines
 from deployments.slo import Slo
-from deployments.timeline import GOOD_OUTCOMES, Timeline
+from deployments.timeline import GENERATIONS, GOOD_OUTCOMES, Timeline
 from engine.metrics import EngineSnapshot
 
 FIRST_TOKEN_S = (
@@ -103,6 +103,11 @@ class GatewayMetrics:
         self._requests.labels(timeline.tenant, timeline.model, timeline.outcome).inc()
         if timeline.outcome not in GOOD_OUTCOMES:
             self._failed.labels(timeline.base, timeline.outcome).inc()
+        elif timeline.operation in GENERATIONS and timeline.outcome != "cancelled":
+            self._ended.labels(timeline.base, timeline.outcome).inc()
+            self._whole.labels(timeline.base).observe(timeline.end_s or 0.0)
+            self._prompt.labels(timeline.base).observe(timeline.num_prompt_tokens)
+            self._generated.labels(timeline.base).observe(timeline.num_tokens)
         if timeline.first_token_s is not None:
             self._first_by_name.labels(timeline.model).observe(timeline.first_token_s)
         for kind, count in (
@@ -121,13 +126,6 @@ class GatewayMetrics:
         histogram = self._between_of(model)
         for _ in range(num_tokens):
             histogram.observe(since_last_s / num_tokens)
-
-    def count_end(self, model: str, reason: str, *, num_prompt_tokens: int, num_tokens: int, took_s: float) -> None:
-        """Count an answer that ended successfully."""
-        self._ended.labels(model, reason).inc()
-        self._whole.labels(model).observe(took_s)
-        self._prompt.labels(model).observe(num_prompt_tokens)
-        self._generated.labels(model).observe(num_tokens)
 
     def count_resumption(self, model: str) -> None:
         """Count a generation that moved to another replica."""

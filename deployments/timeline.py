@@ -25,6 +25,8 @@ MAX_ARRIVALS = MAX_ATTEMPTS = 1024
 IN_PROGRESS = "in_progress"
 GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
 """Outcomes that are not failures."""
+GENERATIONS = ("chat", "text_completion")
+"""Operations whose answers are tokens."""
 
 
 TraceSource = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]

@@ -82,6 +82,7 @@ class Answer:
         self._recorder = recorder
         self._clock = clock
         self._arrived_s = clock()
+        self._deadline_s = None if request.timeout_s is None else self._arrived_s + request.timeout_s
         self._prompt_ids: Sequence[int] = ()
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
@@ -91,11 +92,10 @@ class Answer:
             TimeoutError: the deadline has passed.
             RequestError, OverloadError, EngineError: as raised by the tokenizer, the classifier and the engine.
         """
-        deadline_s = None if self._request.timeout_s is None else self._arrived_s + self._request.timeout_s
         verdict = asyncio.ensure_future(self._verdict())
         verdict.add_done_callback(_seen)
         try:
-            async with asyncio.timeout(self._left_s(deadline_s)):
+            async with asyncio.timeout(self._left_s()):
                 with self._recorder.stage("tokenize"):
                     self._prompt_ids, predicted = await side_by_side(
                         (self._encode(), prediction_ids(self._model, self._request.prediction, self._flow))
@@ -104,8 +104,7 @@ class Answer:
                 # Only a reasoning model needs to know how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
                 shape = shape_of(self._request, self._model.dialect, tail)
-                call = self._call(deadline_s, shape, await shape.grammar(), await self._dry_penalty())
-                call = replace(call, prediction_ids=pack_ids(predicted))
+                call = self._call(shape, await shape.grammar(), await self._dry_penalty(), predicted)
                 # A verdict that is there by now saves the engine's work.
                 refused = await self._refused(verdict) if self._safety.is_first or verdict.done() else None
             if refused is not None:
@@ -113,23 +112,21 @@ class Answer:
                     yield refusal
                 return
             async with aclosing(self._answer(call, shape, verdict)) as events:
-                while (event := await self._next(events, deadline_s)) is not None:
+                while (event := await self._next(events)) is not None:
                     yield event
         except GrammarError as error:
             raise shape.refused(error) from None
         finally:
             verdict.cancel()
 
-    async def _next(
-        self, events: AsyncGenerator[GenerationEvent, None], deadline_s: float | None
-    ) -> GenerationEvent | None:
-        if deadline_s is None:
+    async def _next(self, events: AsyncGenerator[GenerationEvent, None]) -> GenerationEvent | None:
+        if self._deadline_s is None:
             return await anext(events, None)
-        async with asyncio.timeout(self._left_s(deadline_s)):
+        async with asyncio.timeout(self._left_s()):
             return await anext(events, None)
 
-    def _left_s(self, deadline_s: float | None) -> float | None:
-        return None if deadline_s is None else max(0.0, deadline_s - self._clock())
+    def _left_s(self) -> float | None:
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock())
 
     async def _encode(self) -> Sequence[int]:
         prompt = self._request.prompt
@@ -158,7 +155,7 @@ class Answer:
         return replace(penalty, breakers=await asyncio.to_thread(self._model.codec.breakers, texts))
 
     def _call(
-        self, deadline_s: float | None, shape: AnswerShape, grammar: str | None, dry: DryPenalty | None
+        self, shape: AnswerShape, grammar: str | None, dry: DryPenalty | None, predicted: Sequence[int]
     ) -> GenerationCall:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
         field = self._prompt_field
@@ -187,7 +184,8 @@ class Answer:
             salt=self._request.salt,
             retention_s=self._request.retention_s,
             priority=self._request.priority,
-            timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()),
+            timeout_s=self._left_s(),
+            prediction_ids=pack_ids(predicted),
             usage=UsageTag(
                 self._request.request_id,
                 self._request.tenant,
@@ -320,7 +318,7 @@ class Answer:
 
     def _refusal(self, verdict: Verdict) -> tuple[Started, Finished]:
         num_prompt = len(self._prompt_ids)
-        self._count_end(EndReason.CONTENT_FILTER, 0)
+        self._end(EndReason.CONTENT_FILTER, 0)
         return (
             Started(num_prompt_tokens=num_prompt, num_cached_tokens=0, fingerprint=self._fingerprint()),
             Finished(
@@ -347,7 +345,7 @@ class Answer:
             reason = EndReason.LENGTH
         else:
             raise EngineError("The engine aborted the request.")
-        self._count_end(reason, text.num_tokens)
+        self._end(reason, text.num_tokens)
         return Finished(
             reason=reason,
             num_prompt_tokens=len(self._prompt_ids),
@@ -361,17 +359,10 @@ class Answer:
             moderation=moderation,
         )
 
-    def _count_end(self, reason: EndReason, num_tokens: int) -> None:
+    def _end(self, reason: EndReason, num_tokens: int) -> None:
         # Record what the client is told: tokens after a stop string are not billed.
         self._recorder.timeline.num_tokens = num_tokens
         self._recorder.end(reason.value)
-        self._metrics.count_end(
-            self._model.config.name,
-            reason.value,
-            num_prompt_tokens=len(self._prompt_ids),
-            num_tokens=num_tokens,
-            took_s=self._clock() - self._arrived_s,
-        )
 
 
 def _deltas(parts: AnswerParts | HarmonyParts, text: str, handler: StreamHandler) -> Iterator[TextDelta]:

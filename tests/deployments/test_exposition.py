@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.exposition import join, write
 from deployments.metrics import GatewayMetrics
+from deployments.timeline import Timeline
 
 
 def counter(engine: str, value: float) -> CounterMetricFamily:
@@ -28,7 +29,7 @@ def test_a_family_without_samples_is_told_of() -> None:
 
 def test_when_a_counter_began_is_not_told_and_every_sample_has_its_gateway() -> None:
     metrics = GatewayMetrics()
-    metrics.count_end("sql", "stop", num_prompt_tokens=3, num_tokens=5, took_s=0.2)
+    metrics.count_answer(Timeline(request_id="r", model="sql", base="sql", arrived_unix_s=0.0, outcome="stop"))
     found = [*text_string_to_metric_families(join([metrics.text("g")]).decode())]
     samples = [sample for family in found for sample in family.samples]
     assert not [sample for sample in samples if sample.name.endswith("_created")]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from deployments.exposition import join, write
 from deployments.generation import READY, HealthReport
 from deployments.metrics import GatewayMetrics, readiness
@@ -11,7 +13,6 @@ def answered(metrics: GatewayMetrics, model: str) -> None:
     metrics.count_first_token("chat", 0.1)
     metrics.count_tokens("chat", 2, 0.1)
     metrics.count_resumption("chat")
-    metrics.count_end("chat", "stop", num_prompt_tokens=3, num_tokens=5, took_s=0.2)
     for outcome in ("stop", "EngineError"):
         timeline = Timeline(request_id="r", model=model, base="chat", arrived_unix_s=0.0, outcome=outcome)
         timeline.first_token_s = 0.1
@@ -58,6 +59,15 @@ def test_where_every_answer_misses_its_objectives_the_share_that_does_can_be_tol
     metrics.count_answer(late)
     assert 'antiphon:slo_met_total{gateway="g",model_name="chat"} 0.0' in lines(metrics)
     assert 'antiphon:slo_violated_total{gateway="g",model_name="chat",objective="e2e"} 1.0' in lines(metrics)
+
+
+@pytest.mark.parametrize(("operation", "outcome"), [("embeddings", "stop"), ("chat", "cancelled"), ("chat", "stop")])
+def test_only_generations_that_ended_well_are_successes(operation: str, outcome: str) -> None:
+    metrics = GatewayMetrics()
+    ended = Timeline(request_id="r", model="m", base="m", operation=operation, arrived_unix_s=0.0, outcome=outcome)
+    metrics.count_answer(ended)
+    is_told = any(line.startswith("vllm:request_success_total{") for line in lines(metrics))
+    assert is_told == ((operation, outcome) == ("chat", "stop"))
 
 
 def test_what_health_says_is_told_in_numbers() -> None:
