@@ -15,14 +15,18 @@ from dataclasses import replace
 
 from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
-from deployments.gateway.answer_room import answer_room
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.gateway.answer_shape import AnswerParts, AnswerShape, shape_of
-from deployments.gateway.predicted import prediction_ids
 from deployments.gateway.resumption import Resumption
-from deployments.gateway.served_model import ServedModel, check_vocabulary
-from deployments.gateway.token_masks import check_some_are_left, check_token_ids
-from deployments.gateway.token_scores import check_prompt_scores, scored, scored_prompt
+from deployments.gateway.served_model import ServedModel
+from deployments.gateway.token_checks import (
+    answer_room,
+    check_prompt_scores,
+    check_some_are_left,
+    check_token_ids,
+    check_vocabulary,
+)
+from deployments.gateway.token_scores import scored, scored_prompt
 from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import (
     ChatPrompt,
@@ -98,7 +102,7 @@ class Answer:
             async with asyncio.timeout(self._left_s()):
                 with self._recorder.stage("tokenize"):
                     self._prompt_ids, predicted = await side_by_side(
-                        (self._encode(), prediction_ids(self._model, self._request.prediction, self._flow))
+                        (self._encode(), self._model.prediction_ids(self._request.prediction, self._flow))
                     )
                 self._recorder.timeline.num_prompt_tokens = len(self._prompt_ids)
                 # Only a reasoning model needs to know how the prompt ends.

@@ -16,7 +16,8 @@ import numpy as np
 from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
 from deployments.errors import ReplicaLostError
-from deployments.gateway.served_model import ServedModel, check_vocabulary
+from deployments.gateway.served_model import ServedModel
+from deployments.gateway.token_checks import check_vocabulary
 from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids

@@ -39,8 +39,9 @@ from deployments.gateway.front_gate import FrontGate
 from deployments.gateway.inside import answer_inside
 from deployments.gateway.overview import Overview
 from deployments.gateway.resumption import TokenSource
-from deployments.gateway.served_model import ServedModel, check_vocabulary
+from deployments.gateway.served_model import ServedModel
 from deployments.gateway.served_names import ServedNames, Target
+from deployments.gateway.token_checks import check_vocabulary
 from deployments.gateway.verdicts import Verdicts
 from deployments.generation import (
     ChatPrompt,

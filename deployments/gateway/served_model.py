@@ -10,7 +10,8 @@ from typing import Any
 from deployments.config import ModelConfig
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.resumption import TokenSource
-from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
+from deployments.gateway.token_checks import check_vocabulary
+from deployments.generation import PREDICTION_FIELD, ChatPrompt, GenerationRequest, TextPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.room import Room
 from deployments.tokenizer.text_codec import TextCodec
@@ -46,20 +47,29 @@ class ServedModel:
         async with self.room.place(flow):
             return await patiently(partial(self.encode, prompt), INPUT_PATIENCE_S)
 
+    async def prediction_ids(self, text: str, flow: Hashable) -> Sequence[int]:
+        """Return the token ids of a predicted output, which the engine may use as draft tokens; empty for no text.
+
+        Raises:
+            RequestError: it is longer than the context, or cannot be encoded for this model.
+            UnavailableError: the tokenizer cannot be reached.
+        """
+        if not text:
+            return ()
+        field, limit = PREDICTION_FIELD, self.config.max_model_len
+        try:
+            token_ids = await self.encode_patiently(TextPrompt(text=text, has_special_tokens=False), flow)
+        except RequestError as error:
+            raise RequestError(f"'{field}' is refused: {error.message}", field=field) from None
+        check_vocabulary(token_ids, self.config.vocab_size, field=field)
+        if len(token_ids) > limit:
+            raise RequestError(
+                f"'{field}' has {len(token_ids)} tokens, but this model's maximum context length is {limit} tokens.",
+                field=field,
+            )
+        return token_ids
+
     def closed(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with sampling parameters that it leaves open set to the model's defaults."""
         defaults: dict[str, Any] = {n: value for n, value in self.config.sampling.items() if n in request.open_params}
         return replace(request, params=replace(request.params, **defaults)) if defaults else request
-
-
-def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:
-    """Check that all token ids are within a model's vocabulary.
-
-    Raises:
-        RequestError: one is not; names the field and the id.
-    """
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise RequestError(
-            f"'{field}' has the token id {wrong}; those of this model are from 0 to {vocab_size - 1}.", field=field
-        )

@@ -1,34 +1,14 @@
-"""Log-probabilities with the tokens as text, and the bound on how many are returned for a prompt."""
+"""Log-probabilities with the tokens as text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from deployments.generation import GenerationRequest, TokenScore
-from engine.errors import RequestError
+from deployments.generation import TokenScore
 from engine.request import TokenLogprobs
 
 Spelling = Callable[[int], bytes]
 """Maps a token id to its bytes, as `deployments.tokenizer.token_pieces.TokenPieces` does."""
-MAX_PROMPT_SCORES = 65_536
-"""They come all at once, and with their headers must fit into a stream's unread buffer (1 MiB by default)."""
-
-
-def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
-    """Check that a request does not ask for too many log-probabilities of its prompt.
-
-    Raises:
-        RequestError: it does.
-    """
-    num_top = request.params.num_prompt_logprobs
-    if num_top is None or (num_top + 1) * num_prompt_tokens <= MAX_PROMPT_SCORES:
-        return
-    field = "logprobs" if request.echoes else "prompt_logprobs"
-    raise RequestError(
-        f"'{field}' asks for {num_top + 1} log-probabilities of each of the prompt's {num_prompt_tokens} tokens; "
-        f"at most {MAX_PROMPT_SCORES} are returned for one prompt.",
-        field=field,
-    )
 
 
 def scored(

@@ -1,15 +1,87 @@
-"""What a request says of single tokens: that the model has them, and that some may be drawn. Pure."""
+"""What a request asks of tokens: that the model has them, that they fit, and that some may be drawn. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deployments.gateway.served_model import check_vocabulary
+from deployments.generation import GenerationRequest
 from engine.errors import RequestError
 from engine.request import SamplingParams
 
 MAX_NAMED = 8
 """Tokens that an error names."""
+MAX_PROMPT_SCORES = 65_536
+"""They come all at once, and with their headers must fit into a stream's unread buffer (1 MiB by default)."""
+
+
+def answer_room(request: GenerationRequest, num_prompt: int, limit: int, *, field: str) -> int:
+    """Return how many tokens the answer may have.
+
+    Args:
+        limit: the model's context length in tokens.
+        field: the request field that holds the prompt.
+
+    Raises:
+        RequestError: the prompt alone, or prompt and answer together, exceed the context.
+    """
+    asked = request.max_tokens
+    if asked is not None and request.clips_max_tokens:
+        if num_prompt >= limit:
+            # Coding agents recognize this wording of Anthropic's and compact the conversation.
+            raise _too_long(
+                f"'{field}': prompt is too long: {num_prompt} tokens > {limit - 1} maximum. This model's maximum "
+                f"context length is {limit} tokens, of the prompt and the completion together.",
+                field,
+            )
+        asked = min(asked, limit - num_prompt)
+    if num_prompt < limit <= (asked or 1):
+        name = request.max_tokens_field
+        raise _too_long(
+            f"'{name}' is {asked}, but this model's maximum context length is {limit} tokens, of the prompt and "
+            "the completion together.",
+            name,
+        )
+    if num_prompt + (asked or 1) > limit:
+        raise _too_long(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{num_prompt + (asked or 1)} tokens ({num_prompt} in '{field}', {asked or 1} in the completion).",
+            field,
+        )
+    return asked or limit - num_prompt
+
+
+def _too_long(message: str, field: str) -> RequestError:
+    return RequestError(message, field=field, code="context_length_exceeded")
+
+
+def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
+    """Check that a request does not ask for too many log-probabilities of its prompt.
+
+    Raises:
+        RequestError: it does.
+    """
+    num_top = request.params.num_prompt_logprobs
+    if num_top is None or (num_top + 1) * num_prompt_tokens <= MAX_PROMPT_SCORES:
+        return
+    field = "logprobs" if request.echoes else "prompt_logprobs"
+    raise RequestError(
+        f"'{field}' asks for {num_top + 1} log-probabilities of each of the prompt's {num_prompt_tokens} tokens; "
+        f"at most {MAX_PROMPT_SCORES} are returned for one prompt.",
+        field=field,
+    )
+
+
+def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:
+    """Check that all token ids are within a model's vocabulary.
+
+    Raises:
+        RequestError: one is not; names the field and the id.
+    """
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise RequestError(
+            f"'{field}' has the token id {wrong}; those of this model are from 0 to {vocab_size - 1}.", field=field
+        )
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -1,12 +1,29 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from deployments.gateway.token_masks import check_some_are_left, check_token_ids
+from deployments.channel.token_frames import payload_bytes
+from deployments.config import ChannelConfig
+from deployments.gateway.token_checks import (
+    MAX_PROMPT_SCORES,
+    answer_room,
+    check_prompt_scores,
+    check_some_are_left,
+    check_token_ids,
+)
+from deployments.generation import GenerationRequest, TextPrompt
 from engine.errors import RequestError
-from engine.request import SamplingParams
+from engine.request import Emission, RequestId, SamplingParams, TokenLogprobs
 
 EOS = (2,)
+LIMIT = 64
+
+
+def asking(num_prompt_logprobs: int | None = None, **asked: Any) -> GenerationRequest:
+    params = SamplingParams(max_tokens=1, num_prompt_logprobs=num_prompt_logprobs)
+    return GenerationRequest(request_id="r", model="m", prompt=TextPrompt(text="x"), params=params, **asked)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +93,52 @@ def test_tokens_that_the_model_has_not_are_refused(params: SamplingParams, field
     with pytest.raises(RequestError) as refused:
         check_token_ids(params, vocab_size=9)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "asked", "expected"),
+    [
+        (60, {}, 4),
+        (60, {"max_tokens": 4}, 4),
+        (60, {"max_tokens": 100, "clips_max_tokens": True}, 4),
+        (60, {"max_tokens": 2, "clips_max_tokens": True}, 2),
+        (63, {"max_tokens": 100, "clips_max_tokens": True}, 1),
+    ],
+)
+def test_an_answer_has_what_is_asked_for_or_what_is_left(num_prompt: int, asked: dict[str, Any], expected: int) -> None:
+    assert answer_room(asking(**asked), num_prompt, LIMIT, field="messages") == expected
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "asked", "field", "said"),
+    [
+        (64, {}, "messages", r"maximum context length is 64 tokens\. However, you requested 65"),
+        (60, {"max_tokens": 5}, "messages", r"65 tokens \(60 in 'messages', 5 in the completion\)"),
+        (60, {"max_tokens": 64}, "max_tokens", "'max_tokens' is 64, but this model's maximum context length is 64"),
+        # Claude Code looks for these words, and makes the conversation shorter.
+        (64, {"max_tokens": 9, "clips_max_tokens": True}, "messages", "prompt is too long: 64 tokens > 63 maximum"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_field_and_bound(
+    num_prompt: int, asked: dict[str, Any], field: str, said: str
+) -> None:
+    with pytest.raises(RequestError, match=said) as refused:
+        answer_room(asking(**asked), num_prompt, LIMIT, field="messages")
+    assert (refused.value.field, refused.value.code) == (field, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 20])
+def test_as_many_as_can_be_told_fit_into_what_a_stream_may_leave_unread(num_top: int) -> None:
+    entry = TokenLogprobs(-1.0, ((1, -1.0),) * num_top)
+    entries = (entry,) * (MAX_PROMPT_SCORES // (num_top + 1))
+    emission = Emission(request_id=RequestId("r" * 64), token_ids=(1,), prompt_logprobs=entries)
+    assert payload_bytes(emission) < ChannelConfig(secret=b"").max_buffered_bytes
+
+
+def test_more_than_can_be_told_are_refused_by_the_field_that_asks() -> None:
+    check_prompt_scores(asking(None), 10**9)
+    check_prompt_scores(asking(0), MAX_PROMPT_SCORES)
+    for echoes, field in ((False, "prompt_logprobs"), (True, "logprobs")):
+        with pytest.raises(RequestError, match=str(MAX_PROMPT_SCORES)) as caught:
+            check_prompt_scores(asking(20, echoes=echoes), MAX_PROMPT_SCORES // 21 + 1)
+        assert caught.value.field == field
