@@ -46,16 +46,6 @@ class _Generation:
     unread: asyncio.Queue[Emission | GenerationResult] = field(default_factory=asyncio.Queue)
     num_tokens: int = 0
 
-    @property
-    def reply_to(self) -> TokenAddress | None:
-        """The gateway that its tokens go to."""
-        return self.call.reply_to
-
-    @property
-    def adapter(self) -> AdapterDigest | None:
-        """The adapter that it uses, or None for the base model."""
-        return None if self.call.adapter is None else self.call.adapter.digest
-
 
 class ReplicaServer:
     """Serves the generations of one engine; a plain class that the actor inherits from.
@@ -141,7 +131,7 @@ class ReplicaServer:
     def forget_gateway(self, address: TokenAddress) -> None:
         """Free all requests of a gateway that is gone: its calls may never be canceled."""
         self._reporter.forget(address)
-        left = [g for g in self._generations.values() if g.reply_to == address and not g.ended.done()]
+        left = [g for g in self._generations.values() if g.call.reply_to == address and not g.ended.done()]
         if self._orphans is not None:
             self._orphans.gateway_lost(address, [(generation.call, generation.num_tokens) for generation in left])
         for generation in left:
@@ -169,7 +159,11 @@ class ReplicaServer:
         """
         last_s = time.monotonic() + SETTLE_S
         while True:
-            using = [g for g in self._generations.values() if g.adapter == digest and not g.ended.done()]
+            using = [
+                g
+                for g in self._generations.values()
+                if g.call.adapter is not None and g.call.adapter.digest == digest and not g.ended.done()
+            ]
             leaving = [g.ended for g in using if g.opened_s <= last_s]
             if leaving:
                 await asyncio.wait(leaving)
@@ -244,8 +238,8 @@ class ReplicaServer:
                 begun.add(emission.request_id)
             generation.num_tokens += len(emission.token_ids)
             fault = self._fault(emission)
-            if generation.reply_to is not None:
-                by_gateway.setdefault(generation.reply_to, []).append(emission)
+            if (address := generation.call.reply_to) is not None:
+                by_gateway.setdefault(address, []).append(emission)
             elif fault is None:
                 generation.unread.put_nowait(emission)
             if emission.finish_reason is not None:
