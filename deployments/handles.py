@@ -18,8 +18,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from adapters.catalogue import Catalogue
-from adapters.identity import AdapterDigest
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
@@ -36,7 +34,6 @@ _logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 5.0
 """About as long as it takes to notice that a replica has died and to start another one."""
 TELL_TIMEOUT_S = 5.0
-RELEASE_TIMEOUT_S = 600.0
 LAST_FRAME_TIMEOUT_S = 10.0
 """A replica sends its last frame before its call returns; a frame later than this is lost."""
 
@@ -227,21 +224,3 @@ async def hear_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s:
         message = f"Not every replica of {handle.deployment_name} has answered within {timeout_s:g} seconds."
         raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
     return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-
-async def until_unused(gateways: DeploymentHandle, digest: AdapterDigest) -> list[str]:
-    """Wait until no gateway has answers that use an adapter, and return the names of the gateways that were asked.
-
-    A request may have reached no replica yet, or be between two of them: only its gateway knows that it has not ended.
-    """
-    return await ask_all(gateways, "until_unused", digest, timeout_s=RELEASE_TIMEOUT_S)
-
-
-async def release_adapter(replicas: DeploymentHandle, digest: AdapterDigest) -> list[int]:
-    """Have every replica forget an adapter once its requests have ended; return the bytes freed on each."""
-    return await ask_all(replicas, "release_adapter", digest, timeout_s=RELEASE_TIMEOUT_S)
-
-
-async def tell_gateways(gateways: DeploymentHandle, catalogue: Catalogue) -> list[str]:
-    """Push a change of the adapters' names to the gateways and return the names of those that it has reached."""
-    return await ask_all(gateways, "adopt", catalogue, timeout_s=TELL_TIMEOUT_S)

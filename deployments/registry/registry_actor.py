@@ -26,7 +26,7 @@ from adapters.sources import AdapterSources
 from adapters.store import AdapterStore, StoreTakenError
 from deployments.actor_process import begin_actor
 from deployments.config import GATEWAY, RegistryConfig, model_deployment
-from deployments.handles import release_adapter, tell_gateways, until_unused
+from deployments.handles import TELL_TIMEOUT_S, ask_all
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import Displaced, RegistryServer
 from deployments.registry.followers import Followers
@@ -40,6 +40,7 @@ NUM_LOCK_TRIES, NUM_LOCK_TRIES_IN_ROLLOUT = 25, 300
 """How often a registry tries to lock a store that another server, or another build of its own, has. In a rollout it
 starts while its predecessor finishes what it has begun, for which Serve gives that 20 s."""
 CONFIRM_POLL_S = 0.02
+RELEASE_TIMEOUT_S = 600.0
 
 
 class Registry:
@@ -131,11 +132,12 @@ class Registry:
         except KeyError:
             # The base model is not in the configuration any more.
             return []
-        asked = await until_unused(self._handle(GATEWAY), ref.digest)
+        # A request may have reached no replica yet, or be between two of them: its gateway knows that it has not ended.
+        asked = await ask_all(self._handle(GATEWAY), "until_unused", ref.digest, timeout_s=RELEASE_TIMEOUT_S)
         # A gateway that is draining is not in the handle.
         while self._followers.use(ref.digest, but=asked):
             await asyncio.sleep(CONFIRM_POLL_S)
-        return await release_adapter(replicas, ref.digest)
+        return await ask_all(replicas, "release_adapter", ref.digest, timeout_s=RELEASE_TIMEOUT_S)
 
     async def _tell(self) -> None:
         """Send the current catalogue to the gateways, and wait until each has it.
@@ -149,7 +151,7 @@ class Registry:
             if self._told is not None and self._told.revision >= wanted.revision:
                 return
             told = self._server.catalogue
-            for gateway in await tell_gateways(self._handle(GATEWAY), told):
+            for gateway in await ask_all(self._handle(GATEWAY), "adopt", told, timeout_s=TELL_TIMEOUT_S):
                 self._followers.confirm(gateway, told.store, told.revision)
             while not self._followers.have(told):
                 await asyncio.sleep(CONFIRM_POLL_S)
