@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,10 @@ def _text(family: Metric) -> FamilyText:
     return FamilyText(head=about + b"\n" + kind + b"\n", lines=lines)
 
 
-class _Collected(CollectorRegistry):
-    """A registry of one family that was collected elsewhere."""
+class _Collected(NamedTuple):
+    """A collector of one family that was collected elsewhere."""
 
-    def __init__(self, family: Metric) -> None:
-        super().__init__()
-        self._family = family
+    family: Metric
 
     def collect(self) -> Iterable[Metric]:
-        """Return the family unchanged."""
-        return iter([self._family])
+        return iter([self.family])

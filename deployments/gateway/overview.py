@@ -36,13 +36,17 @@ class Overview:
     Args:
         models: handle of each base model's deployment, by name.
         parts: handles of other deployments that answers need; None for parts that run in the gateways' own processes.
+
+    Attributes:
+        health: reports whether every part that an answer needs has a replica that makes progress.
+        metrics: returns the metrics of all gateways and engines, and readiness, in Prometheus text format.
     """
 
     def __init__(self, models: Mapping[str, DeploymentHandle], parts: Mapping[str, DeploymentHandle | None]) -> None:
         self._models = models
         self._parts = {name: handle for name, handle in parts.items() if handle is not None}
-        self._health = SharedCall(self._ask_health)
-        self._metrics = SharedCall(self._ask_metrics)
+        self.health = SharedCall(self._ask_health).result
+        self.metrics = SharedCall(self._ask_metrics).result
 
     async def until_parts_answer(self) -> None:
         """Wait until each part has a replica that answers, for up to `PARTS_START_S`.
@@ -52,14 +56,6 @@ class Overview:
         with suppress(TimeoutError):
             async with asyncio.timeout(PARTS_START_S):
                 await asyncio.gather(*map(_until_answered, self._parts.values()))
-
-    async def health(self) -> HealthReport:
-        """Report whether every part that an answer needs has a replica that makes progress."""
-        return await self._health.result()
-
-    async def metrics(self) -> bytes:
-        """Return the metrics of all gateways and engines, and readiness, in Prometheus text format."""
-        return await self._metrics.result()
 
     async def _ask_health(self) -> HealthReport:
         states = iter(await asyncio.gather(*map(_state, (*self._models.values(), *self._parts.values()))))
