@@ -1,11 +1,13 @@
 """Encode the output of an engine step for all requests of one gateway as one frame. Pure: struct, no pickle.
 
-All integers are little-endian. A frame and its emissions:
+All numbers are little-endian. A frame and its emissions:
 
     frame     length u32 (bytes that follow) | magic b"AF" | version u8 | reserved u8 = 0 | count u32 | emission * count
     emission  id length u16 | error length u16 (0xffff: none) | cached tokens u32 | accepted u32 | rejected u32
               | token count u32 | finish u8 | bytes of log-probabilities u32 | of the prompt's u32
-              | id (UTF-8) | token ids i32 * count | log-probabilities, the prompt's (`logprob_bytes`) | error (UTF-8)
+              | id (UTF-8) | token ids i32 * count | log-probabilities, the prompt's | error (UTF-8)
+    log-probabilities, with no count in front:
+              (top tokens u16 | logprob f32 | rank u32 | (token id i32 | logprob f32) * top tokens) * entries
 
 Example: request "r1" samples token 7 and ends by length; three prompt tokens came from the prefix cache; 47 bytes:
 
@@ -19,8 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from deployments.channel.logprob_bytes import pack_logprobs, unpack_logprobs
-from engine.request import Emission, FinishReason, RequestId
+from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 
 MAGIC = b"AF"
 VERSION = 3
@@ -31,6 +32,8 @@ LENGTH = struct.Struct("<I")
 
 _HEADER = struct.Struct("<2sBBI")
 _EMISSION = struct.Struct("<HHIIIIBII")
+_LOGPROBS = struct.Struct("<HfI")
+_TOP = struct.Struct("<if")
 _FINISH_CODES: dict[FinishReason | None, int] = {
     None: 0,
     FinishReason.STOP: 1,
@@ -146,7 +149,7 @@ def _emission_parts(emission: Emission) -> tuple[bytes, ...]:
     error_text = b"" if emission.error is None else _clipped(emission.error)
     try:
         token_ids = struct.pack(f"<{len(emission.token_ids)}i", *emission.token_ids)
-        logprobs, prompt_logprobs = pack_logprobs(emission.logprobs), pack_logprobs(emission.prompt_logprobs)
+        logprobs, prompt_logprobs = _packed(emission.logprobs), _packed(emission.prompt_logprobs)
         head = _EMISSION.pack(
             len(request_id),
             _NO_ERROR if emission.error is None else len(error_text),
@@ -189,11 +192,6 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
         error = body[error_start:end].decode() if has_error else None
     except UnicodeDecodeError as fault:
         raise FrameError("a text in a frame is not UTF-8") from fault
-    try:
-        logprobs = unpack_logprobs(body[logprobs_start:prompt_start]) if num_scored else ()
-        prompt_logprobs = unpack_logprobs(body[prompt_start:error_start]) if num_prompt else ()
-    except ValueError as fault:
-        raise FrameError(str(fault)) from fault
     emission = Emission(
         request_id=RequestId(request_id),
         token_ids=token_ids,
@@ -201,8 +199,8 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
         num_cached_tokens=counts[0],
         num_accepted=counts[1],
         num_rejected=counts[2],
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        logprobs=_unpacked(body[logprobs_start:prompt_start]) if num_scored else (),
+        prompt_logprobs=_unpacked(body[prompt_start:error_start]) if num_prompt else (),
         error=error,
     )
     return emission, end
@@ -211,3 +209,27 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
 def _clipped(text: str) -> bytes:
     encoded = text.encode("utf-8", "replace")
     return encoded if len(encoded) <= MAX_ERROR_BYTES else encoded[:MAX_ERROR_BYTES].decode("utf-8", "ignore").encode()
+
+
+def _packed(entries: Sequence[TokenLogprobs]) -> bytes:
+    parts = []
+    for entry in entries:
+        parts.append(_LOGPROBS.pack(len(entry.top), entry.logprob, entry.rank))
+        parts.extend(_TOP.pack(*pair) for pair in entry.top)
+    return b"".join(parts)
+
+
+def _unpacked(packed: bytes) -> tuple[TokenLogprobs, ...]:
+    entries = []
+    offset = 0
+    while offset < len(packed):
+        if offset + _LOGPROBS.size > len(packed):
+            raise FrameError("log-probabilities end within the head of an entry")
+        num_top, logprob, rank = _LOGPROBS.unpack_from(packed, offset)
+        offset += _LOGPROBS.size
+        end = offset + num_top * _TOP.size
+        if end > len(packed):
+            raise FrameError("log-probabilities end within an entry")
+        entries.append(TokenLogprobs(logprob, tuple(_TOP.iter_unpack(packed[offset:end])), rank))
+        offset = end
+    return tuple(entries)

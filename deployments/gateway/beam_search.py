@@ -43,6 +43,10 @@ class BeamSearch:
     Args:
         ends: token ids that end a continuation.
         num_top: how many of the likeliest tokens to keep for each position of a continuation.
+
+    Attributes:
+        open: the beams to expand, likeliest first; empty once the search is over.
+        found: the best finished beams so far, best first.
     """
 
     def __init__(
@@ -53,18 +57,8 @@ class BeamSearch:
         self._length_penalty = length_penalty
         self._ends = ends
         self._num_top = num_top
-        self._open = [Beam()]
-        self._found: list[Beam] = []
-
-    @property
-    def open(self) -> Sequence[Beam]:
-        """The beams to expand, likeliest first; empty once the search is over."""
-        return self._open
-
-    @property
-    def found(self) -> Sequence[Beam]:
-        """The best finished beams so far, best first."""
-        return self._found
+        self.open = [Beam()]
+        self.found: list[Beam] = []
 
     @property
     def num_expansions(self) -> int:
@@ -74,17 +68,17 @@ class BeamSearch:
     def advance(self, expansions: Sequence[TokenLogprobs]) -> None:
         """Advance by one token, given one expansion for each beam of `open`."""
         grown = chain.from_iterable(
-            beam.grown(expansion, self._num_top) for beam, expansion in zip(self._open, expansions, strict=True)
+            beam.grown(expansion, self._num_top) for beam, expansion in zip(self.open, expansions, strict=True)
         )
         likeliest = nlargest(self.num_expansions, grown, key=lambda beam: beam.logprob)
         ended = [beam for beam in likeliest[: self._width] if self._has_ended(beam)]
-        self._found = nlargest(self._width, [*self._found, *ended], key=self._score)
-        self._open = [beam for beam in likeliest if not self._has_ended(beam)][: self._width]
-        if len(self._found) == self._width and not self._can_improve():
-            self._open = []
+        self.found = nlargest(self._width, [*self.found, *ended], key=self._score)
+        self.open = [beam for beam in likeliest if not self._has_ended(beam)][: self._width]
+        if len(self.found) == self._width and not self._can_improve():
+            self.open = []
 
     def _can_improve(self) -> bool:
-        return bool(self._open) and self._score(self._open[0]) > self._score(self._found[-1])
+        return bool(self.open) and self._score(self.open[0]) > self._score(self.found[-1])
 
     def _has_ended(self, beam: Beam) -> bool:
         return beam.token_ids[-1] in self._ends or len(beam.token_ids) == self._max_tokens

@@ -18,7 +18,11 @@ from deployments.generation import Verdict
 
 
 class OutputScreen:
-    """The windows of one answer. Verdicts must arrive in the order of the windows."""
+    """The windows of one answer. Verdicts must arrive in the order of the windows.
+
+    Attributes:
+        flagged: the hazards of the window that ended the text; empty if none did.
+    """
 
     def __init__(self, *, window_chars: int, overlap_chars: int) -> None:
         self._window_chars = window_chars
@@ -26,18 +30,13 @@ class OutputScreen:
         self._held = ""
         self._next_window = 0  # start of the next window, relative to the start of the held text
         self._awaited: deque[int] = deque()  # characters to release for each window with a pending verdict
-        self._flagged: tuple[str, ...] = ()
+        self.flagged: tuple[str, ...] = ()
         self._is_closed = False
-
-    @property
-    def flagged(self) -> tuple[str, ...]:
-        """The hazards of the window that ended the text; empty if none did."""
-        return self._flagged
 
     def feed(self, text: str) -> tuple[str, ...]:
         """Append text and return the windows that are now full, to be judged."""
         assert not self._is_closed, "text after the end"
-        if self._flagged:
+        if self.flagged:
             return ()
         self._held += text
         windows = []
@@ -51,7 +50,7 @@ class OutputScreen:
     def close(self) -> tuple[str, ...]:
         """End the text and return its last window, to be judged; nothing if no text is held."""
         self._is_closed = True
-        if self._flagged or not self._held:
+        if self.flagged or not self._held:
             return ()
         last = self._held[self._next_window :]
         self._awaited.append(len(last))
@@ -61,10 +60,10 @@ class OutputScreen:
     def release(self, verdict: Verdict) -> str:
         """Apply the verdict on the oldest pending window and return the text that may be sent now."""
         num_chars = self._awaited.popleft()
-        if verdict.flagged and not self._flagged:
-            self._flagged = verdict.flagged
+        if verdict.flagged and not self.flagged:
+            self.flagged = verdict.flagged
             self._held = ""
-        if self._flagged:
+        if self.flagged:
             return ""
         text, self._held = self._held[:num_chars], self._held[num_chars:]
         self._next_window -= num_chars

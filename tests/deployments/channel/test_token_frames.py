@@ -46,6 +46,7 @@ def test_the_example_in_the_documentation_is_a_frame() -> None:
         emission(num_cached_tokens=1 << 32),
         emission(num_accepted=-1),
         emission(num_rejected=1 << 32),
+        emission(logprobs=(TokenLogprobs(0.0, ((1 << 31, 0.0),)),)),
     ],
 )
 def test_an_emission_out_of_bounds_does_not_get_into_a_frame(wrong: Emission) -> None:
@@ -140,9 +141,10 @@ def test_log_probabilities_travel_with_their_tokens() -> None:
     assert coalesce([sent, sent])[0].logprobs == sent.logprobs * 2
 
 
-def test_log_probabilities_that_end_too_early_are_refused() -> None:
+@pytest.mark.parametrize(("num_top", "place"), [(2, "an entry"), (0, "the head of an entry")])
+def test_log_probabilities_that_end_too_early_are_refused(num_top: int, place: str) -> None:
     frame = bytearray(encode_frame([emission(logprobs=(TokenLogprobs(-0.5, ((7, -0.5),)),))])[4:])
-    # One more likeliest token than there are bytes for.
-    frame[-18] += 1
-    with pytest.raises(FrameError, match="end within an entry"):
+    # One likeliest token more or less than there are bytes for.
+    frame[-18] = num_top
+    with pytest.raises(FrameError, match=f"end within {place}"):
         decode_body(bytes(frame))

@@ -10,7 +10,7 @@ from deployments.channel.token_frames import (
     decode_length,
     encode_frame,
 )
-from engine.request import Emission, FinishReason, RequestId
+from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 
 EMISSIONS = st.lists(
     st.builds(
@@ -23,16 +23,29 @@ EMISSIONS = st.lists(
     ),
     max_size=8,
 )
+LOGPROBS = st.floats(width=32, allow_nan=False, max_value=0)
+ENTRIES = st.lists(
+    st.builds(
+        TokenLogprobs,
+        LOGPROBS,
+        st.lists(st.tuples(st.integers(0, 2**31 - 1), LOGPROBS), max_size=5).map(tuple),
+        st.integers(1, 2**31),
+    ),
+    max_size=6,
+).map(tuple)
+SCORED = st.builds(Emission, request_id=st.just(RequestId("r")), logprobs=ENTRIES, prompt_logprobs=ENTRIES).map(
+    lambda emission: [emission]
+)
 
 
-@given(EMISSIONS)
+@given(EMISSIONS | SCORED)
 def test_what_goes_in_comes_out(emissions: list[Emission]) -> None:
     frame = encode_frame(emissions)
     assert decode_length(frame[:4]) == len(frame) - 4
     assert decode_body(frame[4:]) == tuple(emissions)
 
 
-@given(EMISSIONS, st.data())
+@given(EMISSIONS | SCORED, st.data())
 def test_a_frame_that_is_cut_short_is_refused(emissions: list[Emission], data: st.DataObject) -> None:
     body = encode_frame(emissions)[4:]
     place = data.draw(st.integers(0, len(body) - 1))
