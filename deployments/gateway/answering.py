@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -74,7 +74,6 @@ class Answer:
         max_resumes: int,
         metrics: GatewayMetrics,
         recorder: Recorder,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._request = request
         self._model = model
@@ -84,8 +83,7 @@ class Answer:
         self._max_resumes = max_resumes
         self._metrics = metrics
         self._recorder = recorder
-        self._clock = clock
-        self._arrived_s = clock()
+        self._arrived_s = time.monotonic()
         self._deadline_s = None if request.timeout_s is None else self._arrived_s + request.timeout_s
         self._prompt_ids: Sequence[int] = ()
 
@@ -130,7 +128,7 @@ class Answer:
             return await anext(events, None)
 
     def _left_s(self) -> float | None:
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock())
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
 
     async def _encode(self) -> Sequence[int]:
         prompt = self._request.prompt
@@ -229,7 +227,6 @@ class Answer:
             max_resumes=self._max_resumes,
             on_attempt=self._recorder.note_attempt,
             on_resume=lambda: self._metrics.count_resumption(base),
-            clock=self._clock,
         )
         text, parts, hidden = self._stream_handler(shape), shape.parts(), shape.hidden
         last_s: float | None = None
@@ -313,7 +310,7 @@ class Answer:
         )
 
     def _measure(self, num_tokens: int, last_s: float | None) -> float:
-        now_s = self._clock()
+        now_s = time.monotonic()
         if last_s is None:
             self._metrics.count_first_token(self._model.config.name, now_s - self._arrived_s)
         elif num_tokens:

@@ -59,20 +59,18 @@ class Resumption:
         max_resumes: int,
         on_attempt: Callable[[RequestId], None] = lambda _: None,
         on_resume: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._call = call
         self._max_resumes = max_resumes
         self._on_attempt = on_attempt
         self._on_resume = on_resume
-        self._clock = clock
         self._token_ids: list[int] = []
         self._num_cached_tokens = 0
         # Accepted and rejected draft tokens: in total, and on the lost replicas alone.
         self._counted = self._counted_before = (0, 0)
         self._lost_at_s: float | None = None
-        self._started_s = clock()
+        self._started_s = time.monotonic()
 
     async def tokens(self) -> AsyncGenerator[Emission, None]:
         """Yield the output of all attempts together; closing the iterator frees the request.
@@ -94,7 +92,7 @@ class Resumption:
                     raise
                 num_resumes += 1
                 _logger.warning("a replica was lost after %d tokens (%s)", len(self._token_ids), error)
-                self._lost_at_s = self._clock()
+                self._lost_at_s = time.monotonic()
                 self._counted_before = self._counted
                 if len(self._token_ids) >= self._call.params.max_tokens:
                     yield Emission(
@@ -116,14 +114,14 @@ class Resumption:
 
         A generation that lost its replica waits for a successor and, if it has tokens, for room on the others.
         """
-        if self._lost_at_s is None or self._clock() - self._lost_at_s > MAX_WAIT_S:
+        if self._lost_at_s is None or time.monotonic() - self._lost_at_s > MAX_WAIT_S:
             return False
         return isinstance(error, UnavailableError) or (bool(self._token_ids) and error.reason in FULL)
 
     def _attempt(self, num_resumes: int) -> GenerationCall:
         timeout_s = self._call.timeout_s
         if timeout_s is not None:
-            timeout_s = max(0.0, timeout_s - (self._clock() - self._started_s))
+            timeout_s = max(0.0, timeout_s - (time.monotonic() - self._started_s))
         # A new id for each attempt: a lost one may still run, and send, on its replica.
         request_id = RequestId(f"{uuid.uuid4().hex}-{num_resumes}")
         self._on_attempt(request_id)

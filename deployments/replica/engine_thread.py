@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 MAX_STEP_S_BY_DEVICE = {"cuda": 60.0, "cpu": 600.0}
-"""A step that takes longer counts as hung. On a CPU a full step of a large model takes minutes."""
+"""An engine that has work but finishes no step for so long counts as hung. On a CPU a full step of a large model takes
+minutes."""
 
 
 class EngineThread:
@@ -26,23 +27,14 @@ class EngineThread:
 
     Args:
         on_step: called on the event loop with the emissions of each step, in step order.
-        max_step_s: an engine that has work but finishes no step for so many seconds counts as hung.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        loop: asyncio.AbstractEventLoop,
-        on_step: Callable[[Sequence[Emission]], None],
-        *,
-        max_step_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, engine: Engine, loop: asyncio.AbstractEventLoop, on_step: Callable[[Sequence[Emission]], None]
     ) -> None:
         self.engine = engine
         self._loop = loop
         self._on_step = on_step
-        self._max_step_s = max_step_s
-        self._clock = clock
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -63,8 +55,8 @@ class EngineThread:
         if not self.engine.is_alive:
             return "The engine has ended."
         snapshot = self.engine.snapshot()
-        stalled_s = self._clock() - snapshot.last_progress_s
-        if snapshot.num_running + snapshot.num_waiting and stalled_s > self._max_step_s:
+        stalled_s = time.monotonic() - snapshot.last_progress_s
+        if snapshot.num_running + snapshot.num_waiting and stalled_s > MAX_STEP_S_BY_DEVICE[self.engine.config.device]:
             return f"The engine has work, but has finished no step for {stalled_s:.0f} seconds."
         return None
 

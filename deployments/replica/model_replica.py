@@ -17,7 +17,6 @@ from deployments.config import AdapterCacheConfig, ChannelConfig, ModelConfig
 from deployments.exposition import FamilyText, write
 from deployments.metrics import EngineMetrics
 from deployments.replica.adapter_files import Locator, locator
-from deployments.replica.engine_thread import MAX_STEP_S_BY_DEVICE
 from deployments.replica.replica_server import ReplicaServer
 from deployments.routing.reporter import ReplicaName
 from engine.request import RequestId
@@ -55,7 +54,6 @@ class ModelReplica(ReplicaServer):
             ReplicaName(config.name, serve.get_replica_context().replica_id.unique_id),
             partial(ChannelDialer, channel),
             tokenizer_digest=config.tokenizer_digest,
-            max_step_s=MAX_STEP_S_BY_DEVICE[engine.config.device],
             orphans=OrphanRecorder() if has_accounts else None,
         )
         self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)

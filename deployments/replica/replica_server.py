@@ -56,7 +56,6 @@ class ReplicaServer:
         name: the name by which gateways know this replica.
         dial: creates the dialer for token channels, given a callback for gateways that are gone.
         tokenizer_digest: of the model's tokenizer; calls with ids of another are refused.
-        max_step_s: see `EngineThread`.
         orphans: receives the usage that a gateway may die before recording; None if usage is not recorded.
     """
 
@@ -67,7 +66,6 @@ class ReplicaServer:
         dial: Callable[[Callable[[TokenAddress], None]], ChannelDialer],
         *,
         tokenizer_digest: str = "",
-        max_step_s: float,
         orphans: OrphanRecorder | None = None,
     ) -> None:
         self._engine = engine
@@ -76,7 +74,7 @@ class ReplicaServer:
         self._dialer = dial(self.forget_gateway)
         self._reporter = Reporter(name, engine.load, engine.adapters, self._dialer.send_report)
         self._generations: dict[RequestId, _Generation] = {}
-        self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, max_step_s=max_step_s)
+        self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step)
         self._thread.start()
 
     async def generate(self, call: GenerationCall) -> GenerationResult:

@@ -12,6 +12,8 @@ from engine.config import EngineConfig
 from tests.deployments.in_process import SECRET, Judge, Replicas, open_gateway
 from tests.deployments.tiny_models import CONTEXT, write_chat_model
 
+OpenGateway = Callable[..., Awaitable[Gateway]]
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
@@ -51,5 +53,5 @@ async def serving(request: pytest.FixtureRequest, tiny_model: ModelConfig) -> As
 
 
 @pytest.fixture
-def gateway(serving: Serving) -> Callable[..., Awaitable[Gateway]]:
+def gateway(serving: Serving) -> OpenGateway:
     return serving.gateway

@@ -157,7 +157,7 @@ class Replicas:
     def start(self) -> None:
         self.engine = HeldEngine(self._make_engine())
         name, dial = ReplicaName("chat", "only"), partial(ChannelDialer, self._channel)
-        self.server = ReplicaServer(self.engine, name, dial, max_step_s=60)
+        self.server = ReplicaServer(self.engine, name, dial)
 
     async def kill(self) -> None:
         """End the replica as SIGKILL does: its calls fail, its channel closes, nobody is told anything else."""

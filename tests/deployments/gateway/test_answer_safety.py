@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,6 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
-from deployments.gateway.gateway import Gateway
 from deployments.generation import (
     ChatMessage,
     ChatPrompt,
@@ -29,10 +28,9 @@ from deployments.generation import (
 from deployments.timeline import Recorder, Timeline
 from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import EngineError, RequestError
-from tests.deployments.conftest import Serving
+from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import Judge, ask, events_of, text_of
 
-OpenGateway = Callable[..., Awaitable[Gateway]]
 NO_MEMORY = RuntimeError("not enough memory")
 LENIENT = SafetyConfig(model_path="unused", screen_input=False, screen_output=False)
 

@@ -34,7 +34,7 @@ from deployments.stream.reasoning import THINK
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tools.formats import FORMATS, HERMES, JSON
 from engine.errors import GrammarError, RequestError
-from tests.deployments.conftest import Serving
+from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import SECRET, ask, events_of
 from tests.deployments.tiny_models import write_chat_model
 
@@ -50,8 +50,6 @@ ANSWERS = ({"city": "Paris"}, {"city": "Rome"})
 CHOICE = Grammar(source=LLMatcher.grammar_from_regex("yes|no"), field="structured_outputs")
 PLAIN = Dialect(tool_format=JSON, reasoning=None, special_ids={})
 THINKING = Dialect(tool_format=HERMES, reasoning=THINK, special_ids={"<tool_call>": 7})
-
-OpenGateway = Callable[..., Awaitable[Gateway]]
 
 
 async def test_plain_text_is_held_to_nothing_and_stays_whole() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -16,7 +16,6 @@ from deployments.channel.token_channel import ChannelListener
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.errors import ReplicaLostError
 from deployments.gateway import answering
-from deployments.gateway.gateway import Gateway
 from deployments.generation import (
     ChatMessage,
     ChatPrompt,
@@ -33,13 +32,12 @@ from deployments.handles import ChannelSource
 from deployments.stream.harmony import MARKS
 from engine.errors import RequestError
 from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
-from tests.deployments.conftest import Serving
+from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import SECRET, Method, Response, ask, events_of, text_of
 from tests.deployments.tiny_models import write_tokenizer
 from tests.deployments.trained_tokenizers import metaspace
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-OpenGateway = Callable[..., Awaitable[Gateway]]
 SAID = ChatMessage(role="assistant", content="the dog")
 
 

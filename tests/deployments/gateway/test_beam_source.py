@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,10 +13,9 @@ from deployments.generation import BeamShare, Finished, GenerationEvent, Generat
 from engine.build import build_engine
 from engine.errors import OverloadError
 from engine.request import Request, RequestId, SamplingParams
-from tests.deployments.conftest import Serving
+from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import ask, events_of
 
-OpenGateway = Callable[..., Awaitable[Gateway]]
 WIDTH, NUM_TOKENS = 3, 10
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,16 +14,14 @@ from transformers import AutoModel, AutoTokenizer
 
 from deployments.config import SafetyConfig
 from deployments.gateway.embedding import scaled
-from deployments.gateway.gateway import Gateway
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.pooled import EmbeddingRequest
 from engine.errors import RequestError
 from engine.request import Pooling
-from tests.deployments.conftest import Serving
+from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import Judge
 from tests.deployments.tiny_models import CONTEXT
 
-OpenGateway = Callable[..., Awaitable[Gateway]]
 TEXTS = ("Where am I?", "Return the current working directory.", "x")
 IDS = (7, 8, 9, 10)
 

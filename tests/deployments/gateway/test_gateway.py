@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,12 +31,10 @@ from deployments.handles import reached
 from deployments.slo import Slo
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import DryPenalty, LzPenalty
-from tests.deployments.conftest import Serving
+from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import ask, events_of, text_of
 from tests.deployments.tiny_models import CONTEXT
 from tests.engine.simulated import ExactCosts
-
-OpenGateway = Callable[..., Awaitable[Gateway]]
 
 
 async def test_an_answer_starts_then_brings_text_then_ends(gateway: OpenGateway) -> None:

@@ -1,22 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
 from deployments.config import ChannelConfig, ModelConfig
-from deployments.gateway.gateway import Gateway
 from deployments.generation import Finished
 from deployments.generation_calls import unpack_ids
 from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import RequestError
 from engine.scheduling.step_costs import StepCosts
-from tests.deployments.conftest import Serving
+from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import SECRET, ask, events_of, text_of
 from tests.deployments.tiny_models import CONTEXT
-
-OpenGateway = Callable[..., Awaitable[Gateway]]
 
 
 @pytest.fixture

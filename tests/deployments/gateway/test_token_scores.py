@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 
-from deployments.gateway.gateway import Gateway
 from deployments.gateway.token_scores import scored, scored_prompt
 from deployments.generation import Started, TextDelta, TextPrompt, TokenPrompt
 from deployments.tokenizer.text_codec import TextCodec
 from engine.request import TokenLogprobs
-from tests.deployments.conftest import Serving
+from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import ask, events_of
-
-OpenGateway = Callable[..., Awaitable[Gateway]]
 
 
 def letter(token_id: int) -> bytes:

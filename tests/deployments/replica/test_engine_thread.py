@@ -24,7 +24,7 @@ async def test_only_a_thread_that_computes_stands_back(device: str, lower: int) 
         found.append(os.getpriority(os.PRIO_PROCESS, 0))
 
     engine: Any = SimpleNamespace(config=SimpleNamespace(device=device), run=run, stop=lambda: None)
-    thread = EngineThread(engine, asyncio.get_running_loop(), lambda _: None, max_step_s=1.0)
+    thread = EngineThread(engine, asyncio.get_running_loop(), lambda _: None)
     thread.start()
     await thread.stop()
     assert found == [min(19, before + lower)]

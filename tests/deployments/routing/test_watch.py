@@ -37,9 +37,7 @@ async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny
     board_of.cache_clear()
     names = ["a", "b"]
     dial = partial(ChannelDialer, CHANNEL)
-    servers = [
-        ReplicaServer(build_engine(tiny_model.engine), ReplicaName("chat", name), dial, max_step_s=60) for name in names
-    ]
+    servers = [ReplicaServer(build_engine(tiny_model.engine), ReplicaName("chat", name), dial) for name in names]
     watch = ReplicaWatch({"chat": Handle(servers)})  # type: ignore[dict-item]
     listener = ChannelListener(CHANNEL, "gateway", on_report=watch.hear, on_end=watch.lose)
     address = await listener.start()
