@@ -121,6 +121,10 @@ class Recorder:
         """Seconds since the request arrived."""
         return self._clock() - self._arrived_s
 
+    def left_s(self, timeout_s: float | None) -> float | None:
+        """Return the seconds left of a time limit that began when the request arrived; None without a limit."""
+        return None if timeout_s is None else max(0.0, timeout_s - self.now_s)
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Record the duration of a `with` block, however it ends."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from adapters.identity import AdapterRef
-from deployments.config import SafetyConfig
+from deployments.config import GatewayConfig
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.gateway.answer_shape import AnswerParts, AnswerShape, shape_of
 from deployments.gateway.resumption import Resumption
@@ -60,7 +59,7 @@ class Answer:
     """One generation from its request to its last event.
 
     Args:
-        judge: the safety classifier; not called if `safety` is None.
+        judge: the safety classifier; not called if none is configured.
     """
 
     def __init__(
@@ -69,9 +68,8 @@ class Answer:
         model: ServedModel,
         adapter: AdapterRef | None,
         *,
-        safety: SafetyConfig | None,
+        config: GatewayConfig,
         judge: AnswerJudge,
-        max_resumes: int,
         metrics: GatewayMetrics,
         recorder: Recorder,
     ) -> None:
@@ -79,12 +77,10 @@ class Answer:
         self._model = model
         self._adapter = adapter
         self._flow = (adapter, request.tenant)
-        self._safety = AnswerSafety(safety, request.moderation, judge=judge, recorder=recorder)
-        self._max_resumes = max_resumes
+        self._safety = AnswerSafety(config.safety, request.moderation, judge=judge, recorder=recorder)
+        self._max_resumes = config.max_resumes
         self._metrics = metrics
         self._recorder = recorder
-        self._arrived_s = time.monotonic()
-        self._deadline_s = None if request.timeout_s is None else self._arrived_s + request.timeout_s
         self._prompt_ids: Sequence[int] = ()
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
@@ -122,13 +118,13 @@ class Answer:
             verdict.cancel()
 
     async def _next(self, events: AsyncGenerator[GenerationEvent, None]) -> GenerationEvent | None:
-        if self._deadline_s is None:
+        if self._request.timeout_s is None:
             return await anext(events, None)
         async with asyncio.timeout(self._left_s()):
             return await anext(events, None)
 
     def _left_s(self) -> float | None:
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+        return self._recorder.left_s(self._request.timeout_s)
 
     async def _encode(self) -> Sequence[int]:
         prompt = self._request.prompt
@@ -310,9 +306,9 @@ class Answer:
         )
 
     def _measure(self, num_tokens: int, last_s: float | None) -> float:
-        now_s = time.monotonic()
+        now_s = self._recorder.now_s
         if last_s is None:
-            self._metrics.count_first_token(self._model.config.name, now_s - self._arrived_s)
+            self._metrics.count_first_token(self._model.config.name, now_s)
         elif num_tokens:
             self._metrics.count_tokens(self._model.config.name, num_tokens, now_s - last_s)
         return now_s

@@ -6,7 +6,6 @@ Each input is a call of its own, so that a request is spread over replicas and b
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from adapters.identity import AdapterRef
-from deployments.config import SafetyConfig
+from deployments.config import GatewayConfig
 from deployments.errors import ReplicaLostError
 from deployments.gateway.served_model import ServedModel
 from deployments.gateway.token_checks import check_vocabulary
@@ -37,7 +36,7 @@ class Embedding:
     """One request for embeddings.
 
     Args:
-        judge: the safety classifier; called only if `safety` screens embeddings.
+        judge: the safety classifier; called only if embeddings are screened.
     """
 
     def __init__(
@@ -46,20 +45,18 @@ class Embedding:
         model: ServedModel,
         adapter: AdapterRef | None,
         *,
-        safety: SafetyConfig | None,
+        config: GatewayConfig,
         judge: AnswerJudge,
-        max_resumes: int,
         recorder: Recorder,
     ) -> None:
         self._request = request
         self._model = model
         self._adapter = adapter
-        self._safety = safety
+        self._safety = config.safety
         self._judge = judge
-        self._max_resumes = max_resumes
+        self._max_resumes = config.max_resumes
         self._recorder = recorder
         self._room = asyncio.Semaphore(MAX_CONCURRENT_INPUTS)
-        self._deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
 
     async def run(self) -> Embeddings:
         """Return the vectors.
@@ -140,7 +137,6 @@ class Embedding:
         # A new id for each attempt: a lost one may still run on its replica.
         request_id = RequestId(f"{uuid.uuid4().hex}-v")
         self._recorder.note_attempt(request_id)
-        deadline_s = self._deadline_s
         call = GenerationCall(
             request_id=request_id,
             prompt_ids=pack_ids(token_ids),
@@ -151,7 +147,7 @@ class Embedding:
             tenant=self._request.tenant or self._request.salt,
             salt=self._request.salt,
             priority=self._request.priority,
-            timeout_s=None if deadline_s is None else max(0.0, deadline_s - time.monotonic()),
+            timeout_s=self._recorder.left_s(self._request.timeout_s),
         )
         result = await self._model.pool(call)
         if result.fault is not None:

@@ -126,7 +126,6 @@ class Gateway:
         self._listener: ChannelListener | None = None
         self.batches = None if batches is None else BatchClient(batches)
         self._app: ASGIApp | None = None
-        self._watch: ReplicaWatch | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Start what needs the event loop and return the application. Serve calls it once, before any request."""
@@ -204,9 +203,8 @@ class Gateway:
                 request,
                 model,
                 target.adapter,
-                safety=self._config.safety,
+                config=self._config,
                 judge=partial(self._verdicts.of_answer, flow),
-                max_resumes=self._config.max_resumes,
                 metrics=self._metrics,
                 recorder=recorder,
             )
@@ -226,9 +224,8 @@ class Gateway:
                 request,
                 self._model_of(target),
                 target.adapter,
-                safety=self._config.safety,
+                config=self._config,
                 judge=partial(self._verdicts.of_answer, (target.adapter, request.tenant)),
-                max_resumes=self._config.max_resumes,
                 recorder=recorder,
             )
             found = await embedding.run()
@@ -362,17 +359,17 @@ class Gateway:
     async def _sources(self) -> Mapping[str, TokenSource]:
         if self._config.channel.transport == "handle":
             return {name: HandleSource(handle) for name, handle in self._handles.items()}
-        self._watch = ReplicaWatch(self._handles)
+        watch = ReplicaWatch(self._handles)
         self._listener = ChannelListener(
             self._config.channel,
             self._name,
             node_host=ray.util.get_node_ip_address(),
-            on_report=self._watch.hear,
-            on_end=self._watch.lose,
+            on_report=watch.hear,
+            on_end=watch.lose,
         )
         address = await self._listener.start()
-        self._watch.start(address)
+        watch.start(address)
         return {
-            name: ChannelSource(handle, self._listener, address, self._watch.boards[name])
+            name: ChannelSource(handle, self._listener, address, watch.boards[name])
             for name, handle in self._handles.items()
         }

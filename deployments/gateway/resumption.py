@@ -95,13 +95,7 @@ class Resumption:
                 self._lost_at_s = time.monotonic()
                 self._counted_before = self._counted
                 if len(self._token_ids) >= self._call.params.max_tokens:
-                    yield Emission(
-                        request_id=self._call.request_id,
-                        finish_reason=FinishReason.LENGTH,
-                        num_cached_tokens=self._num_cached_tokens,
-                        num_accepted=self._counted[0],
-                        num_rejected=self._counted[1],
-                    )
+                    yield self._noted(Emission(request_id=self._call.request_id, finish_reason=FinishReason.LENGTH))
                     return
                 self._on_resume()
             except OverloadError as error:

@@ -18,9 +18,6 @@ class AdapterDemand:
     def __init__(self) -> None:
         self._by_adapter: OrderedDict[int, tuple[float, float]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._by_adapter)
-
     def note(self, adapter: int, work_s: float, now_s: float) -> None:
         """Count one request that keeps a replica busy for `work_s`."""
         self._by_adapter[adapter] = (self.share(adapter, now_s) + work_s / MEMORY_S, now_s)
