@@ -151,7 +151,7 @@ class Replicas:
         self.refusal: Exception | None = None
         self.generate = Method(self._generate)
         self.generate_stream = Method(self._generate_stream)
-        self.pool = Method(self._pool)
+        self.pool = self.generate
         self.start()
 
     def start(self) -> None:
@@ -173,10 +173,6 @@ class Replicas:
         return self
 
     def _generate(self, call: GenerationCall) -> Response:
-        self.calls.append(call)
-        return self._track(Response(self._guarded(call)))
-
-    def _pool(self, call: GenerationCall) -> Response:
         self.calls.append(call)
         return self._track(Response(self._guarded(call)))
 
