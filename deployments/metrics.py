@@ -46,7 +46,6 @@ class GatewayMetrics:
     def __init__(self, slo: Slo | None = None, models: Iterable[str] = ()) -> None:
         self._slo = slo
         self._registry = CollectorRegistry()
-        self._by_name: list[Counter | Summary] = []
         self._names: set[str] = set()
         """Names under which finished answers were requested."""
         self._first_token = self._histogram(
@@ -69,16 +68,16 @@ class GatewayMetrics:
         self._resumed = self._counter("antiphon:resumed", "Generations taken to another replica.", ("model_name",))
         for model in models:
             self._resumed.labels(model)
-        self._tokens = self._counted_by_name(
+        self._tokens = self._counter(
             "antiphon:tokens",
             "Tokens of answers that have ended: of prompts, of those from the prefix cache, of answers.",
             ("tenant", "model_name", "kind"),
         )
-        self._requests = self._counted_by_name(
+        self._requests = self._counter(
             "antiphon:requests", "Answers that have ended.", ("tenant", "model_name", "outcome")
         )
-        self._slo_met = self._counted_by_name("antiphon:slo_met", "Answers inside every objective.", ("model_name",))
-        self._slo_violated = self._counted_by_name(
+        self._slo_met = self._counter("antiphon:slo_met", "Answers inside every objective.", ("model_name",))
+        self._slo_violated = self._counter(
             "antiphon:slo_violated",
             "Answers that missed an objective, each counted for the first that it missed.",
             ("model_name", "objective"),
@@ -89,7 +88,6 @@ class GatewayMetrics:
             ("model_name",),
             registry=self._registry,
         )
-        self._by_name.append(self._first_by_name)
 
     def count_answer(self, timeline: Timeline) -> None:
         """Count an answer that has ended, however it ended."""
@@ -136,23 +134,15 @@ class GatewayMetrics:
         gone = {name for name in self._names.copy() if not is_served(name)}
         self._names -= gone
         for name in gone:
-            for metric in self._by_name:
+            for metric in (self._tokens, self._requests, self._slo_met, self._slo_violated, self._first_by_name):
                 metric.remove_by_labels({"model_name": name})
 
     def text(self, gateway: str, others: Sequence[Metric] = ()) -> dict[str, FamilyText]:
         """Return these metrics and `others`, each labeled with the gateway's name; callable from any thread."""
-        families = [*self._registry.collect(), *others]
-        for family in families:
-            family.samples = [sample._replace(labels=sample.labels | {"gateway": gateway}) for sample in family.samples]
-        return write(families)
+        return write(_labeled(family, {"gateway": gateway}) for family in (*self._registry.collect(), *others))
 
     def _counter(self, name: str, about: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, about, labels, registry=self._registry)
-
-    def _counted_by_name(self, name: str, about: str, labels: tuple[str, ...]) -> Counter:
-        counter = self._counter(name, about, labels)
-        self._by_name.append(counter)
-        return counter
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
@@ -172,24 +162,30 @@ def readiness(report: HealthReport) -> Metric:
 def gateway_families(gates: Mapping[str, FrontGate], meter: Meter | None = None) -> list[Metric]:
     """Return the metrics that a gateway's other parts count, besides `GatewayMetrics`."""
     families = [] if meter is None else _meter_families(meter)
-    families += [_rejections(gate.refused_by_reason, {"model_name": model}) for model, gate in gates.items()]
-    return [*families, _dropped_lines({})]
+    families += [_labeled(_rejections(gate.refused_by_reason), {"model_name": model}) for model, gate in gates.items()]
+    return [*families, _dropped_lines()]
 
 
-def _rejections(refused_by_reason: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
+def _labeled(family: Metric, labels: dict[str, str]) -> Metric:
+    """Give all samples of a family further labels, and return it."""
+    family.samples = [sample._replace(labels=sample.labels | labels) for sample in family.samples]
+    return family
+
+
+def _rejections(refused_by_reason: Mapping[str, int]) -> Metric:
     about = "Requests refused at once, for want of time or room."
-    return _counts_by("reason", "vllm:admission_rejections", about, refused_by_reason, labels)
+    return _counts_by("reason", "vllm:admission_rejections", about, refused_by_reason)
 
 
-def _dropped_lines(labels: Mapping[str, str]) -> Metric:
+def _dropped_lines() -> Metric:
     about = "Lines of logs that this process could not write."
-    return _counts_by("reason", "antiphon:log_lines_dropped", about, dropped_lines(), labels)
+    return _counts_by("reason", "antiphon:log_lines_dropped", about, dropped_lines())
 
 
-def _counts_by(label: str, name: str, about: str, counts: Mapping[str, float], labels: Mapping[str, str]) -> Metric:
-    family = CounterMetricFamily(name, about, labels=(*labels, label))
+def _counts_by(label: str, name: str, about: str, counts: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, about, labels=(label,))
     for value, count in counts.items():
-        family.add_metric((*labels.values(), value), count)
+        family.add_metric((value,), count)
     return family
 
 
@@ -264,41 +260,30 @@ class EngineMetrics:
             ):
                 if seconds is not None:
                     histogram.labels(**self._labels).observe(seconds)
-        return [
-            *(self._one(GaugeMetricFamily, name, about, value(snapshot)) for name, about, value in _GAUGES),
-            *(self._one(CounterMetricFamily, name, about, value(snapshot)) for name, about, value in _COUNTS),
-            self._cache_info(snapshot),
-            self._ended(snapshot),
-            _rejections(snapshot.refused_by_reason, self._labels),
-            _dropped_lines(self._labels),
-            self._step_times(snapshot),
-            *self._registry.collect(),
+        ended = snapshot.counters.ended_by_reason
+        families = [
+            *(GaugeMetricFamily(name, about, value(snapshot)) for name, about, value in _GAUGES),
+            *(CounterMetricFamily(name, about, value(snapshot)) for name, about, value in _COUNTS),
+            _cache_info(snapshot),
+            _counts_by("reason", "antiphon:engine_requests_ended", "Requests that left the engine.", ended),
+            _rejections(snapshot.refused_by_reason),
+            _dropped_lines(),
+            _step_times(snapshot),
         ]
-
-    def _ended(self, snapshot: EngineSnapshot) -> Metric:
-        about = "Requests that left the engine."
-        return _counts_by(
-            "reason", "antiphon:engine_requests_ended", about, snapshot.counters.ended_by_reason, self._labels
-        )
-
-    def _step_times(self, snapshot: EngineSnapshot) -> Metric:
-        parts = ("schedule", "prepare", "forward", "sample", "wait", "emit")
-        seconds = {part: getattr(snapshot.step_times, f"{part}_s") for part in parts}
-        about = "Time spent in each part of a step."
-        return _counts_by("part", "antiphon:engine_step_seconds", about, seconds, self._labels)
-
-    def _cache_info(self, snapshot: EngineSnapshot) -> Metric:
-        labels = (*self._labels, "block_size", "num_gpu_blocks")
-        family = GaugeMetricFamily("vllm:cache_config_info", "Geometry of the KV cache.", labels=labels)
-        family.add_metric((*self._labels.values(), str(snapshot.block_tokens), str(snapshot.num_blocks)), 1)
-        return family
-
-    def _one(
-        self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, about: str, value: float
-    ) -> GaugeMetricFamily | CounterMetricFamily:
-        family = kind(name, about, labels=tuple(self._labels))
-        family.add_metric(tuple(self._labels.values()), value)
-        return family
+        return [*(_labeled(family, self._labels) for family in families), *self._registry.collect()]
 
     def _histogram(self, name: str, about: str) -> Histogram:
         return Histogram(f"vllm:{name}", about, tuple(self._labels), registry=self._registry, buckets=REQUEST_S)
+
+
+def _step_times(snapshot: EngineSnapshot) -> Metric:
+    parts = ("schedule", "prepare", "forward", "sample", "wait", "emit")
+    seconds = {part: getattr(snapshot.step_times, f"{part}_s") for part in parts}
+    return _counts_by("part", "antiphon:engine_step_seconds", "Time spent in each part of a step.", seconds)
+
+
+def _cache_info(snapshot: EngineSnapshot) -> Metric:
+    labels = ("block_size", "num_gpu_blocks")
+    family = GaugeMetricFamily("vllm:cache_config_info", "Geometry of the KV cache.", labels=labels)
+    family.add_metric((str(snapshot.block_tokens), str(snapshot.num_blocks)), 1)
+    return family
