@@ -32,6 +32,10 @@ class AnswerSafety:
     Args:
         policy: the server's policy; None if there is no classifier, which disables all screening.
         asked: what the request asks for; None to report no verdicts.
+
+    Attributes:
+        blocks_input: a flagged input is refused.
+        is_first: engine work must wait for the verdict on the input.
     """
 
     def __init__(
@@ -42,18 +46,8 @@ class AnswerSafety:
         self._judge = judge
         self._recorder = recorder
         self._output: list[Verdict] = []
-
-    @property
-    def blocks_input(self) -> bool:
-        """Whether a flagged input is refused."""
-        return self._policy is not None and (
-            self._policy.screen_input or (self._asked is not None and self._asked.blocks_input)
-        )
-
-    @property
-    def is_first(self) -> bool:
-        """Whether engine work must wait for the verdict on the input."""
-        return self.blocks_input and self._policy is not None and self._policy.mode == "before"
+        self.blocks_input = policy is not None and (policy.screen_input or (asked is not None and asked.blocks_input))
+        self.is_first = policy is not None and self.blocks_input and policy.mode == "before"
 
     async def judge_input(self, texts: Callable[[], Sequence[str]]) -> Verdict | None:
         """Return the merged verdict on the input's texts; None if no verdict is needed or there is no text.
@@ -122,14 +116,14 @@ def texts_of(prompt: ChatPrompt) -> list[str]:
             texts.append("\n".join(contents))
     texts += [message.reasoning or "" for message in prompt.messages]
     # JSON is judged without its escapes, as a template shows it.
-    for call in (call for message in prompt.messages for call in message.tool_calls):
+    calls = [call for message in prompt.messages for call in message.tool_calls]
+    for call in calls:
         texts.append("\n".join(texts_in(arguments_read(call.arguments))))
     for tool in prompt.tools:
         texts += [tool.description, "\n".join(texts_in(tool.parameters))]
     # A template may write any of these into the prompt.
     texts.append("\n".join(texts_in(list(prompt.template_options.values()))))
     texts.append("\n".join(message.name for message in prompt.messages if message.name is not None))
-    calls = [call for message in prompt.messages for call in message.tool_calls]
     texts.append("\n".join(dict.fromkeys((*(call.name for call in calls), *(tool.name for tool in prompt.tools)))))
     ids = (*(call.call_id for call in calls), *(message.tool_call_id or "" for message in prompt.messages))
     texts.append("\n".join(dict.fromkeys(filter(None, ids))))

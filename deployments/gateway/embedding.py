@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -123,15 +124,13 @@ class Embedding:
         return token_ids
 
     async def _pooled(self, token_ids: Sequence[int]) -> GenerationResult:
+        ask, patience_s = partial(self._ask, token_ids), 0.0
         async with self._room:
-            for num_lost in range(self._max_resumes + 1):
-                ask = partial(self._ask, token_ids)
-                try:
-                    return await (patiently(ask, REPLACEMENT_S) if num_lost else ask())
-                except ReplicaLostError:
-                    if num_lost == self._max_resumes:
-                        raise
-        raise AssertionError("unreachable")
+            for _ in range(self._max_resumes):
+                with suppress(ReplicaLostError):
+                    return await patiently(ask, patience_s)
+                patience_s = REPLACEMENT_S
+            return await patiently(ask, patience_s)
 
     async def _ask(self, token_ids: Sequence[int]) -> GenerationResult:
         # A new id for each attempt: a lost one may still run on its replica.
