@@ -362,7 +362,7 @@ class _Link:
                 task.cancel()
             fault, _ = await asyncio.gather(writing, watching, return_exceptions=True)
             if isinstance(fault, FrameError | TimeoutError):
-                _logger.warning("token channel: dropped a gateway: %s", fault or "it does not read")
+                _logger.warning("token channel: dropped a gateway: %s", str(fault) or "it does not read")
             self._outbox.take_all()
             if self._alarm is not None:
                 self._alarm.cancel()

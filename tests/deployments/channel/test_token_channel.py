@@ -341,7 +341,7 @@ async def _deaf_gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 @pytest.mark.parametrize(("bound", "value"), [("STALL_TIMEOUT_S", 0.02), ("MAX_PENDING_BYTES", 30_000_000)])
 async def test_a_gateway_that_reads_nothing_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, bound: str, value: float
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bound: str, value: float
 ) -> None:
     monkeypatch.setattr(token_channel, bound, value)
     server = await asyncio.start_server(_deaf_gateway, "127.0.0.1", 0)
@@ -354,6 +354,7 @@ async def test_a_gateway_that_reads_nothing_is_given_up(
         dialer.send(address, step)
         await asyncio.sleep(0.001)
     assert lost == [address]
+    assert "does not read" in caplog.text
     server.close()
 
 
