@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from deployments.channel.heartbeat import BEAT, HEARTBEAT_S, SilenceError, heard
 from deployments.channel.outbox import Outbox
@@ -191,11 +192,8 @@ class ChannelListener:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await accept(reader, writer, self._secret, self._gateway_id)
             return True
-        except ChannelError as error:
-            _logger.warning("token channel: refused a connection: %s", error)
-            return False
-        except TimeoutError:
-            _logger.warning("token channel: closed a connection that did not finish its handshake")
+        except (ChannelError, TimeoutError) as error:
+            _logger.warning("token channel: refused a connection: %s", str(error) or "its handshake took too long")
             return False
         finally:
             self._num_handshakes -= 1
@@ -273,22 +271,17 @@ class ChannelDialer:
         await asyncio.gather(*(link.finish() for link in links))
 
     async def _dial(self, address: TokenAddress) -> None:
-        writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 reader, writer = await asyncio.open_connection(address.host, address.port)
-                await introduce(reader, writer, self._secret, address.gateway_id)
+                try:
+                    await introduce(reader, writer, self._secret, address.gateway_id)
+                except BaseException:
+                    writer.close()
+                    raise
         except (OSError, EOFError) as error:  # TimeoutError is an OSError.
-            if writer is not None:
-                writer.close()
             raise ChannelError(f"no token channel to the gateway at {address.host}:{address.port}") from error
-        except asyncio.CancelledError:
-            if writer is not None:
-                writer.close()
-            raise
-        link = _Link(reader, writer, Outbox(self._spacing_s))
-        self._links[address] = link
-        link.start(lambda: self._lose(address, link))
+        self._links[address] = _Link(reader, writer, Outbox(self._spacing_s), partial(self._lose, address))
 
     def _lose(self, address: TokenAddress, link: _Link) -> None:
         if self._links.get(address) is link:
@@ -299,7 +292,13 @@ class ChannelDialer:
 class _Link:
     """One open connection to a gateway. Output that comes while the socket is busy is merged into one larger frame."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        outbox: Outbox,
+        on_end: Callable[[_Link], None],
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self._outbox = outbox
@@ -310,11 +309,8 @@ class _Link:
         self._alarm: asyncio.TimerHandle | None = None
         self._rung_s = 0.0
         self._is_finishing = False
-        self._run: asyncio.Task[None] | None = None
-
-    def start(self, on_end: Callable[[], None]) -> None:
         self._run = asyncio.create_task(self._run_until_end())
-        self._run.add_done_callback(lambda _: on_end())
+        self._run.add_done_callback(lambda _: on_end(self))
 
     def send(self, emissions: Sequence[Emission], begun: Collection[RequestId]) -> None:
         self._outbox.put(emissions, begun)
@@ -341,7 +337,7 @@ class _Link:
 
     def _end_if_unread(self) -> None:
         num_bytes = self._outbox.num_bytes + self._num_report_bytes
-        if num_bytes > MAX_PENDING_BYTES and self._run is not None:
+        if num_bytes > MAX_PENDING_BYTES:
             _logger.warning("token channel: a gateway does not read; %d bytes wait for it", num_bytes)
             self._run.cancel()
 
@@ -349,8 +345,7 @@ class _Link:
         """Flush pending output and close."""
         self._is_finishing = True
         self._wake.set()
-        if self._run is not None:
-            await asyncio.wait([self._run])
+        await asyncio.wait([self._run])
 
     async def _run_until_end(self) -> None:
         writing = asyncio.create_task(self._write())
