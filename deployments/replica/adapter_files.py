@@ -7,14 +7,12 @@ import os
 from collections.abc import Callable
 
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 
 from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_cache import FileCache, ReadFile
 from adapters.identity import AdapterRef
 from deployments.config import REGISTRY, AdapterCacheConfig
-from deployments.handle_calls import until_answered, unwrap
+from deployments.handle_calls import UNREACHED, until_answered, unwrap
 
 Locator = Callable[[AdapterRef], AdapterRef]
 READ_TIMEOUT_S = 20.0
@@ -48,7 +46,7 @@ def _ask_registry(app_name: str) -> ReadFile:
             return asyncio.run_coroutine_threadsafe(ask(ref, file, offset), loop).result(2 * READ_TIMEOUT_S)
         except AdapterError as error:
             raise unwrap(error) from None
-        except (RayError, RayServeException, TimeoutError) as error:
+        except UNREACHED as error:
             raise AdapterUnavailableError(ref.name, "its files are on another node, which does not answer") from error
 
     return read

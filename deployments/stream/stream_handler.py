@@ -7,13 +7,13 @@ Each stage holds back text that it cannot decide on yet. Independent of where to
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from deployments.generation import TokenScore, Verdict
 from deployments.stream.detokenizer import Detokenizer
 from deployments.stream.harmony import HarmonyCounter
 from deployments.stream.reasoning import ReasoningCounter
-from deployments.stream.scores import HeldScores
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
 
@@ -144,3 +144,30 @@ class StreamHandler:
         self._num_chars_left += len(text)
         self._left.append(text)
         return text
+
+
+class HeldScores:
+    """The scores of one answer that are not released yet: not before their text was screened, and not past a cut.
+
+    Positions are characters of the answer's text.
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[int, int, TokenScore]] = deque()
+
+    def add(self, start: int, end: int, score: TokenScore) -> None:
+        """Hold the score of a token whose text spans [start, end)."""
+        self._held.append((start, end, score))
+
+    def release(self, num_chars: int) -> tuple[TokenScore, ...]:
+        """Return the unreleased scores of tokens that end within the first `num_chars` characters."""
+        released = []
+        while self._held and self._held[0][1] <= num_chars:
+            released.append(self._held.popleft()[2])
+        return tuple(released)
+
+    def close(self, num_chars: int | None) -> tuple[TokenScore, ...]:
+        """Return the remaining scores of tokens that begin before character `num_chars`, or all if it is None."""
+        left = tuple(score for start, _, score in self._held if num_chars is None or start < num_chars)
+        self._held.clear()
+        return left

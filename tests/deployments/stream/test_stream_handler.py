@@ -14,7 +14,7 @@ from deployments.stream.harmony import CHANNEL, MESSAGE, SIGN_BY_MARK, HarmonySt
 from deployments.stream.reasoning import THINK, ReasoningCounter
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
-from deployments.stream.stream_handler import StreamHandler
+from deployments.stream.stream_handler import HeldScores, StreamHandler
 
 PIECES = ["a", "b", "ab", "ba ", "", "é", "🙂", " "]
 """Tokens by id; those after them are the bytes of an emoji, one each."""
@@ -138,3 +138,34 @@ async def test_the_least_number_of_tokens_hides_no_mark_from_the_stop_strings() 
 
 def _no_bytes() -> ByteDetokenizer:
     return ByteDetokenizer(lambda _: b"")
+
+
+def held() -> HeldScores:
+    """Tokens of 3, 0 and 2 characters."""
+    scores = HeldScores()
+    for token_id, (start, end) in enumerate([(0, 3), (3, 3), (3, 5)]):
+        scores.add(start, end, score(token_id))
+    return scores
+
+
+def ids(scores: tuple[TokenScore, ...]) -> list[int]:
+    return [found.token_id for found in scores]
+
+
+def test_a_token_leaves_with_its_last_character_and_only_once() -> None:
+    scores = held()
+    assert ids(scores.release(2)) == []
+    assert ids(scores.release(3)) == [0, 1]
+    assert ids(scores.release(4)) == []
+    assert ids(scores.release(5)) == [2]
+    assert ids(scores.close(None)) == []
+
+
+def test_at_a_cut_only_tokens_that_show_something_are_left() -> None:
+    assert ids(held().close(4)) == [0, 1, 2]
+    assert ids(held().close(3)) == [0]
+    assert ids(held().close(0)) == []
+
+
+def test_at_the_end_of_a_whole_text_all_are_left() -> None:
+    assert ids(held().close(None)) == [0, 1, 2]
