@@ -31,11 +31,9 @@ class OutputScreen:
         self._next_window = 0  # start of the next window, relative to the start of the held text
         self._awaited: deque[int] = deque()  # characters to release for each window with a pending verdict
         self.flagged: tuple[str, ...] = ()
-        self._is_closed = False
 
     def feed(self, text: str) -> tuple[str, ...]:
         """Append text and return the windows that are now full, to be judged."""
-        assert not self._is_closed, "text after the end"
         if self.flagged:
             return ()
         self._held += text
@@ -49,8 +47,7 @@ class OutputScreen:
 
     def close(self) -> tuple[str, ...]:
         """End the text and return its last window, to be judged; nothing if no text is held."""
-        self._is_closed = True
-        if self.flagged or not self._held:
+        if not self._held:
             return ()
         last = self._held[self._next_window :]
         self._awaited.append(len(last))
