@@ -85,7 +85,7 @@ class FrontGate:
         self._interval_s = self._mean_wait_s = 0.0
         self._passed_at_s = self._crowded_since_s = clock()
         self._held_by_flow: OrderedDict[Hashable, _Hold] = OrderedDict()
-        self.refused_by_reason: dict[str, int] = {}
+        self.refused_by_reason = Counter[str]()
 
     def wait_s(self, priority: int = 0) -> float:
         """Return the predicted wait in seconds for a new request's first text; 0 if unknown."""
@@ -119,7 +119,7 @@ class FrontGate:
             if error.reason in ("queue_full", "queue_time"):
                 self._hold(flow, error.retry_after_s, priority)
             elif error.reason == "replicas_full":
-                self._count(error.reason)
+                self.refused_by_reason[error.reason] += 1
             raise
         finally:
             self._num_here -= 1
@@ -176,9 +176,6 @@ class FrontGate:
             self._held_by_flow.popitem(last=False)
 
     def _refusal(self, reason: str, retry_after_s: float) -> OverloadError:
-        self._count(reason)
+        self.refused_by_reason[reason] += 1
         message = "Too many requests are waiting for this model."
         return OverloadError(message, retry_after_s=max(1.0, retry_after_s), reason=reason)
-
-    def _count(self, reason: str) -> None:
-        self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1
