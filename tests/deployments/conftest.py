@@ -7,12 +7,19 @@ import pytest
 
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.gateway.gateway import Gateway
+from deployments.routing.board import board_of
 from engine.build import build_engine
 from engine.config import EngineConfig
 from tests.deployments.in_process import SECRET, Judge, Replicas, open_gateway
 from tests.deployments.tiny_models import CONTEXT, write_chat_model
 
 OpenGateway = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture(autouse=True)
+def fresh_boards() -> None:
+    """Forget the replicas of other tests: a gateway asks those of a model that has several for reports."""
+    board_of.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
@@ -65,13 +63,6 @@ def call_of(request_id: str, tokens: range = range(100)) -> GenerationCall:
     return GenerationCall(
         request_id=RequestId(request_id), prompt_ids=pack_ids(tokens), params=SamplingParams(max_tokens=1)
     )
-
-
-@pytest.fixture(autouse=True)
-def fresh_boards() -> Iterator[None]:
-    board_of.cache_clear()
-    yield
-    board_of.cache_clear()
 
 
 async def test_a_prompt_goes_where_its_prefix_is() -> None:

@@ -11,7 +11,6 @@ from deployments.config import ChannelConfig, ModelConfig
 from deployments.generation_calls import GenerationCall, TokenAddress, pack_ids
 from deployments.replica.replica_server import ReplicaServer
 from deployments.routing.asked import asked_of
-from deployments.routing.board import board_of
 from deployments.routing.reporter import ReplicaName
 from deployments.routing.watch import ReplicaWatch
 from engine.build import build_engine
@@ -34,7 +33,6 @@ class Handle:
 
 
 async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny_model: ModelConfig) -> None:
-    board_of.cache_clear()
     names = ["a", "b"]
     dial = partial(ChannelDialer, CHANNEL)
     servers = [ReplicaServer(build_engine(tiny_model.engine), ReplicaName("chat", name), dial) for name in names]
