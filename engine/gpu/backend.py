@@ -27,7 +27,6 @@ from kernels.experts.routing import counters as expert_counters
 from kernels.gated_activation.reference import Activation
 from kernels.gated_delta.launch import gated_delta
 from kernels.paged_attention.launch import counters, paged_attention
-from kernels.rescale.reference import rescale
 from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.selective_scan.launch import selective_scan
@@ -248,10 +247,6 @@ class TritonBackend(Backend):
     def state_kernels(self) -> TritonStates:
         """Return our kernels."""
         return TritonStates()
-
-    def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
-        """Multiply and cap with torch operators."""
-        rescale(x, factor, softcap)
 
     def normed(
         self,

@@ -119,7 +119,7 @@ def _build(
         buffers=inputs,
         model=model,
         cache=cache,
-        lay_out=_lay_out_for(spec, resolved, page_bytes),
+        lay_out=_lay_out_for(spec, page_bytes),
         choose=choose,
         steps_ahead=1,
     )
@@ -138,7 +138,7 @@ def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: CudaRuntime) -> 
     return TritonLora(runtime, *sizes, is_mixture=num_experts_of(spec) > 0, entries=entries_of(spec))
 
 
-def _lay_out_for(spec: ModelSpec, config: ResolvedConfig, page_bytes: int) -> LayOut:
+def _lay_out_for(spec: ModelSpec, page_bytes: int) -> LayOut:
     sizes = spec.num_model_layers(), page_bytes, num_experts_of(spec), entries_of(spec)
     return lambda raw: TabledAdapter.of(raw.packed(), *sizes)
 

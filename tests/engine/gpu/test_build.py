@@ -132,7 +132,7 @@ def test_memory_that_does_not_do_names_what_was_set(config: EngineConfig) -> Non
         gpu_parts(replace(config, kv_cache_bytes=1_000_000), spec, HARDWARE, weights, CudaRuntime(DEVICE))
 
 
-def test_only_a_gated_sum_is_left_to_torch() -> None:
+def test_only_a_gated_sum_and_rescaling_are_left_to_torch() -> None:
     """What a backend does not override is computed by torch's operators, which no type checker remarks on."""
     inherited = {name for name in vars(Backend) if not name.startswith("_")} - vars(TritonBackend).keys()
-    assert inherited == {"add_gated"}
+    assert inherited == {"add_gated", "rescale"}
