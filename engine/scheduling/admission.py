@@ -95,7 +95,10 @@ class Admission:
             )
 
     def spare_s(self, live: LiveRequest, now_s: float, *, num_rows: int, margin: float) -> float:
-        """Return the time left of a waiting request (`engine.scheduling.hopeless.SpareTime`)."""
+        """Return the seconds left of a waiting request beyond `margin` times what its answer takes beside others.
+
+        Infinite if that is unknown or it has no deadline; `num_rows` is the number of rows of its steps.
+        """
         deadline_s = live.request.deadline_s
         if deadline_s is None or not self.costs.is_known(now_s):
             return inf

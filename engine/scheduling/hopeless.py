@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from engine.ports import AdapterGate
 from engine.request import FinishReason
+from engine.scheduling.admission import Admission
 from engine.scheduling.live_request import LiveRequest
 
 DEADLINE_PASSED = "The request's deadline passed before its answer was complete."
@@ -26,19 +27,8 @@ class Ending(NamedTuple):
     error: str
 
 
-class SpareTime(Protocol):
-    """How long a waiting request may still wait."""
-
-    def __call__(self, live: LiveRequest, now_s: float, *, num_rows: int, margin: float) -> float:
-        """Return the seconds left beyond `margin` times what its answer takes in steps of `num_rows` rows.
-
-        Infinite if that is unknown or it has no deadline.
-        """
-        ...
-
-
 def hopeless(
-    requests: Iterable[LiveRequest], gate: AdapterGate, spare_s: SpareTime, num_running: int, now_s: float
+    requests: Iterable[LiveRequest], gate: AdapterGate, admission: Admission, num_running: int, now_s: float
 ) -> Iterator[Ending]:
     """Yield requests that have missed or are bound to miss their deadline, or whose adapter cannot become resident.
 
@@ -53,7 +43,7 @@ def hopeless(
         if live.row is not None:
             continue
         adapter = live.request.adapter
-        if deadline_s is not None and live.next_look_s <= now_s and _is_lost(live, spare_s, num_running, now_s):
+        if deadline_s is not None and live.next_look_s <= now_s and _is_lost(live, admission, num_running, now_s):
             yield Ending(live, FinishReason.EXPIRED, DEADLINE_LOST)
         elif adapter is not None:
             if adapter not in error_by_adapter:
@@ -64,13 +54,13 @@ def hopeless(
                 yield Ending(live, reason, error)
 
 
-def _is_lost(live: LiveRequest, spare_s: SpareTime, num_running: int, now_s: float) -> bool:
+def _is_lost(live: LiveRequest, admission: Admission, num_running: int, now_s: float) -> bool:
     """Whether a waiting request would miss its deadline even with the engine to itself; if not, hurry it if need be."""
-    left_s = spare_s(live, now_s, num_rows=1, margin=1.0)
+    left_s = admission.spare_s(live, now_s, num_rows=1, margin=1.0)
     if left_s < 0 and not live.output_ids:
         return True
     if not live.is_hurried:
-        beside_s = spare_s(live, now_s, num_rows=num_running + 1, margin=RISK)
+        beside_s = admission.spare_s(live, now_s, num_rows=num_running + 1, margin=RISK)
         if beside_s < 0:
             live.hurry()
         else:

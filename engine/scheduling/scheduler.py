@@ -256,7 +256,7 @@ class Scheduler:
     def _end_hopeless(self) -> None:
         """End requests that miss their deadline or cannot get their adapter; hurry waiting ones that may miss it."""
         requests, now_s = [*self._live.values()], self._clock()
-        for live, reason, error in hopeless(requests, self._gate, self.admission.spare_s, len(self._running), now_s):
+        for live, reason, error in hopeless(requests, self._gate, self.admission, len(self._running), now_s):
             self._end(live, reason, error=error)
 
     def _yield_rows(self) -> bool:
