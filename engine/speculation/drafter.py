@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Protocol
 
 from engine.request import Request
 from engine.speculation.prediction import Prediction
@@ -19,26 +18,12 @@ NEW_SHARE = 0.2
 """Weight of the newest token in the acceptance rate of a source."""
 
 
-class DraftSource(Protocol):
-    """A source of draft tokens for an answer.
+class Guesses:
+    """What a draft model guesses.
 
     Attributes:
-        acceptance: probability that a draft token is right if those before it are, 0 to 1.
+        acceptance: as of the other sources, the probability that a draft token is right if those before it are, 0 to 1.
     """
-
-    acceptance: float
-
-    def push(self, token_id: int) -> None:
-        """Record an output token."""
-        ...
-
-    def draft(self, count: int) -> list[int]:
-        """Return what may come next, at most `count` tokens."""
-        ...
-
-
-class Guesses:
-    """What a draft model guesses; see `DraftSource` for the attribute."""
 
     def __init__(self, acceptance: float) -> None:
         self.acceptance = acceptance
@@ -56,11 +41,11 @@ class Drafter:
     """
 
     def __init__(self, request: Request, agreement: float = 0.0) -> None:
-        self._sources: list[DraftSource] = [PromptLookup(request.prompt_ids, request.params.max_tokens)]
+        self._sources: list[PromptLookup | Prediction] = [PromptLookup(request.prompt_ids, request.params.max_tokens)]
         if request.prediction_ids:
             self._sources.append(Prediction(request.prediction_ids))
         self.guesses = Guesses(agreement)
-        self._source: DraftSource | Guesses = self._sources[0]
+        self._source: PromptLookup | Prediction | Guesses = self._sources[0]
         self._expected: list[int] = []
         self._num_seen = 0
         self.num_accepted = self.num_rejected = 0

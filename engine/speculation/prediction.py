@@ -17,7 +17,7 @@ FIRST_ACCEPTANCE = 0.9
 
 
 class Prediction:
-    """A `engine.speculation.drafter.DraftSource` that follows the answer through its prediction."""
+    """Follows the answer through its prediction. `acceptance` is that of `engine.speculation.drafter.Guesses`."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.acceptance = FIRST_ACCEPTANCE

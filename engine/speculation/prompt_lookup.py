@@ -21,7 +21,7 @@ FIRST_ACCEPTANCE = 0.5
 
 
 class PromptLookup:
-    """A `engine.speculation.drafter.DraftSource` over the prompt and output of one request.
+    """Looks up the prompt and output of one request. `acceptance` is that of `engine.speculation.drafter.Guesses`.
 
     If two n-grams collide in the table, the newer one replaces the older.
     """
