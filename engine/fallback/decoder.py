@@ -127,22 +127,6 @@ class FallbackDecoder:
         moves = batch.state_moves
         if moves is not None:
             self.begin(moves)
-        output = self.compute(batch, cache)
-        if moves is not None and self._are_single(batch):
-            self.end(moves)
-        return output
-
-    def begin(self, moves: StateMoves) -> None:
-        """Restore states, before a step."""
-        self._states.begin(moves)
-
-    def end(self, moves: StateMoves) -> None:
-        """Take snapshots, after a step of one token per row."""
-        self._states.keep(moves.kept)
-
-    @torch.inference_mode()
-    def compute(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
-        """Compute a step whose states are in place; snapshots are left out if it has one token per row."""
         has_states, rows = bool(self.spec.states), batch.attention[0].rows
         lora = self._backend.lora(batch.adapters, batch.sample_adapters)
         if lora is not None:
@@ -155,7 +139,7 @@ class FallbackDecoder:
             lora,
             self._states.singles(rows) if are_single else None,
             (rows if batch.host_rows is None else batch.host_rows).tolist() if has_states and not are_single else (),
-            NOTHING_KEPT if batch.state_moves is None else batch.state_moves.kept,
+            NOTHING_KEPT if moves is None else moves.kept,
         )
         self._modules.begin(lora, rows[: batch.attention[0].num_decodes])
         self._rotations.begin()
@@ -176,7 +160,17 @@ class FallbackDecoder:
         assert self._last_hidden is not None, "the model has passed by its own layers"
         hidden = [self._last_hidden[start:end] for start, end in batch.pooled]
         self._last_hidden = None
+        if moves is not None and are_single:
+            self.end(moves)
         return StepOutput(logits.float(), hidden)
+
+    def begin(self, moves: StateMoves) -> None:
+        """Restore states, before a step."""
+        self._states.begin(moves)
+
+    def end(self, moves: StateMoves) -> None:
+        """Take snapshots, after a step of one token per row; longer rows take them on the way."""
+        self._states.keep(moves.kept)
 
     def attend(
         self,
