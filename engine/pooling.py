@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,19 +10,13 @@ import torch
 from engine.request import Pooling, RequestId
 from engine.step import StepPlan
 
+Vector = Callable[[], torch.Tensor]
+"""Waits for a vector that a device may still be computing, [hidden] float32, and returns it."""
 
-@dataclass(frozen=True, slots=True)
-class Vector:
-    """A vector that a device may still be computing; `fetched` waits for it and returns it, [hidden] float32."""
 
-    fetched: Callable[[], torch.Tensor]
-
-    def fetch(self) -> bytes | None:
-        """Wait for the vector; return it as little-endian float32, or None if it is not finite."""
-        numbers = self.fetched()
-        if not bool(torch.isfinite(numbers).all()):
-            return None
-        return np.asarray(numbers, dtype="<f4").tobytes()
+def packed(vector: torch.Tensor) -> bytes | None:
+    """Return a vector as little-endian float32, or None if it is not finite."""
+    return np.asarray(vector, dtype="<f4").tobytes() if bool(torch.isfinite(vector).all()) else None
 
 
 def pooled_ranges(plan: StepPlan) -> tuple[tuple[int, int], ...]:
@@ -43,7 +36,7 @@ class Pooler:
         fetch: starts a copy to the host; returns a function that waits for it.
     """
 
-    def __init__(self, fetch: Callable[[torch.Tensor], Callable[[], torch.Tensor]]) -> None:
+    def __init__(self, fetch: Callable[[torch.Tensor], Vector]) -> None:
         self._fetch = fetch
         self._sum_by_row: dict[int, torch.Tensor] = {}
 
@@ -66,5 +59,5 @@ class Pooler:
             self._sum_by_row[row.row] = total
             if row.ends_prompt:
                 count = row.end if row.request.pooling is Pooling.MEAN else 1
-                whole[row.request.request_id] = Vector(self._fetch(self._sum_by_row.pop(row.row) / count))
+                whole[row.request.request_id] = self._fetch(self._sum_by_row.pop(row.row) / count)
         return whole

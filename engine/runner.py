@@ -15,7 +15,7 @@ from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.kv_cache import KvCache
 from engine.lora import AdapterSegment, ResidentAdapters, Segment, collect_segments
 from engine.metrics import StepTimes
-from engine.pooling import Pooler, Vector, pooled_ranges
+from engine.pooling import Pooler, Vector, packed, pooled_ranges
 from engine.request import RequestId
 from engine.sampling.logprobs import read_told, tell
 from engine.sampling.placing import placed
@@ -127,7 +127,7 @@ class Runner:
         rows, lines, scores, logits, drawing, vectors = self._submitted.popleft()
         drawn = self._sampler.finish(drawing)
         found = draw_behind(self._sampler, logits, lines, rows, drawn)
-        pooled = {request_id: vector.fetch() for request_id, vector in vectors.items()}
+        pooled = {request_id: packed(vector()) for request_id, vector in vectors.items()}
         ids = [row.request.request_id for row in rows]
         tokens = {request_id: tuple(row.token_ids) for request_id, row in zip(ids, found, strict=True)}
         by_row = dict(zip((row.row for row in rows), ids, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.pooling import Pooler
+from engine.pooling import Pooler, packed
 from engine.request import Pooling, Request, RequestId, SamplingParams
 from engine.step import StepPlan, StepRow
 
@@ -45,11 +45,11 @@ def test_a_vector_is_fetched_as_it_is_computed_and_waited_for_by_who_asks() -> N
         assert begun == []
         (vector,) = pooler.add(plans[1], [states[5 - plans[1].rows[0].num_pooled :]]).values()
         assert len(begun) == 1
-        found = np.frombuffer(vector.fetch() or b"", dtype="<f4")
+        found = np.frombuffer(packed(vector()) or b"", dtype="<f4")
         torch.testing.assert_close(torch.from_numpy(found.copy()), expected)
 
 
 def test_numbers_that_are_not_finite_are_no_vector() -> None:
     states = torch.tensor([[1.0, torch.inf]] * 5)
     (vector,) = Pooler(lambda numbers: lambda: numbers).add(chunk(0, 5, Pooling.MEAN), [states]).values()
-    assert vector.fetch() is None
+    assert packed(vector()) is None
