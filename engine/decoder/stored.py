@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engine.decoder.json_file import read_json
-from engine.decoder.stored_fields import COMPRESSED, FLOATS, INTEGERS, NVFP4, PACKED, check_fields
-from engine.decoder.stored_fp8 import FP8, StoredFp8, parse_fp8
-from engine.decoder.stored_int4 import INT4_METHODS, StoredInt4, parse_int4, parse_packed
+from engine.decoder.stored_fields import COMPRESSED, FLOATS, INTEGERS, NVFP4, PACKED, check_fields, parse_groups
+from engine.decoder.stored_fp8 import FP8, StoredFp8, parse_fp8, parse_fp8_group
+from engine.decoder.stored_int4 import INT4_METHODS, StoredInt4, parse_int4, parse_int4_group
 from engine.decoder.stored_mxfp4 import MXFP4, StoredMxfp4
 from engine.decoder.stored_numbers import (
     BITSANDBYTES,
@@ -18,8 +18,8 @@ from engine.decoder.stored_numbers import (
     StoredInt8,
     StoredNvfp4,
     parse_bitsandbytes,
-    parse_integers,
-    parse_nvfp4,
+    parse_int8_group,
+    parse_nvfp4_group,
 )
 from engine.errors import CheckpointError
 
@@ -46,31 +46,31 @@ def parse_stored(fields: object, where: str) -> Stored:
     Raises:
         CheckpointError: a value is not supported; the message names the field.
     """
+    within = f"{where}: quantization_config"
     if not isinstance(fields, Mapping):
-        raise CheckpointError(f"{where}: quantization_config is not a JSON object.")
+        raise CheckpointError(f"{within} is not a JSON object.")
     method = fields.get("quant_method")
     if not isinstance(method, str) or method not in _PARSER_BY_METHOD:
         known = ", ".join(_PARSER_BY_METHOD)
-        raise CheckpointError(f"{where}: quantization_config.quant_method is {method!r}; supported are {known}.")
-    return _PARSER_BY_METHOD[method](fields, where)
+        raise CheckpointError(f"{within}.quant_method is {method!r}; supported are {known}.")
+    return _PARSER_BY_METHOD[method](fields, within)
 
 
-def _parse_compressed(fields: Mapping[str, object], where: str) -> Stored:
-    check_fields(fields, {"format": tuple(_PARSER_BY_FORMAT)}, f"{where}: quantization_config")
-    return _PARSER_BY_FORMAT[str(fields["format"])](fields, where)
+def _parse_compressed(fields: Mapping[str, object], within: str) -> Stored:
+    check_fields(fields, {"format": tuple(_GROUP_PARSER_BY_FORMAT)}, within)
+    return parse_groups(fields, within, _GROUP_PARSER_BY_FORMAT[str(fields["format"])])
 
 
-def _parse_modelopt(fields: Mapping[str, object], where: str) -> Stored:
-    check_fields(fields, {"quant_algo": tuple(_STORED_BY_ALGORITHM)}, f"{where}: quantization_config")
+def _parse_modelopt(fields: Mapping[str, object], within: str) -> Stored:
+    check_fields(fields, {"quant_algo": tuple(_STORED_BY_ALGORITHM)}, within)
     return _STORED_BY_ALGORITHM[str(fields["quant_algo"])]
 
 
-_Parser = Callable[[Mapping[str, object], str], Stored]
-_PARSER_BY_FORMAT: dict[str, _Parser] = {
-    FLOATS: parse_fp8,
-    PACKED: parse_packed,
-    INTEGERS: parse_integers,
-    NVFP4: parse_nvfp4,
+_GROUP_PARSER_BY_FORMAT: dict[str, Callable[[Mapping[str, object], Mapping[str, object], str], Stored]] = {
+    FLOATS: parse_fp8_group,
+    PACKED: parse_int4_group,
+    INTEGERS: parse_int8_group,
+    NVFP4: parse_nvfp4_group,
 }
 _STORED_BY_ALGORITHM: dict[str, Stored] = {
     "FP8": StoredFp8(),
@@ -78,11 +78,11 @@ _STORED_BY_ALGORITHM: dict[str, Stored] = {
     "NVFP4": NVFP4_OF_MODELOPT,
     "W4A16_NVFP4": NVFP4_OF_MODELOPT,
 }
-_PARSER_BY_METHOD: dict[str, _Parser] = {
+_PARSER_BY_METHOD: dict[str, Callable[[Mapping[str, object], str], Stored]] = {
     **dict.fromkeys(INT4_METHODS, parse_int4),
     COMPRESSED: _parse_compressed,
     FP8: parse_fp8,
-    MXFP4: lambda fields, where: StoredMxfp4(),
+    MXFP4: lambda fields, within: StoredMxfp4(),
     BITSANDBYTES: parse_bitsandbytes,
     MODELOPT: _parse_modelopt,
 }

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.decoder.stored_fields import COMPRESSED, check_fields, parse_groups, scale_shapes
+from engine.decoder.stored_fields import check_fields, scale_shapes
 from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
 
@@ -69,19 +69,8 @@ class StoredFp8:
         return scale_shapes(out, self.has_row_scales)
 
 
-def parse_fp8(fields: Mapping[str, object], where: str) -> StoredFp8:
-    """Parse the `quantization_config` of compressed-tensors' FP8 format, or of "fp8".
-
-    Raises:
-        CheckpointError: a value is not supported; the message names the field.
-    """
-    within = f"{where}: quantization_config"
-    if fields["quant_method"] == COMPRESSED:
-        return parse_groups(fields, within, _parse_group)
-    return _parse_plain(fields, within)
-
-
-def _parse_plain(fields: Mapping[str, object], within: str) -> StoredFp8:
+def parse_fp8(fields: Mapping[str, object], within: str) -> StoredFp8:
+    """Parse the `quantization_config` of "fp8"; raises as `engine.decoder.stored.parse_stored`."""
     check_fields(fields, {"activation_scheme": ("dynamic", "static"), "fmt": ("e4m3", None)}, within)
     size = fields.get("weight_block_size")
     if size is None:
@@ -89,7 +78,8 @@ def _parse_plain(fields: Mapping[str, object], within: str) -> StoredFp8:
     return StoredFp8(block=_block(size, f"{within}.weight_block_size"), scale="weight_scale_inv")
 
 
-def _parse_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredFp8:
+def parse_fp8_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredFp8:
+    """Parse a group of compressed-tensors' FP8 format, as `parse_groups` asks for it."""
     number = {"num_bits": (8,), "type": ("float",), "symmetric": (True, None)}
     wanted = {**number, "strategy": ("tensor", "channel", "block"), "dynamic": (False, None), "actorder": (None,)}
     check_fields(weights, wanted, f"{within}.weights")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.decoder.stored_fields import COMPRESSED, check_fields, parse_groups
+from engine.decoder.stored_fields import COMPRESSED, check_fields
 from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
 from kernels.streamed_linear.layout import BLOCK, SHORT_GROUPS, UNIT_BYTES
@@ -104,12 +104,8 @@ class StoredInt4:
                 )
 
 
-def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
-    """Parse the `quantization_config` of one of `INT4_METHODS`.
-
-    Raises:
-        CheckpointError: a value is not supported; the message names the field.
-    """
+def parse_int4(fields: Mapping[str, object], within: str) -> StoredInt4:
+    """Parse the `quantization_config` of one of `INT4_METHODS`; raises as `engine.decoder.stored.parse_stored`."""
     wanted: dict[str, tuple[object, ...]]
     if fields["quant_method"] == AWQ:
         wanted = {"version": ("gemm", "GEMM", None), "zero_point": (True,)}
@@ -117,19 +113,14 @@ def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
     else:
         fields = {"checkpoint_format": fields.get("format"), **fields}
         formats = ("gptq", "gptq_v2", None)
-        wanted = {
-            "desc_act": (True, False),
-            "checkpoint_format": formats,
-            "pack_dtype": ("int32", None),
-        }
-        _check_dynamic(fields.get("dynamic"), f"{where}: quantization_config")
+        wanted = {"desc_act": (True, False), "checkpoint_format": formats, "pack_dtype": ("int32", None)}
+        _check_dynamic(fields.get("dynamic"), within)
         # The original format stores each zero point minus one.
         is_less_one = fields["checkpoint_format"] != "gptq_v2"
-    check_fields(fields, {**wanted, "bits": (4,), "lm_head": (False, None)}, f"{where}: quantization_config")
-    group_size = _group_size(fields.get("group_size"), f"{where}: quantization_config")
+    check_fields(fields, {**wanted, "bits": (4,), "lm_head": (False, None)}, within)
     return StoredInt4(
         method=str(fields["quant_method"]),
-        group_size=group_size,
+        group_size=_group_size(fields.get("group_size"), within),
         zero_offset=int(is_less_one),
         has_order=fields.get("desc_act") is True,
     )
@@ -143,12 +134,8 @@ def _check_dynamic(patterns: object, within: str) -> None:
         )
 
 
-def parse_packed(fields: Mapping[str, object], where: str) -> StoredInt4:
-    """Parse the `quantization_config` of compressed-tensors' packed integers; raises as `parse_int4`."""
-    return parse_groups(fields, f"{where}: quantization_config", _parse_group)
-
-
-def _parse_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredInt4:
+def parse_int4_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredInt4:
+    """Parse a group of compressed-tensors' packed integers, as `parse_groups` asks for it."""
     check_fields(group, {"input_activations": (None,)}, within)
     wanted = {"num_bits": (4,), "type": ("int",), "strategy": ("group", "channel"), "symmetric": (True, False, None)}
     wanted |= {"dynamic": (False, None), "actorder": (None, "weight", "static", "group", "dynamic")}

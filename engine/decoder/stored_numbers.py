@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.decoder.stored_fields import check_fields, parse_groups, scale_shapes
+from engine.decoder.stored_fields import check_fields, scale_shapes
 from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
 
@@ -148,13 +148,8 @@ class StoredNvfp4(_Passing):
 NVFP4_OF_MODELOPT = StoredNvfp4(held="weight", whole_scale="weight_scale_2", divides=False)
 
 
-def parse_bitsandbytes(fields: Mapping[str, object], where: str) -> StoredInt8 | StoredBnb4:
-    """Parse the `quantization_config` of bitsandbytes.
-
-    Raises:
-        CheckpointError: a value is not supported; the message names the field.
-    """
-    within = f"{where}: quantization_config"
+def parse_bitsandbytes(fields: Mapping[str, object], within: str) -> StoredInt8 | StoredBnb4:
+    """Parse the `quantization_config` of bitsandbytes; raises as `engine.decoder.stored.parse_stored`."""
     if fields.get("load_in_8bit"):
         return StoredInt8(scale="SCB", unit=127.0)
     wanted: dict[str, tuple[object, ...]] = {
@@ -167,23 +162,15 @@ def parse_bitsandbytes(fields: Mapping[str, object], where: str) -> StoredInt8 |
     return StoredBnb4(kind=str(fields["bnb_4bit_quant_type"]), is_nested=is_nested)
 
 
-def parse_integers(fields: Mapping[str, object], where: str) -> StoredInt8:
-    """Parse the `quantization_config` of compressed-tensors' 8-bit integers; raises as `parse_bitsandbytes`."""
-    return parse_groups(fields, f"{where}: quantization_config", _parse_integers)
-
-
-def parse_nvfp4(fields: Mapping[str, object], where: str) -> StoredNvfp4:
-    """Parse the `quantization_config` of compressed-tensors' 4-bit floats; raises as `parse_bitsandbytes`."""
-    return parse_groups(fields, f"{where}: quantization_config", _parse_floats)
-
-
-def _parse_integers(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredInt8:
+def parse_int8_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredInt8:
+    """Parse a group of compressed-tensors' 8-bit integers, as `parse_groups` asks for it."""
     wanted = {"num_bits": (8,), "type": ("int",), "symmetric": (True, None), "strategy": ("channel", "tensor")}
     check_fields(weights, {**wanted, "dynamic": (False, None), "actorder": (None,)}, f"{within}.weights")
     return StoredInt8(has_row_scales=weights["strategy"] == "channel")
 
 
-def _parse_floats(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredNvfp4:
+def parse_nvfp4_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredNvfp4:
+    """Parse a group of compressed-tensors' 4-bit floats, as `parse_groups` asks for it."""
     wanted = {"num_bits": (4,), "type": ("float",), "strategy": ("tensor_group",), "group_size": (NVFP4_GROUP,)}
     check_fields(weights, {**wanted, "symmetric": (True, None), "dynamic": (False, None)}, f"{within}.weights")
     return StoredNvfp4(held="weight_packed", whole_scale="weight_global_scale", divides=True)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from engine.decoder.stored_fp8 import StoredFp8, parse_fp8
+from engine.decoder.stored import parse_stored
+from engine.decoder.stored_fp8 import StoredFp8
 from engine.errors import CheckpointError
 from tests.engine.fp8_checkpoints import BLOCK, CONFIGS, STATIC, TOKEN, compressed
 
@@ -13,7 +14,7 @@ GROUP = compressed("channel", TOKEN)["config_groups"]["group_0"]
 
 
 def test_what_is_read_of_each_kind() -> None:
-    found = {kind: parse_fp8(fields, "here") for kind, fields in CONFIGS.items()}
+    found = {kind: parse_stored(fields, "here") for kind, fields in CONFIGS.items()}
     assert found == {
         "channel": StoredFp8(has_row_scales=True),
         "tensor": StoredFp8(),
@@ -29,19 +30,19 @@ def test_what_is_read_of_each_kind() -> None:
 def test_groups_that_agree_are_one() -> None:
     fields = compressed("tensor", STATIC)
     groups = fields["config_groups"]
-    assert parse_fp8(fields | {"config_groups": groups | {"group_1": groups["group_0"]}}, "here") == StoredFp8()
+    assert parse_stored(fields | {"config_groups": groups | {"group_1": groups["group_0"]}}, "here") == StoredFp8()
     with pytest.raises(CheckpointError, match="config_groups has 2 groups of weights"):
-        parse_fp8(fields | {"config_groups": groups | {"group_1": GROUP}}, "here")
+        parse_stored(fields | {"config_groups": groups | {"group_1": GROUP}}, "here")
 
 
 def test_a_cache_of_few_bits_is_no_affair_of_the_weights() -> None:
     fields = CONFIGS["channel"] | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
-    assert parse_fp8(fields, "here") == StoredFp8(has_row_scales=True)
+    assert parse_stored(fields, "here") == StoredFp8(has_row_scales=True)
 
 
 def test_sparsity_that_is_none_is_passed_over() -> None:
     fields = CONFIGS["channel"] | {"sparsity_config": {"format": "dense", "global_sparsity": 0.1}}
-    assert parse_fp8(fields, "here") == StoredFp8(has_row_scales=True)
+    assert parse_stored(fields, "here") == StoredFp8(has_row_scales=True)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_sparsity_that_is_none_is_passed_over() -> None:
 )
 def test_what_is_not_read_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(CheckpointError, match=rf"here: quantization_config\..*{field} "):
-        parse_fp8(fields, "here")
+        parse_stored(fields, "here")
 
 
 def test_only_weights_of_8_bits_have_scales() -> None:

@@ -5,15 +5,22 @@ from typing import Any
 
 import pytest
 
-from engine.decoder.stored_int4 import parse_int4, parse_packed
+from engine.decoder.stored import parse_stored
+from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import CheckpointError
 from tests.engine.int4_checkpoints import CONFIGS, config_of
 
 
+def parsed(fields: dict[str, Any]) -> StoredInt4:
+    stored = parse_stored(fields, "here")
+    assert isinstance(stored, StoredInt4)
+    return stored
+
+
 def test_only_the_first_format_of_gptq_keeps_zero_points_less_one() -> None:
-    assert [parse_int4(CONFIGS[kind], "here").zero_offset for kind in ("awq", "gptq", "gptq_v2")] == [0, 1, 0]
+    assert [parsed(CONFIGS[kind]).zero_offset for kind in ("awq", "gptq", "gptq_v2")] == [0, 1, 0]
     newer = {**CONFIGS["gptq"], "format": "gptq_v2"}
-    assert parse_int4(newer, "here").zero_offset == 0
+    assert parsed(newer).zero_offset == 0
 
 
 @pytest.mark.parametrize(
@@ -40,24 +47,24 @@ def test_what_is_not_read_is_refused_by_its_field(kind: str, changes: dict[str, 
     with pytest.raises(
         CheckpointError, match=rf"here: quantization_config\.{field} is {re.escape(repr(changes[field]))}"
     ):
-        parse_int4({**CONFIGS[kind], **changes}, "here")
+        parsed({**CONFIGS[kind], **changes})
 
 
 def test_an_order_of_their_own_makes_numbers_of_weights() -> None:
     gptq, packed = (
-        parse_int4(CONFIGS["gptq"] | {"desc_act": True}, "here"),
-        parse_packed(config_of("packed", actorder="group"), "here"),
+        parsed(CONFIGS["gptq"] | {"desc_act": True}),
+        parsed(config_of("packed", actorder="group")),
     )
     assert [stored.order for stored in (gptq, packed)] == ["g_idx", "weight_g_idx"]
     for stored in (gptq, packed):
         assert not stored.stays
         assert stored.num_bytes(24, 128, 2) == 24 * 128 * 2
         assert f"m.{stored.order}" in stored.tensors("m", (24, 128), None)
-    assert parse_packed(config_of("packed", actorder="static"), "here").stays
+    assert parsed(config_of("packed", actorder="static")).stays
 
 
 def test_modules_may_be_left_out() -> None:
-    assert parse_int4({**CONFIGS["gptq"], "dynamic": {r"-:.*mlp\.gate$": {}}}, "here").group_size == 128
+    assert parsed({**CONFIGS["gptq"], "dynamic": {r"-:.*mlp\.gate$": {}}}).group_size == 128
 
 
 @pytest.mark.parametrize(
@@ -71,14 +78,14 @@ def test_packed_weights_of_another_kind_are_refused_by_their_field(changes: dict
     (field,) = changes
     place = rf"here: quantization_config\.config_groups\.group_0\.weights\.{field} is {changes[field]!r}"
     with pytest.raises(CheckpointError, match=place):
-        parse_packed(config_of("packed", **changes), "here")
+        parsed(config_of("packed", **changes))
 
 
 def test_inputs_that_are_to_be_rounded_beside_packed_weights_are_refused() -> None:
     fields = config_of("packed")
     fields["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
     with pytest.raises(CheckpointError, match="input_activations"):
-        parse_packed(fields, "here")
+        parsed(fields)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +99,7 @@ def test_inputs_that_are_to_be_rounded_beside_packed_weights_are_refused() -> No
     ],
 )
 def test_modules_must_be_whole_groups_and_blocks(group_size: int, good: tuple[int, int], bad: tuple[int, int]) -> None:
-    stored = parse_int4({**CONFIGS["awq"], "group_size": group_size}, "here")
+    stored = parsed({**CONFIGS["awq"], "group_size": group_size})
     stored.check_sizes({"model.layers.0.mlp.up_proj": good}, "here")
     with pytest.raises(CheckpointError, match=rf"up_proj has {bad[0]} inputs and {bad[1]} outputs"):
         stored.check_sizes({"model.layers.0.mlp.up_proj": bad}, "here")
