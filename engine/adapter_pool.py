@@ -32,7 +32,7 @@ LentMemory = Callable[[range], Sequence[torch.Tensor]]
 
 
 class AdapterPool:
-    """The adapters of one engine; an `engine.ports.AdapterGate`, `AdapterStock` and `engine.lora.ResidentAdapters`.
+    """The adapters of one engine; an `engine.ports.AdapterGate` and `AdapterStock`.
 
     Thread-safe. No method blocks or accesses a disk, except `close`.
 

@@ -43,7 +43,7 @@ from engine.sampling.grammar import GrammarStore
 from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler
 from engine.speculation.draft_config import resolve_draft
-from engine.speculation.draft_model import DraftModel, NoAdapters
+from engine.speculation.draft_model import DraftModel, no_weights
 from engine.tiers.build import open_tiers
 from kernels import native
 from kernels.arena import give_back_memory
@@ -98,7 +98,7 @@ def build_engine(
     return Engine(
         resolved,
         Scheduler(resolved, pool, spec.eos_ids, mover=tiers, draft_model=parts.draft_model),
-        Runner(parts.buffers, parts.model, parts.cache, sampler, pool, parts.steps_ahead),
+        Runner(parts.buffers, parts.model, parts.cache, sampler, pool.weights, parts.steps_ahead),
         adapters=pool,
         close=close,
         arrival=arrival,
@@ -169,7 +169,7 @@ def _draft_model(
     # The same threads: two pools that spin while the other works would take each other's cores.
     buffers, model, cache = build_model(draft_spec, resolved, threads=threads)
     sampler = Sampler(resolved.num_rows, draft_spec.vocab_size, torch.device("cpu"), draft_spec.eos_ids)
-    runner = Runner(buffers, model, cache, sampler, NoAdapters())
+    runner = Runner(buffers, model, cache, sampler, no_weights)
     return DraftModel(resolved, runner, spec.vocab_size, pause_wish=pause_wish)
 
 

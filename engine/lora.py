@@ -52,16 +52,8 @@ Segment = tuple[AdapterDigest | None, int, int]
 """(adapter or None for the base model, start, end): a half-open range of the batch's tokens."""
 
 
-class ResidentAdapters(Protocol):
-    """Looks up the matrices of pinned adapters; implemented by `engine.adapter_pool.AdapterPool`."""
-
-    def weights(self, digest: AdapterDigest) -> AdapterWeights:
-        """Return the device weights of a pinned adapter.
-
-        Raises:
-            EngineError: it is not resident; the scheduler ran it without a pin.
-        """
-        ...
+WeightsOf = Callable[[AdapterDigest], AdapterWeights]
+"""Returns the device weights of a pinned adapter, as `engine.adapter_pool.AdapterPool.weights` does."""
 
 
 class HeadNorms(NamedTuple):
@@ -112,7 +104,7 @@ def num_entries(part: Part) -> int:
     return len({EXPERT_ENTRIES[module] for module in EXPERT_MODULES[part]})
 
 
-def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:
+def collect_segments(segments: Iterable[Segment], weights_of: WeightsOf) -> tuple[AdapterSegment, ...]:
     """Look up the adapters of a batch's segments; join adjacent segments of one adapter and omit those of the base.
 
     Segments must be in ascending order and must not overlap; they need not cover the batch.
@@ -125,7 +117,7 @@ def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tup
             joined[-1] = (digest, joined[-1][1], end)
         else:
             joined.append((digest, start, end))
-    return tuple(AdapterSegment(weights=pool.weights(d), start=s, end=e) for d, s, e in joined)
+    return tuple(AdapterSegment(weights=weights_of(d), start=s, end=e) for d, s, e in joined)
 
 
 def cut_segments(segments: Iterable[AdapterSegment], start: int, end: int) -> list[AdapterSegment]:

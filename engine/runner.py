@@ -13,7 +13,7 @@ import torch
 from engine.buffers import InputBuffers
 from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.kv_cache import KvCache
-from engine.lora import AdapterSegment, ResidentAdapters, Segment, collect_segments
+from engine.lora import AdapterSegment, Segment, WeightsOf, collect_segments
 from engine.metrics import StepTimes
 from engine.pooling import Pooler, Vector, packed, pooled_ranges
 from engine.request import RequestId
@@ -70,14 +70,14 @@ class Runner:
         model: StepModel,
         cache: KvCache,
         sampler: Sampler,
-        adapters: ResidentAdapters,
+        weights_of: WeightsOf,
         steps_ahead: int = 0,
     ) -> None:
         self._buffers = buffers
         self._model = model
         self._cache = cache
         self._sampler = sampler
-        self._adapters = adapters
+        self._weights_of = weights_of
         self._pooler = Pooler(sampler.fetch)
         # More than one if a step was put aside for another.
         self._begun: list[_Begun] = []
@@ -165,11 +165,11 @@ class Runner:
         )
         adapters: tuple[AdapterSegment, ...] = ()
         if any(row.request.adapter is not None for row in plan.rows):
-            adapters = collect_segments(_segments(plan.rows, [row.num_tokens for row in plan.rows]), self._adapters)
+            adapters = collect_segments(_segments(plan.rows, [row.num_tokens for row in plan.rows]), self._weights_of)
         batch = self._buffers.fill(plan, adapters)
         if any(segment.weights.changes_whole_model for segment in adapters):
             samples = _segments(plan.rows, [row.num_logits for row in plan.rows])
-            batch = replace(batch, sample_adapters=collect_segments(samples, self._adapters))
+            batch = replace(batch, sample_adapters=collect_segments(samples, self._weights_of))
         if plan.state_moves is not None:
             batch = replace(batch, state_moves=plan.state_moves)
         return replace(batch, pooled=pooled_ranges(plan)) if plan.has_pooled else batch

@@ -74,12 +74,9 @@ class _Reading:
         return num_tokens
 
 
-class NoAdapters:
-    """An `engine.lora.ResidentAdapters` without any."""
-
-    def weights(self, digest: AdapterDigest) -> AdapterWeights:
-        """Raise EngineError: the draft model computes the base model's texts for all adapters."""
-        raise EngineError(f"a draft model has no adapters, and {digest} is asked of it")
+def no_weights(digest: AdapterDigest) -> AdapterWeights:
+    """Raise EngineError: the draft model computes the base model's texts for all adapters."""
+    raise EngineError(f"a draft model has no adapters, and {digest} is asked of it")
 
 
 class DraftModel:

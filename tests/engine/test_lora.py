@@ -44,7 +44,7 @@ class Resident:
 
 
 def build(pool: Resident, *segments: tuple[AdapterDigest | None, int, int]) -> LoraBatch:
-    return LoraBatch(collect_segments(segments, pool))
+    return LoraBatch(collect_segments(segments, pool.weights))
 
 
 def added(batch: LinearProducts, layer: int, modules: tuple[str, ...], x: torch.Tensor, *splits: int) -> torch.Tensor:
@@ -88,7 +88,7 @@ def test_a_single_module_equals_the_formula(module: str) -> None:
 
 def test_a_batch_without_adapters_has_no_lora_at_all() -> None:
     pool = Resident()
-    assert collect_segments([(None, 0, 5), (A, 5, 5)], pool) == ()
+    assert collect_segments([(None, 0, 5), (A, 5, 5)], pool.weights) == ()
     assert pool.asked == []
     assert Backend().lora(()) is None
 

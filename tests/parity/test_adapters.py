@@ -19,7 +19,7 @@ from adapters.loading import AdapterLoader
 from adapters.registry import reference
 from adapters.validate import ModuleShapes
 from adapters.weights import AdapterWeights
-from engine.lora import AdapterSegment, LoraBatch, ResidentAdapters, Segment, collect_segments
+from engine.lora import AdapterSegment, LoraBatch, Segment, WeightsOf, collect_segments
 from engine.request import FinishReason
 from tests.parity.adapter_serving import NUM_TOKENS, VOCAB, Serving, make_base, prompt_of, starting
 from tests.parity.peft_adapters import CONFIGS, load_adapters, save_adapters
@@ -83,7 +83,7 @@ def batched(family: str, path_by_name: dict[str, str]) -> Iterator[torch.Tensor]
     segments = [
         (loaded.digest_by_name[name] if name else None, i * width, (i + 1) * width) for i, name in enumerate(names)
     ]
-    batch = LoraBatch(collect_segments(segments, loaded))
+    batch = LoraBatch(collect_segments(segments, loaded.weights))
 
     def hook(layer: int, module: str) -> object:
         def add(_: object, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
@@ -164,10 +164,10 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[set[AdapterDigest | None]]:
     """What every step had in its batch: digests, and None for the base."""
     seen: list[set[AdapterDigest | None]] = []
 
-    def record(segments: Iterable[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:
+    def record(segments: Iterable[Segment], weights_of: WeightsOf) -> tuple[AdapterSegment, ...]:
         known = list(segments)
         seen.append({digest for digest, _, _ in known})
-        return collect_segments(known, pool)
+        return collect_segments(known, weights_of)
 
     monkeypatch.setattr("engine.runner.collect_segments", record)
     return seen
