@@ -12,10 +12,10 @@ from typing import NamedTuple
 from engine.cache.reach import Reach
 from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.model_spec import ModelSpec
+from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
-from engine.fallback.spec import FallbackSpec
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEVICES_BY_QUANTIZATION = {"int8": ("cpu",), "fp8": ("cuda",), "int4": ("cpu", "cuda")}
@@ -350,7 +350,7 @@ def _why_not_fp8(spec: ModelSpec, hardware: Hardware, dtype: str) -> str | None:
 
 def _quantized_sizes(spec: ModelSpec) -> set[tuple[int, int]]:
     """Return (in, out) of what has to be quantized: of models that run in transformers, whatever fits."""
-    return set() if isinstance(spec, FallbackSpec) else spec.linear_sizes()
+    return spec.linear_sizes() if isinstance(spec, DecoderSpec) else set()
 
 
 def _odd_size(multiple: int, sizes: set[int]) -> str | None:

@@ -123,10 +123,6 @@ class ModelSpec(ABC):
         """Return the linear modules that take an adapter, as `linear_shapes`."""
         return self.linear_shapes()
 
-    def linear_sizes(self) -> set[tuple[int, int]]:
-        """Return the distinct (in, out) sizes of all linear modules, experts included."""
-        return set(self.linear_shapes().values())
-
     @abstractmethod
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of everything that takes an adapter, as `adapters.validate.ModuleShapes`."""
