@@ -1,4 +1,4 @@
-"""Typed reads from a parsed config.json; `CheckpointError` names a wrong or missing field."""
+"""Checked reads from a parsed config.json; `CheckpointError` names a wrong or missing field."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
             raise CheckpointError(f"{self.where}: {name} must be a positive number, it is {value!r}.")
         return float(value)
+
+
+def check_fields(fields: Mapping[str, object], wanted: Mapping[str, tuple[object, ...]], within: str) -> None:
+    """Refuse a field whose value is not among those in `wanted`; None there allows a missing field.
+
+    Raises:
+        CheckpointError: names the field (below `within`), its value and the supported ones.
+    """
+    for name, known in wanted.items():
+        if fields.get(name) not in known:
+            values = " or ".join(repr(value) for value in known if value is not None) or "nothing"
+            raise CheckpointError(f"{within}.{name} is {fields.get(name)!r}; only {values} is supported.")

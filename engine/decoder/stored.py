@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from engine.decoder.fields import check_fields
 from engine.decoder.json_file import read_json
-from engine.decoder.stored_fields import COMPRESSED, FLOATS, INTEGERS, NVFP4, PACKED, check_fields, parse_groups
 from engine.decoder.stored_fp8 import FP8, StoredFp8, parse_fp8, parse_fp8_group
-from engine.decoder.stored_int4 import INT4_METHODS, StoredInt4, parse_int4, parse_int4_group
+from engine.decoder.stored_int4 import COMPRESSED, INT4_METHODS, StoredInt4, parse_int4, parse_int4_group
 from engine.decoder.stored_mxfp4 import MXFP4, StoredMxfp4
 from engine.decoder.stored_numbers import (
     BITSANDBYTES,
@@ -57,8 +57,26 @@ def parse_stored(fields: object, where: str) -> Stored:
 
 
 def _parse_compressed(fields: Mapping[str, object], within: str) -> Stored:
-    check_fields(fields, {"format": tuple(_GROUP_PARSER_BY_FORMAT)}, within)
-    return parse_groups(fields, within, _GROUP_PARSER_BY_FORMAT[str(fields["format"])])
+    """Parse the layout of `config_groups`, which must be the same in all."""
+    check_fields(fields, {"format": tuple(_GROUP_PARSER_BY_FORMAT), "transform_config": (None, {})}, within)
+    sparsity = fields.get("sparsity_config")
+    check_fields(
+        sparsity if isinstance(sparsity, Mapping) else {}, {"format": ("dense", None)}, f"{within}.sparsity_config"
+    )
+    groups = fields.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise CheckpointError(f"{within}.config_groups is not a JSON object with members.")
+    found = set()
+    for name, group in groups.items():
+        place = f"{within}.config_groups.{name}"
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
+            raise CheckpointError(f"{place} has no weights.")
+        check_fields(group, {"output_activations": (None,), "format": (fields["format"], None)}, place)
+        found.add(_GROUP_PARSER_BY_FORMAT[str(fields["format"])](group, weights, place))
+    if len(found) > 1:
+        raise CheckpointError(f"{within}.config_groups has {len(found)} groups of weights; only one is supported.")
+    return found.pop()
 
 
 def _parse_modelopt(fields: Mapping[str, object], within: str) -> Stored:
@@ -67,11 +85,12 @@ def _parse_modelopt(fields: Mapping[str, object], within: str) -> Stored:
 
 
 _GROUP_PARSER_BY_FORMAT: dict[str, Callable[[Mapping[str, object], Mapping[str, object], str], Stored]] = {
-    FLOATS: parse_fp8_group,
-    PACKED: parse_int4_group,
-    INTEGERS: parse_int8_group,
-    NVFP4: parse_nvfp4_group,
+    "float-quantized": parse_fp8_group,
+    "pack-quantized": parse_int4_group,
+    "int-quantized": parse_int8_group,
+    "nvfp4-pack-quantized": parse_nvfp4_group,
 }
+"""They return the layout from a group of compressed-tensors, its `weights` and its location for messages."""
 _STORED_BY_ALGORITHM: dict[str, Stored] = {
     "FP8": StoredFp8(),
     "FP8_PER_CHANNEL_PER_TOKEN": StoredFp8(has_row_scales=True),

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.decoder.stored_fields import check_fields, scale_shapes
-from engine.decoder.tensor_kinds import Shape, TensorKind
+from engine.decoder.fields import check_fields
+from engine.decoder.tensor_kinds import Shape, TensorKind, scale_shapes
 from engine.errors import CheckpointError
 
 FP8 = "fp8"
@@ -79,7 +79,7 @@ def parse_fp8(fields: Mapping[str, object], within: str) -> StoredFp8:
 
 
 def parse_fp8_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredFp8:
-    """Parse a group of compressed-tensors' FP8 format, as `parse_groups` asks for it."""
+    """Parse a group of compressed-tensors' FP8 format; raises as `engine.decoder.stored.parse_stored`."""
     number = {"num_bits": (8,), "type": ("float",), "symmetric": (True, None)}
     wanted = {**number, "strategy": ("tensor", "channel", "block"), "dynamic": (False, None), "actorder": (None,)}
     check_fields(weights, wanted, f"{within}.weights")

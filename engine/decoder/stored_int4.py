@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.decoder.stored_fields import COMPRESSED, check_fields
+from engine.decoder.fields import check_fields
 from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
 from kernels.streamed_linear.layout import BLOCK, SHORT_GROUPS, UNIT_BYTES
 
-AWQ, GPTQ = "awq", "gptq"
+AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 INT4_METHODS = (AWQ, GPTQ)
 WHOLE_COLUMN = -1
 PACKED = 8
@@ -135,7 +135,7 @@ def _check_dynamic(patterns: object, within: str) -> None:
 
 
 def parse_int4_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredInt4:
-    """Parse a group of compressed-tensors' packed integers, as `parse_groups` asks for it."""
+    """Parse a group of compressed-tensors' packed integers; raises as `parse_int4`."""
     check_fields(group, {"input_activations": (None,)}, within)
     wanted = {"num_bits": (4,), "type": ("int",), "strategy": ("group", "channel"), "symmetric": (True, False, None)}
     wanted |= {"dynamic": (False, None), "actorder": (None, "weight", "static", "group", "dynamic")}

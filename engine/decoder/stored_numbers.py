@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.decoder.stored_fields import check_fields, scale_shapes
-from engine.decoder.tensor_kinds import Shape, TensorKind
+from engine.decoder.fields import check_fields
+from engine.decoder.tensor_kinds import Shape, TensorKind, scale_shapes
 from engine.errors import CheckpointError
 
 BITSANDBYTES, MODELOPT = "bitsandbytes", "modelopt"
@@ -163,14 +163,14 @@ def parse_bitsandbytes(fields: Mapping[str, object], within: str) -> StoredInt8 
 
 
 def parse_int8_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredInt8:
-    """Parse a group of compressed-tensors' 8-bit integers, as `parse_groups` asks for it."""
+    """Parse a group of compressed-tensors' 8-bit integers; raises as `parse_bitsandbytes`."""
     wanted = {"num_bits": (8,), "type": ("int",), "symmetric": (True, None), "strategy": ("channel", "tensor")}
     check_fields(weights, {**wanted, "dynamic": (False, None), "actorder": (None,)}, f"{within}.weights")
     return StoredInt8(has_row_scales=weights["strategy"] == "channel")
 
 
 def parse_nvfp4_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredNvfp4:
-    """Parse a group of compressed-tensors' 4-bit floats, as `parse_groups` asks for it."""
+    """Parse a group of compressed-tensors' 4-bit floats; raises as `parse_bitsandbytes`."""
     wanted = {"num_bits": (4,), "type": ("float",), "strategy": ("tensor_group",), "group_size": (NVFP4_GROUP,)}
     check_fields(weights, {**wanted, "symmetric": (True, None), "dynamic": (False, None)}, f"{within}.weights")
     return StoredNvfp4(held="weight_packed", whole_scale="weight_global_scale", divides=True)

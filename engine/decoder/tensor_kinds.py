@@ -14,3 +14,8 @@ class TensorKind:
 
     shapes: tuple[Shape, ...] | None
     dtypes: tuple[str, ...] = FLOATS
+
+
+def scale_shapes(out: int, has_each: bool) -> tuple[Shape, ...]:
+    """Return the allowed shapes of scales: per output if `has_each`, otherwise per tensor."""
+    return ((out, 1), (out,)) if has_each else ((), (1,))

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.decoder.stored_fields import COMPRESSED
-from engine.decoder.stored_int4 import StoredInt4
+from engine.decoder.stored_int4 import COMPRESSED, StoredInt4
 from engine.errors import CheckpointError
 from kernels.streamed_linear.reference import Int4Matrix, pack_int4
 
