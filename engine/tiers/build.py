@@ -18,8 +18,7 @@ from engine.kv_cache import KvCache
 from engine.loading.fingerprint import model_fingerprint
 from engine.tiers.disk_slots import DiskFullError, DiskSlots
 from engine.tiers.host_slots import HostSlots
-from engine.tiers.mover import TierMover
-from engine.tiers.slot_store import SlotStore
+from engine.tiers.mover import SlotStore, TierMover
 from kernels import native
 from kernels.compiling import cache_folder
 

@@ -42,7 +42,7 @@ class DiskFullError(ConfigError):
 
 
 class DiskSlots:
-    """A `SlotStore` in one file of a folder, locked against other processes.
+    """Slots of one block each in one file of a folder, locked against other processes.
 
     Args:
         folder: created if missing.
@@ -86,12 +86,17 @@ class DiskSlots:
         return os.pread(self._file, num_slots * RECORD.size, self._records_at)
 
     def contents(self) -> list[KeptBlock]:
-        """Return what the file held when it was opened; only the first call does, as the list may be large."""
+        """Return what the file held when it was opened, the least recently written first; only the first call does."""
+        # Not kept: the list may be large.
         kept, self._kept = self._kept, []
         return [block for _, block in kept]
 
     def write(self, slot: int, name: BlockName, depth: int, content: torch.Tensor) -> None:
-        """Write the content, then its record."""
+        """Write a block's content, bytes [block_bytes], then its record.
+
+        Raises:
+            OSError: they could not be written; the slot holds nothing.
+        """
         numbers = content.numpy().data
         checksum = zlib.crc32(numbers, zlib.crc32(name))
         self._put(numbers, self._slots_at + slot * self._block_bytes)
@@ -100,7 +105,7 @@ class DiskSlots:
         self._sums[slot] = checksum
 
     def read(self, slot: int, name: BlockName) -> torch.Tensor | None:
-        """Read the content and verify its checksum."""
+        """Read the content, bytes [block_bytes], and verify its checksum; None if it is not intact."""
         content = torch.empty(self._block_bytes, dtype=torch.uint8)
         numbers = content.numpy().data
         try:

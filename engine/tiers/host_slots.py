@@ -14,7 +14,7 @@ PIECE_BYTES = 1 << 30
 
 
 class HostSlots:
-    """A `SlotStore` in page-locked memory, from which a GPU copies asynchronously.
+    """Slots of one block each in page-locked memory, from which a GPU copies asynchronously.
 
     Args:
         is_pinned: False if no GPU reads it.
@@ -33,11 +33,11 @@ class HostSlots:
         return ()
 
     def write(self, slot: int, name: BlockName, depth: int, content: torch.Tensor) -> None:
-        """Copy the content into the slot."""
+        """Copy a block's content, bytes [block_bytes], into the slot."""
         self._slot(slot).copy_(content)
 
     def read(self, slot: int, name: BlockName) -> torch.Tensor | None:
-        """Return the slot itself, not a copy."""
+        """Return the slot itself, bytes [block_bytes], not a copy: it is valid until the slot is written."""
         return self._slot(slot)
 
     def close(self) -> None:

@@ -17,11 +17,14 @@ from engine.cache.blocks import BlockId
 from engine.kv_cache import KvCache
 from engine.ports import FetchOrder, KeptBlock, StoreOrder
 from engine.tiers.cache_bytes import CacheBytes
-from engine.tiers.slot_store import SlotStore
+from engine.tiers.disk_slots import DiskSlots
+from engine.tiers.host_slots import HostSlots
 
 _logger = logging.getLogger(__name__)
 
 Order = TypeVar("Order", StoreOrder, FetchOrder)
+SlotStore = HostSlots | DiskSlots
+"""A tier: slots of one block each. `write` and `read` are each called on one thread, never on the same slot at once."""
 
 COPIED_AT_ONCE_BYTES = 32 << 20
 """Host memory of one copy in flight; the device needs as much for it."""
