@@ -13,6 +13,7 @@ from adapters.experts import EXPERTS
 from adapters.peft_format import parse_module_name
 from adapters.weights import FUSED_GROUPS
 from engine.backend import Backend, Product, RoutedExperts
+from engine.fallback.plain_parts import OUTPUT, GatedMlp, RmsNorm, gated_mlp_of, norm_of
 from engine.fallback.spec import MULTIPLIED
 from engine.lora import LinearProducts, LoraProducts
 from kernels.gated_activation.reference import Activation
@@ -20,7 +21,6 @@ from kernels.gated_activation.reference import Activation
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from engine.fallback.plain_parts import GatedMlp, RmsNorm
     from engine.fallback.spec import FallbackSpec
 
 
@@ -50,7 +50,6 @@ class ModuleLayout:
         """
         # Needs transformers, which takes seconds to import.
         from engine.fallback.experts import activation_of
-        from engine.fallback.plain_parts import gated_mlp_of, norm_of
 
         head = model.get_output_embeddings()
         adapted = set(self._spec.linear_shapes())
@@ -65,7 +64,7 @@ class ModuleLayout:
             elif (mlp := gated_mlp_of(module, self._dtype)) is not None:
                 self._take_mlp(name, module, mlp, device)
                 taken.update(module.children())
-                adapted.difference_update(f"{name}.{part}" for part in (*mlp.inputs, mlp.output))
+                adapted.difference_update(f"{name}.{part}" for part in (*mlp.inputs, OUTPUT))
             elif (norm := norm_of(module, self._dtype)) is not None:
                 self._take_norm(module, norm, device)
             elif (activation := activation_of(module)) is not None and module.down_proj.dtype == self._dtype:
@@ -91,11 +90,11 @@ class ModuleLayout:
 
     def _take_mlp(self, name: str, module: torch.nn.Module, mlp: GatedMlp, device: torch.device) -> None:
         names = [f"{name}.{part}" for part in mlp.inputs]
-        inputs, output = [module.get_submodule(part) for part in mlp.inputs], module.get_submodule(mlp.output)
+        inputs, output = [module.get_submodule(part) for part in mlp.inputs], module.get_submodule(OUTPUT)
         # By this name a backend knows that its kernel may combine the halves.
         plain = self._product("gate_up", inputs, device)
         adapted = self._adapted(names, inputs, plain)
-        last = f"{name}.{mlp.output}"
+        last = f"{name}.{OUTPUT}"
         down = self._adapted([last], [output], self._product(last, [output], device))
 
         def multiply(x: torch.Tensor) -> torch.Tensor:

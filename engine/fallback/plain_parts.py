@@ -32,11 +32,10 @@ class RmsNorm(NamedTuple):
 
 
 class GatedMlp(NamedTuple):
-    """Linear modules that compute output(a(gate(x)) * up(x)); `inputs` are gate and up, or one module with both."""
+    """Linear modules that compute OUTPUT(a(gate(x)) * up(x)); `inputs` are gate and up, or one module with both."""
 
     activation: Activation
     inputs: tuple[str, ...]
-    output: str = OUTPUT
 
 
 def norm_of(module: torch.nn.Module, dtype: torch.dtype) -> RmsNorm | None:
