@@ -225,5 +225,5 @@ class _Submitted(NamedTuple):
 def _segments(rows: Sequence[StepRow], counts: Sequence[int]) -> Iterator[Segment]:
     at = 0
     for row, count in zip(rows, counts, strict=True):
-        yield row.adapter, at, at + count
+        yield row.request.adapter, at, at + count
         at += count

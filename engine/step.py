@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from adapters.identity import AdapterDigest
 from engine.request import Pooling, Request, RequestId, TokenLogprobs
 
 
@@ -91,11 +90,6 @@ class StepRow(NamedTuple):
     def ends_prompt(self) -> bool:
         """Whether this row computes the last token of prompt and prior output."""
         return self.end == len(self.request.prompt_ids) + len(self.request.prior_output_ids)
-
-    @property
-    def adapter(self) -> AdapterDigest | None:
-        """Digest of the adapter; None for the base model."""
-        return self.request.adapter
 
     @property
     def first_token_id(self) -> int:

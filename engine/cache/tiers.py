@@ -323,10 +323,7 @@ class CacheTiers:
         return shared, missing
 
     def _can_be_had(self, name: BlockName) -> bool:
-        return name in self._index or (self.holds(name) and not self._comes(name))
-
-    def _comes(self, name: BlockName) -> bool:
-        return name in self._ticket_by_name
+        return name in self._index or (self.holds(name) and name not in self._ticket_by_name)
 
     def _order(self, name: BlockName, block: BlockId, depth: int) -> FetchOrder:
         number = next(number for number, tier in enumerate(self._tiers) if name in tier.slot_by_name)

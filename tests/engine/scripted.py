@@ -310,9 +310,11 @@ class ScriptedRunner:
             for row in plan.rows
             for blocks in row.block_tables
         )
-        groups = [(row.num_tokens > 1, row.adapter or "") for row in plan.rows]
+        groups = [(row.num_tokens > 1, row.request.adapter or "") for row in plan.rows]
         assert groups == sorted(groups), "rows are out of order"
-        assert all(row.adapter is None or self._gate.pins[row.adapter] for row in plan.rows), "an adapter is not pinned"
+        assert all(row.request.adapter is None or self._gate.pins[row.request.adapter] for row in plan.rows), (
+            "an adapter is not pinned"
+        )
         cap = self._config.max_prefill_tokens_with_decodes
         # Whoever wants one token more is a decode to the plan, the last one of a prompt for a vector included.
         last = [row for row in plan.rows if row.end - row.start == 1 and (row.samples or row.ends_prompt)]

@@ -131,7 +131,7 @@ def test_rows_of_one_token_come_first_and_adapters_lie_side_by_side_in_each_grou
     harness.add(a_request("p0", range(9), adapter="y"), a_request("p1"), a_request("p2", (5,), adapter="x"))
     plan = harness.step()
     assert plan is not None
-    assert [(row.request.request_id, row.adapter) for row in plan.rows] == [
+    assert [(row.request.request_id, row.request.adapter) for row in plan.rows] == [
         ("d1", None),
         ("d2", "x"),
         ("p2", "x"),
