@@ -1,5 +1,7 @@
 // A conversation: streams each answer, can be cancelled, and says which request it was.
 
+const NEAR_END_PX = 40;
+
 export class Chat {
   #turns = [];
   #abort = null;
@@ -25,7 +27,9 @@ export class Chat {
   }
 
   async ask(text, system, parameters) {
-    this.#turns.push({ role: "user", content: text });
+    // "New chat" begins others, to which nothing of this answer belongs.
+    const turns = this.#turns;
+    turns.push({ role: "user", content: text });
     this.#show("user", text);
     const answer = this.#show("assistant", "");
     this.#abort = new AbortController();
@@ -37,16 +41,18 @@ export class Chat {
         headers: { "content-type": "application/json", ...this.headers() },
         body: JSON.stringify({
           ...parameters,
-          messages: [...(system ? [{ role: "system", content: system }] : []), ...this.#turns],
+          messages: [...(system ? [{ role: "system", content: system }] : []), ...turns],
           stream: true,
           stream_options: { include_usage: true },
         }),
         signal: this.#abort.signal,
       });
       requestId = response.headers.get("x-request-id");
-      if (!response.ok) throw new Error((await response.json()).error.message);
+      if (!response.ok) throw new Error(await reason(response));
+      let isWhole = false;
       for await (const data of events(response.body)) {
-        if (data === "[DONE]") break;
+        isWhole = data === "[DONE]";
+        if (isWhole) break;
         const chunk = JSON.parse(data);
         if (chunk.error) throw new Error(chunk.error.message);
         const delta = chunk.choices[0]?.delta ?? {};
@@ -55,19 +61,20 @@ export class Chat {
         content += piece;
         if (piece) this.#append(answer, piece);
       }
+      if (!isWhole) throw new Error("The connection ended before the answer did.");
     } catch (error) {
       if (error.name === "AbortError") this.#append(answer, " (cancelled)", "thoughts");
       else {
         answer.classList.add("error");
-        this.#append(answer, error.message);
+        this.#append(answer, answer.hasChildNodes() ? `\n${error.message}` : error.message);
       }
     } finally {
       this.#abort = null;
     }
     // An answer that has failed would be a turn without content.
-    if (content) this.#turns.push({ role: "assistant", content });
-    else this.#turns.pop();
-    if (requestId) await this.onEnd(requestId);
+    if (content) turns.push({ role: "assistant", content });
+    else turns.pop();
+    if (requestId) this.onEnd(requestId);
   }
 
   #show(role, text) {
@@ -82,9 +89,17 @@ export class Chat {
   #append(turn, text, kind) {
     const piece = kind ? Object.assign(document.createElement("span"), { className: kind }) : null;
     if (piece) piece.textContent = text;
+    const { scrollHeight, scrollTop, clientHeight } = this.log;
     turn.append(piece ?? text);
-    this.log.scrollTop = this.log.scrollHeight;
+    // Whoever has scrolled up reads there.
+    if (scrollHeight - scrollTop - clientHeight < NEAR_END_PX) this.log.scrollTop = this.log.scrollHeight;
   }
+}
+
+// Why a request has failed: the server has a message, a proxy before it only a status.
+async function reason(response) {
+  const body = await response.json().catch(() => null);
+  return body?.error?.message ?? `The server cannot be reached: a proxy answered with status ${response.status}.`;
 }
 
 // The data lines of a stream of server-sent events.

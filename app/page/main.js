@@ -4,6 +4,10 @@ import { Chat } from "./chat.js";
 import { watch } from "./server.js";
 import { drawTimeline } from "./timeline.js";
 
+const RETRY_MS = 2000;
+let retry = null;
+let lastRequest = null;
+
 const element = (id) => document.getElementById(id);
 
 function headers() {
@@ -12,23 +16,47 @@ function headers() {
 }
 
 async function listModels() {
-  const select = element("model");
-  const response = await fetch("v1/models", { headers: headers() });
-  if (!response.ok) {
-    element("key").placeholder = "required";
-    select.replaceChildren();
-    return;
+  clearTimeout(retry);
+  try {
+    const response = await fetch("v1/models", { headers: headers() });
+    if (response.ok) showModels((await response.json()).data);
+    else if (response.status === 401) refuseKey();
+    else throw new Error(`status ${response.status}`);
+  } catch {
+    // What is listed stays: the server or the connection may come back.
+    clearTimeout(retry);
+    retry = setTimeout(listModels, RETRY_MS);
   }
+}
+
+function showModels(cards) {
+  const select = element("model");
   // A cross-encoder does not chat.
-  const data = (await response.json()).data.filter(({ task }) => task === "generate");
+  const shown = cards.filter(({ task }) => task === "generate");
+  const options = shown.map(({ id, parent }) => new Option(parent ? `${id} (adapter of ${parent})` : id, id));
+  const told = (list) => JSON.stringify(list.map(({ text, value }) => [text, value]));
+  // An open list does not move under the pointer.
+  if (told(options) === told([...select.options])) return;
   const chosen = select.value;
-  select.replaceChildren(...data.map(({ id, parent }) => new Option(parent ? `${id} (adapter of ${parent})` : id, id)));
-  if (data.some(({ id }) => id === chosen)) select.value = chosen;
+  select.replaceChildren(...options);
+  if (shown.some(({ id }) => id === chosen)) select.value = chosen;
+}
+
+function refuseKey() {
+  element("key").placeholder = "required";
+  // Without a value, it cannot be sent.
+  element("model").replaceChildren(new Option(element("key").value ? "the API key is wrong" : "an API key is required", ""));
 }
 
 async function showTimeline(requestId) {
-  const response = await fetch(`requests/${encodeURIComponent(requestId)}`, { headers: headers() });
-  if (response.ok) drawTimeline(element("timeline"), await response.json());
+  lastRequest = requestId;
+  try {
+    const response = await fetch(`requests/${encodeURIComponent(requestId)}`, { headers: headers() });
+    const timeline = response.ok ? await response.json() : null;
+    if (timeline && requestId === lastRequest) drawTimeline(element("timeline"), timeline);
+  } catch {
+    // The chat goes on without it.
+  }
 }
 
 const chat = new Chat({ log: element("log"), headers, onEnd: showTimeline });
@@ -65,6 +93,9 @@ element("ask").addEventListener("submit", send);
 element("cancel").addEventListener("click", () => chat.cancel());
 element("clear").addEventListener("click", () => chat.clear());
 element("key").addEventListener("change", listModels);
+// Adapters come and go while the page is open.
+element("model").addEventListener("focus", listModels);
+window.addEventListener("focus", listModels);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") chat.cancel();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send(event);

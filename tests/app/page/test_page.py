@@ -1,0 +1,88 @@
+"""What the page does when an answer, the server or the connection is not as it should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fastapi import Response
+from fastapi.responses import JSONResponse
+
+from tests.app.page.browser import DONE, GATE, MODELS, PROGRAM, Api, delta, run
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here")
+
+LONGEST_NAME = "x" * 128
+RUNNING = f'vllm:num_requests_running{{engine="abcdefgh",model_name="{LONGEST_NAME}"}} 1.0\n'
+
+
+def first_tokens(in_10_ms: int, in_1_s: int) -> Response:
+    """Metrics in which so many answers had their first token after at most so long."""
+    buckets = {"0.01": in_10_ms, "1.0": in_10_ms + in_1_s, "+Inf": in_10_ms + in_1_s}
+    name = "vllm:time_to_first_token_seconds_bucket"
+    return Response("".join(f'{name}{{le="{edge}",model_name="m"}} {count}\n' for edge, count in buckets.items()))
+
+
+def test_a_new_chat_begins_without_what_the_old_one_had_of_an_answer(tmp_path: Path) -> None:
+    api = Api(chats=[[delta("old"), GATE], [delta("new"), DONE]])
+    script = """
+    await send("first");
+    await until(() => turns().at(-1) === "old");
+    $("clear").click();
+    await answered();
+    await send("second");
+    await until(() => turns().at(-1) === "new");
+    await report(turns());
+    """
+    assert run(api, script, tmp_path) == ["second", "new"]
+    assert api.asked[1]["messages"] == [{"role": "user", "content": "second"}]
+
+
+def test_an_error_of_a_proxy_is_told_by_its_status(tmp_path: Path) -> None:
+    api = Api(chats=[Response("<html>503 Service Unavailable</html>", 503)])
+    script = """
+    await send("hello");
+    await answered();
+    await report(turns());
+    """
+    assert run(api, script, tmp_path)[1].endswith("status 503.")
+
+
+@pytest.mark.parametrize("end", ["", 'data: {"error": {"message": "The connection ended before the answer did."}}\n\n'])
+def test_an_answer_without_its_end_is_told_from_a_whole_one(tmp_path: Path, end: str) -> None:
+    api = Api(chats=[[delta("half an"), end]])
+    script = """
+    await send("hello");
+    await answered();
+    await report([turns().at(-1), document.querySelectorAll(".turn.error").length]);
+    """
+    assert run(api, script, tmp_path) == ["half an\nThe connection ended before the answer did.", 1]
+
+
+def test_whoever_reads_the_beginning_of_an_answer_is_left_there(tmp_path: Path) -> None:
+    page_full = delta("line\\n" * 200)
+    api = Api(chats=[[page_full, DONE], [page_full, GATE, delta("more"), DONE]])
+    script = """
+    await send("hello");
+    await answered();
+    const followed = $("log").scrollTop;
+    await send("again");
+    await until(() => turns().at(-1));
+    $("log").scrollTop = 5;
+    await go();
+    await answered();
+    await report([followed > 1000, $("log").scrollTop]);
+    """
+    assert run(api, script, tmp_path) == [True, 5]
+
+
+def test_the_chat_does_not_wait_for_the_timeline(tmp_path: Path) -> None:
+    api = Api(chats=[[delta("one"), DONE], [delta("two"), DONE]], has_no_timelines=True)
+    script = """
+    await send("hello");
+    await answered();
+    await send("again");
+    await answered();
+    await report(turns());
+    """
+    assert run(api, script, tmp_path) == ["hello", "one", "again", "two"]
