@@ -2,6 +2,20 @@
 
 const PERIOD_MS = 2000;
 const WINDOW = 30;
+const SHOWN = new Set([
+  "vllm:time_to_first_token_seconds_bucket",
+  "vllm:inter_token_latency_seconds_bucket",
+  "vllm:generation_tokens_total",
+  "vllm:prefix_cache_hits_total",
+  "vllm:prefix_cache_queries_total",
+  "vllm:num_requests_running",
+  "vllm:num_requests_waiting",
+  "vllm:kv_cache_usage_perc",
+  "vllm:num_preemptions_total",
+  "antiphon:num_adapters_resident",
+  "antiphon:log_lines_dropped_total", // every gateway has it
+]);
+const COUNTED = [...SHOWN].filter((name) => /_(total|bucket)$/.test(name));
 const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
@@ -12,13 +26,15 @@ export function watch(live, server) {
     if (!document.hidden) {
       try {
         const response = await fetch("metrics");
-        if (response.ok) {
-          history.push({ at: performance.now(), samples: parse(await response.text()) });
-          if (history.length > WINDOW) history.shift();
-          show(live, server, history);
-        }
-      } catch {
-        live.replaceChildren(...figure("server", "not responding"));
+        if (!response.ok) throw new Error(`status ${response.status}`);
+        const now = { at: performance.now(), samples: parse(await response.text()) };
+        if (history.length && hasRestarted(history.at(-1).samples, now.samples)) history.length = 0;
+        history.push(now);
+        if (history.length > WINDOW) history.shift();
+        show(live, server, history);
+      } catch (error) {
+        live.replaceChildren(...figure("live figures", error instanceof TypeError ? "no connection" : error.message));
+        server.replaceChildren();
       }
     }
     setTimeout(look, PERIOD_MS);
@@ -60,7 +76,8 @@ function parse(text) {
   const samples = [];
   for (const line of text.split("\n")) {
     const found = SAMPLE.exec(line);
-    if (!found) continue;
+    // With thousands of adapters, most samples are theirs.
+    if (!found || !SHOWN.has(found[1])) continue;
     const labels = Object.fromEntries([...(found[2] ?? "").matchAll(LABEL)].map(([, key, value]) => [key, value]));
     samples.push({ name: found[1], labels, value: Number(found[3]) });
   }
@@ -68,6 +85,9 @@ function parse(text) {
 }
 
 const sum = (samples, name) => samples.reduce((total, s) => (s.name === name ? total + s.value : total), 0);
+
+// A process that starts counts from zero, and one that ends takes its counts along: neither is growth.
+const hasRestarted = (before, now) => COUNTED.some((name) => sum(now, name) < sum(before, name));
 
 function growth(history, name) {
   return Math.max(0, sum(history.at(-1).samples, name) - sum(history[0].samples, name));

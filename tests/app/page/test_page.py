@@ -86,3 +86,39 @@ def test_the_chat_does_not_wait_for_the_timeline(tmp_path: Path) -> None:
     await report(turns());
     """
     assert run(api, script, tmp_path) == ["hello", "one", "again", "two"]
+
+
+def test_figures_of_a_server_that_is_gone_are_not_shown_on(tmp_path: Path) -> None:
+    api = Api(metrics=[Response(RUNNING), Response("<html>", 503), Response(RUNNING)])
+    script = """
+    await until(() => figures().includes("1 / 0"));
+    await until(() => figures().includes("status 503"));
+    const gone = [figures().includes("1 / 0"), $("server").textContent];
+    await until(() => figures().includes("1 / 0"));
+    await report(gone);
+    """
+    assert run(api, script, tmp_path) == [False, ""]
+
+
+def test_figures_begin_anew_with_a_server_that_has_restarted(tmp_path: Path) -> None:
+    """Its answers of 10 ms were shown as 1 s: what its predecessor had counted was subtracted."""
+    api = Api(metrics=[first_tokens(100, 0), first_tokens(5, 100), first_tokens(9, 100)])
+    script = """
+    await until(() => figures().includes("≤"));
+    await report($("live").querySelector("dd").textContent);
+    """
+    assert run(api, script, tmp_path) == "≤ 10 ms / ≤ 10 ms"
+
+
+def test_series_of_thousands_of_adapters_are_not_kept(tmp_path: Path) -> None:
+    """They took 6 MB for each scrape, of which thirty are kept."""
+    series = 'antiphon:tokens_total{{gateway="g",kind="input",model_name="adapter-{}",tenant="t"}} 1.0\n'
+    api = Api(metrics=[Response(RUNNING + "".join(map(series.format, range(50_000))))])
+    script = """
+    const before = performance.memory.usedJSHeapSize;
+    await until(() => figures().includes("1 / 0"));
+    gc();
+    await report(performance.memory.usedJSHeapSize - before);
+    """
+    grown = run(api, script, tmp_path, "--enable-precise-memory-info", "--js-flags=--expose-gc")
+    assert grown < 5e6
