@@ -122,3 +122,33 @@ def test_series_of_thousands_of_adapters_are_not_kept(tmp_path: Path) -> None:
     """
     grown = run(api, script, tmp_path, "--enable-precise-memory-info", "--js-flags=--expose-gc")
     assert grown < 5e6
+
+
+def test_models_that_come_while_the_page_is_open_are_listed(tmp_path: Path) -> None:
+    """The page of a server that was just starting had none until it was loaded again."""
+    more = JSONResponse(
+        {"data": [{"id": "base", "task": "generate"}, {"id": "mine", "parent": "base", "task": "generate"}]}
+    )
+    api = Api(models=[Response("<html>", 503), MODELS, more])
+    script = """
+    await until(() => models().length);
+    const before = [models(), $("key").placeholder];
+    $("model").focus();
+    await until(() => models().length > 1);
+    await report([...before, models()]);
+    """
+    assert run(api, script, tmp_path) == [["base"], "not required", ["base", "mine (adapter of base)"]]
+
+
+def test_a_key_that_is_needed_or_wrong_is_told(tmp_path: Path) -> None:
+    refused = JSONResponse({"error": {"message": "No."}}, 401)
+    script = """
+    await until(() => models().length);
+    const without = models();
+    $("key").value = "wrong";
+    $("key").dispatchEvent(new Event("change"));
+    await until(() => models()[0] !== without[0]);
+    await report([without, models(), $("ask").checkValidity()]);
+    """
+    told = run(Api(models=[refused]), script, tmp_path)
+    assert told == [["an API key is required"], ["the API key is wrong"], False]
