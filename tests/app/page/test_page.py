@@ -152,3 +152,21 @@ def test_a_key_that_is_needed_or_wrong_is_told(tmp_path: Path) -> None:
     """
     told = run(Api(models=[refused]), script, tmp_path)
     assert told == [["an API key is required"], ["the API key is wrong"], False]
+
+
+def test_the_longest_names_fit_into_the_narrowest_window(tmp_path: Path) -> None:
+    """They made a page of 1,774 pixels."""
+    longest = JSONResponse({"data": [{"id": LONGEST_NAME, "parent": LONGEST_NAME, "task": "generate"}]})
+    api = Api(models=[longest], metrics=[Response(RUNNING)], chats=[[delta("w" * 300), DONE]])
+    script = """
+    if (parent === window) {
+      const frame = Object.assign(document.createElement("iframe"), { width: 320, src: "/" });
+      document.body.replaceChildren(frame);
+    } else {
+      await until(() => models().length && $("server").children.length);
+      await send("hello");
+      await until(() => $("timeline").querySelector(".stage"));
+      await report(document.documentElement.scrollWidth);
+    }
+    """
+    assert run(api, script, tmp_path) <= 320
