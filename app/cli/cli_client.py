@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import httpx
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 TIMEOUT_S = 600.0
 NOT_OURS = "is this an Antiphon server?"
@@ -24,6 +27,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 adapters = typer.Typer(help="List, load, unload and route adapters; requires the admin key.", no_args_is_help=True)
 console = Console()
+_PIPE_WIDTH = 10_000
+_INVISIBLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+"""Control characters, with which an answer could rename the terminal's window or fill its clipboard."""
 
 
 class AskError(Exception):
@@ -75,24 +81,24 @@ def answered(response: httpx.Response) -> dict[str, Any]:
 def models(url: Url = DEFAULT_URL, key: Key = "") -> None:
     """List base models and their adapters."""
     with connected(url, key) as client:
-        table = Table("model", "adapter of", "context")
+        table = _table("model", "adapter of", "context")
         for card in answered(client.get("/v1/models"))["data"]:
             table.add_row(card["id"], card.get("parent") or "", str(card.get("max_model_len", "")))
-    console.print(table)
+    _show(table)
 
 
 @adapters.command("list")
 def list_adapters(url: Url = DEFAULT_URL, key: AdminKey = "") -> None:
     """List adapters with their versions, traffic shares and location on each replica."""
     with connected(url, key) as client:
-        table = Table("adapter", "of", "version", "share", "digest", "replicas")
+        table = _table("adapter", "of", "version", "share", "digest", "replicas")
         for entry in answered(client.get("/v1/adapters"))["data"]:
             for version in entry["versions"]:
                 places = ", ".join(f"{replica[-6:]}: {place}" for replica, place in version["replicas"].items())
                 share = "on trial" if version["state"] == "trial" else f"{version['percent']} %"
                 row = (entry["id"], entry["parent"], str(version["version"]), share)
                 table.add_row(*row, version["digest"][:12], places)
-    console.print(table)
+    _show(table)
 
 
 @adapters.command("load")
@@ -117,11 +123,11 @@ def load_adapter(
         body["base_model_name"] = base
     if canary is not None:
         body["canary"] = {"prompt": canary, "expect": expect}
-    with connected(url, key) as client, console.status(f"loading {name}"):
+    with connected(url, key) as client, console.status(Text(f"loading {name}")):
         entry = answered(client.post("/v1/load_lora_adapter", json=body))
         newest = entry["versions"][-1]
         told = f"{entry['id']} is loaded, version {newest['version']}, with {newest['percent']} % of its traffic."
-    console.print(told)
+    console.print(Text(told))
 
 
 @adapters.command("unload")
@@ -132,11 +138,11 @@ def unload_adapter(
     key: AdminKey = "",
 ) -> None:
     """Unload an adapter: remove it, wait for requests that use it, and free its memory."""
-    with connected(url, key) as client, console.status(f"waiting for the requests of {name}"):
+    with connected(url, key) as client, console.status(Text(f"waiting for the requests of {name}")):
         freed = answered(client.post("/v1/unload_lora_adapter", json={"lora_name": name, "version": version}))
         what = name if version is None else f"Version {version} of {name}"
         told = f"{what} was unloaded; {sum(freed['freed_bytes']):,} bytes were freed."
-    console.print(told)
+    console.print(Text(told))
 
 
 @adapters.command("route")
@@ -154,8 +160,9 @@ def route_adapter(
             raise AskError(f"'{part}' is not VERSION=PERCENT")
         shares[number] = int(percent)
     with connected(url, key) as client:
-        routed = answered(client.post(f"/v1/adapters/{name}/route", json={"split": shares}))["id"]
-    console.print(f"{routed}: " + ", ".join(f"version {number} {percent} %" for number, percent in shares.items()))
+        routed = answered(client.post(f"/v1/adapters/{quote(name, safe='')}/route", json={"split": shares}))["id"]
+    told = ", ".join(f"version {number} {percent} %" for number, percent in shares.items())
+    console.print(Text(f"{routed}: {told}"))
 
 
 def chat(
@@ -175,7 +182,7 @@ def chat(
             raise AskError("the server lists no model that this key may use")
         name = names[0]
         turns: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-        console.print(f"[dim]{name}[/dim]")
+        console.print(Text(name, style="dim"))
         while question := _question():
             turns.append({"role": "user", "content": question})
             body = {"model": name, "messages": turns, "temperature": temperature, "stream": True}
@@ -183,11 +190,22 @@ def chat(
             try:
                 for piece in _pieces(client, body | ({} if max_tokens is None else {"max_tokens": max_tokens})):
                     answer += piece
-                    console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+                    # `console` would make an emoji of `x[:a:]` and spaces of tabs.
+                    sys.stdout.write(piece.translate(_INVISIBLE))
+                    sys.stdout.flush()
             except KeyboardInterrupt:
                 console.print(" [dim](cancelled)[/dim]", end="")
             console.print()
             turns.append({"role": "assistant", "content": answer})
+
+
+def _table(*names: str) -> Table:
+    return Table(*(Column(name, overflow="fold") for name in names))
+
+
+def _show(table: Table) -> None:
+    """Print a table with whole names, to a program in one line for each row."""
+    (console if console.is_terminal else Console(width=_PIPE_WIDTH)).print(table)
 
 
 def _question() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from app.access.tenants import key_digest
 from app.cli import cli_client
@@ -46,6 +48,17 @@ def test_models_are_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None
     told = capsys.readouterr().out
     assert "shout" in told
     assert "base" in told
+
+
+def test_rows_of_a_list_are_whole_lines_in_a_pipe(
+    stranger: tuple[str, list[Response]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a name of 40 characters and more, `grep` saw the beginning only."""
+    url, answers = stranger
+    name, parent = "a" * 128, "b" * 128
+    answers[:] = [JSONResponse({"data": [{"id": name, "parent": parent, "max_model_len": 2048}]})]
+    assert run(url, "models") == 0
+    assert any(name in line and parent in line and "2048" in line for line in capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
@@ -119,6 +132,39 @@ def test_a_conversation_streams_until_an_empty_line(
     monkeypatch.setattr(cli_client.console, "input", lambda _: next(questions))
     assert run(url, "chat", "base", "--system", "Be brief.") == 0
     assert capsys.readouterr().out.count("Hello 🙂") == 2
+
+
+def test_an_answer_is_shown_as_it_is_but_controls_no_terminal(
+    stranger: tuple[str, list[Response]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`[:a:]` became an emoji, and a model could set the title of the window."""
+    url, answers = stranger
+    text = "x[:a:] [red]no[/red]\n\tend \x1b]0;title\x07\x9b31m\r"
+    event = f"data: {json.dumps({'choices': [{'delta': {'content': text}}]})}\n\ndata: [DONE]\n\n"
+    answers[:] = [Response(MODELS), Response(event, media_type="text/event-stream")]
+    questions = iter(["Hi", ""])
+    monkeypatch.setattr(cli_client, "_question", lambda: next(questions))
+    assert run(url, "chat") == 0
+    assert capsys.readouterr().out == "m\nx[:a:] [red]no[/red]\n\tend ]0;title31m\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("chat NAME", "The model 'NAME' does not exist."),
+        ("adapters load NAME /folder", "is loaded"),
+        ("adapters route [a]?x 1=100", "version 1 100 %"),
+        ("adapters unload NAME", "NAME was unloaded"),
+    ],
+)
+def test_no_name_of_odd_characters_ends_in_a_traceback(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, told: str
+) -> None:
+    """Brackets were read as markup, and `?x` as no part of the name."""
+    monkeypatch.setattr(cli_client, "_question", lambda: "Hi")
+    name = "[/a]?x"
+    run(url, *command.replace("NAME", name).split(), "--key", "boss")
+    assert told.replace("NAME", name) in "".join(capsys.readouterr())
 
 
 def test_a_question_that_is_refused_ends_it(
