@@ -18,7 +18,7 @@ from deployments.gateway.front_gate import FrontGate
 from deployments.generation import READY, HealthReport
 from deployments.logs import dropped_lines
 from deployments.slo import Slo
-from deployments.timeline import GENERATIONS, GOOD_OUTCOMES, Timeline
+from deployments.timeline import CANCELLED, GOOD_OUTCOMES, Timeline
 from engine.metrics import EngineSnapshot
 
 FIRST_TOKEN_S = (
@@ -101,11 +101,8 @@ class GatewayMetrics:
         self._requests.labels(timeline.tenant, timeline.model, timeline.outcome).inc()
         if timeline.outcome not in GOOD_OUTCOMES:
             self._failed.labels(timeline.base, timeline.outcome).inc()
-        elif timeline.operation in GENERATIONS and timeline.outcome != "cancelled":
-            self._ended.labels(timeline.base, timeline.outcome).inc()
-            self._whole.labels(timeline.base).observe(timeline.end_s or 0.0)
-            self._prompt.labels(timeline.base).observe(timeline.num_prompt_tokens)
-            self._generated.labels(timeline.base).observe(timeline.num_tokens)
+        elif timeline.outcome != CANCELLED:
+            self._count_success(timeline)
         if timeline.first_token_s is not None:
             self._first_by_name.labels(timeline.model).observe(timeline.first_token_s)
         for kind, count in (
@@ -140,6 +137,12 @@ class GatewayMetrics:
     def text(self, gateway: str, others: Sequence[Metric] = ()) -> dict[str, FamilyText]:
         """Return these metrics and `others`, each labeled with the gateway's name; callable from any thread."""
         return write(_labeled(family, {"gateway": gateway}) for family in (*self._registry.collect(), *others))
+
+    def _count_success(self, timeline: Timeline) -> None:
+        self._ended.labels(timeline.base, timeline.outcome).inc()
+        self._whole.labels(timeline.base).observe(timeline.end_s or 0.0)
+        self._prompt.labels(timeline.base).observe(timeline.num_prompt_tokens)
+        self._generated.labels(timeline.base).observe(timeline.num_tokens)
 
     def _counter(self, name: str, about: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, about, labels, registry=self._registry)

@@ -23,10 +23,9 @@ MAX_ANSWERS = 1024
 MAX_ARRIVALS = MAX_ATTEMPTS = 1024
 """Bounds per answer on recorded token arrivals, and on attempts that engines are asked about."""
 IN_PROGRESS = "in_progress"
-GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
+CANCELLED = "cancelled"
+GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", CANCELLED)
 """Outcomes that are not failures."""
-GENERATIONS = ("chat", "text_completion")
-"""Operations whose answers are tokens."""
 
 
 TraceSource = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]

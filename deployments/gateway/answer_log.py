@@ -12,7 +12,7 @@ from dataclasses import replace
 from adapters.identity import AdapterDigest, AdapterRef
 from deployments.generation import ChatPrompt, GenerationRequest, HealthReport
 from deployments.pooled import EmbeddingRequest, RerankRequest
-from deployments.timeline import Recorder, Timeline, TimelineStore
+from deployments.timeline import CANCELLED, Recorder, Timeline, TimelineStore
 from engine.errors import EngineError, OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class AnswerLog:
             raise
         finally:
             # An answer without an end was abandoned by its client.
-            recorder.end("cancelled")
+            recorder.end(CANCELLED)
             self._running.discard(running)
             running[1].set()
 

@@ -46,6 +46,30 @@ def test_names_that_are_served_no_more_leave_nothing_behind() -> None:
     assert [line for line in lines(metrics) if 'model_name="trial-3"' in line]
 
 
+def test_whatever_an_answer_is_it_counts_as_a_success_a_failure_or_neither() -> None:
+    """Embeddings and rankings counted where they failed only: all of a model's requests seemed to fail."""
+    metrics = GatewayMetrics()
+    for operation in ("chat", "embeddings", "rerank"):
+        for outcome in ("stop", "EngineError", "cancelled"):
+            metrics.count_answer(
+                Timeline(
+                    request_id="r",
+                    model="sql",
+                    base="base",
+                    operation=operation,
+                    arrived_unix_s=0.0,
+                    outcome=outcome,
+                    num_prompt_tokens=7,
+                    end_s=0.4,
+                )
+            )
+    told = lines(metrics)
+    assert 'vllm:request_success_total{finished_reason="stop",gateway="g",model_name="base"} 3.0' in told
+    assert 'antiphon:request_failure_total{error="EngineError",gateway="g",model_name="base"} 3.0' in told
+    assert 'vllm:request_prompt_tokens_sum{gateway="g",model_name="base"} 21.0' in told
+    assert 'vllm:e2e_request_latency_seconds_count{gateway="g",model_name="base"} 3.0' in told
+
+
 def test_the_first_replica_that_dies_is_an_increase() -> None:
     """Prometheus takes what a series begins with for what it always was."""
     metrics = GatewayMetrics(models=["chat"])
