@@ -65,7 +65,7 @@ def serve_command(
     address: Annotated[
         str, typer.Option(help="Ray cluster: 'local' starts a new one, 'auto' joins the one on this machine.")
     ] = "local",
-    ready_timeout_s: Annotated[float, typer.Option(help="Seconds to wait until the server is ready.")] = 900.0,
+    ready_timeout_s: Annotated[float, typer.Option(min=0, help="Seconds to wait until the server is ready.")] = 900.0,
     drain_s: Annotated[
         float, typer.Option(min=0, help="Seconds that running answers have to finish on shutdown.")
     ] = 20.0,

@@ -264,6 +264,8 @@ def test_a_server_that_never_gets_ready_is_given_up_with_its_last_answer(
     assert told + '{"models": {"base": "starting"}}' in capsys.readouterr().err
     assert cli.main(["serve", str(config), "--ready-timeout-s", "0"]) == 1
     assert "did not return 200, but no answer ([Errno" in capsys.readouterr().err
+    # It started a server only to stop it, and with "nan" would have waited for one forever.
+    assert cli.main(["serve", str(config), "--ready-timeout-s", "-1"]) == 2
 
 
 @pytest.mark.parametrize(
