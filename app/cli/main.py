@@ -63,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve_command(
     config: Config = DEFAULT_CONFIG,
     address: Annotated[
-        str, typer.Option(help="Ray cluster: 'local' starts a new one, 'auto' joins the one on this machine.")
+        str,
+        typer.Option(
+            help="Ray cluster: 'local' starts a new one, 'auto' joins the one on this machine, HOST:PORT the one there."
+        ),
     ] = "local",
     ready_timeout_s: Annotated[float, typer.Option(min=0, help="Seconds to wait until the server is ready.")] = 900.0,
     drain_s: Annotated[
