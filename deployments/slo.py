@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.timeline import GOOD_OUTCOMES, Timeline
+from deployments.timeline import CANCELLED, GOOD_OUTCOMES, Timeline
 
 REFUSALS = ("OverloadError", "UnavailableError")
-NOT_COUNTED = ("cancelled", "RequestError")
-"""Outcomes that say nothing about the service: the client left, or sent an invalid request."""
+NOT_COUNTED = (CANCELLED, "RequestError", "SlowReaderError")
+"""Outcomes that say nothing about the service: the client left or did not read, or sent an invalid request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from deployments.channel.token_channel import SlowReaderError
 from deployments.slo import Slo
 from deployments.timeline import Timeline
 
@@ -40,6 +41,7 @@ def ended(
         (ended("EngineError"), ("failed",)),
         (ended("RequestError", None), None),
         (ended("cancelled"), None),
+        (ended(SlowReaderError.__name__), None),
     ],
 )
 def test_an_answer_is_held_against_every_bound_and_who_left_or_erred_counts_not(
