@@ -166,7 +166,13 @@ def test_the_longest_names_fit_into_the_narrowest_window(tmp_path: Path) -> None
       await until(() => models().length && $("server").children.length);
       await send("hello");
       await until(() => $("timeline").querySelector(".stage"));
-      await report(document.documentElement.scrollWidth);
+      const width = document.documentElement.scrollWidth;
+      frameElement.width = 520;
+      await until(() => innerWidth > 400);
+      await report([width, document.querySelector("header").clientHeight]);
     }
     """
-    assert run(api, script, tmp_path) <= 320
+    width, height = run(api, script, tmp_path)
+    assert width <= 320
+    # The figures stood below each other, in a column of a fifth of a window of 520 pixels.
+    assert height < 200
