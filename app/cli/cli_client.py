@@ -127,7 +127,7 @@ def load_adapter(
         entry = answered(client.post("/v1/load_lora_adapter", json=body))
         newest = entry["versions"][-1]
         told = f"{entry['id']} is loaded, version {newest['version']}, with {newest['percent']} % of its traffic."
-    console.print(Text(told))
+    console.print(Text(told), soft_wrap=True)
 
 
 @adapters.command("unload")
@@ -142,7 +142,7 @@ def unload_adapter(
         freed = answered(client.post("/v1/unload_lora_adapter", json={"lora_name": name, "version": version}))
         what = name if version is None else f"Version {version} of {name}"
         told = f"{what} was unloaded; {sum(freed['freed_bytes']):,} bytes were freed."
-    console.print(Text(told))
+    console.print(Text(told), soft_wrap=True)
 
 
 @adapters.command("route")
@@ -162,7 +162,7 @@ def route_adapter(
     with connected(url, key) as client:
         routed = answered(client.post(f"/v1/adapters/{quote(name, safe='')}/route", json={"split": shares}))["id"]
     told = ", ".join(f"version {number} {percent} %" for number, percent in shares.items())
-    console.print(Text(f"{routed}: {told}"))
+    console.print(Text(f"{routed}: {told}"), soft_wrap=True)
 
 
 def chat(
@@ -182,7 +182,7 @@ def chat(
             raise AskError("the server lists no model that this key may use")
         name = names[0]
         turns: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-        console.print(Text(name, style="dim"))
+        console.print(Text(name, style="dim"), soft_wrap=True)
         while question := _question():
             turns.append({"role": "user", "content": question})
             body = {"model": name, "messages": turns, "temperature": temperature, "stream": True}
@@ -210,7 +210,8 @@ def _show(table: Table) -> None:
 
 def _question() -> str:
     try:
-        return console.input("[bold]> [/bold]").strip()
+        # Bytes that are no text in the terminal's encoding cannot be sent.
+        return console.input("[bold]> [/bold]").strip().encode(errors="replace").decode()
     except EOFError:
         return ""
 

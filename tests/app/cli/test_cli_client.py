@@ -134,6 +134,16 @@ def test_a_conversation_streams_until_an_empty_line(
     assert capsys.readouterr().out.count("Hello 🙂") == 2
 
 
+def test_a_question_of_bytes_that_are_no_text_is_asked_without_them(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server was said to be of another kind."""
+    questions = iter(["caf\udce9", ""])
+    monkeypatch.setattr(cli_client.console, "input", lambda _: next(questions))
+    assert run(url, "chat", "base") == 0
+    assert "Hello" in capsys.readouterr().out
+
+
 def test_an_answer_is_shown_as_it_is_but_controls_no_terminal(
     stranger: tuple[str, list[Response]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
