@@ -46,6 +46,17 @@ def test_names_that_are_served_no_more_leave_nothing_behind() -> None:
     assert [line for line in lines(metrics) if 'model_name="trial-3"' in line]
 
 
+def test_thousands_of_names_are_forgotten_at_once() -> None:
+    """It took over ten minutes, in which the gateway's streams had to share the interpreter with it."""
+    metrics = GatewayMetrics(Slo(e2e_s=1.0))
+    for n in range(5000):
+        metrics.count_answer(
+            Timeline(request_id="r", model=f"trial-{n}", base="chat", arrived_unix_s=0.0, outcome="stop", end_s=1.0)
+        )
+    metrics.forget_all_but({"trial-7"}.__contains__)
+    assert {line.partition("trial-")[2].partition('"')[0] for line in lines(metrics) if "trial-" in line} == {"7"}
+
+
 def test_whatever_an_answer_is_it_counts_as_a_success_a_failure_or_neither() -> None:
     """Embeddings and rankings counted where they failed only: all of a model's requests seemed to fail."""
     metrics = GatewayMetrics()
