@@ -58,3 +58,9 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def same_numbers() -> None:
     """Draw each test's numbers anew from one seed: what it sees does not depend on the tests that ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Compute by one thread, whatever an engine of more has left behind."""
+    torch.set_num_threads(1)
