@@ -286,6 +286,11 @@ def saved_once(
     return get
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """These take longest, and come first: of the last files one core has more to do, and the others wait for it."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
 @pytest.fixture(autouse=True)
 def everything_is_in_order() -> Iterator[None]:
     """A simulated GPU may have computed what a real one, which goes on while nobody waits for it, would not."""
