@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,32 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in CLIENTS.glob("*_client.*")))
-def test_a_framework_works_with_nothing_but_the_url(server: Server, script: str) -> None:
+SCRIPTS = sorted(path.name for path in CLIENTS.glob("*_client.*"))
+
+
+def run(script: str, url: str) -> subprocess.CompletedProcess[str] | None:
+    """What a script says of the server; None without what runs it."""
     program = shutil.which("node") if script.endswith(".mjs") else BIN / "python"
     if program is None:
+        return None
+    command = [program, CLIENTS / script, url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.fixture(scope="module")
+def ends(server: Server) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str] | None]]]:
+    """How each script ends. Two run at a time: most of what they do is to import their packages, by one core."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {script: pool.submit(run, script, server.url) for script in SCRIPTS}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_framework_works_with_nothing_but_the_url(
+    ends: dict[str, Future[subprocess.CompletedProcess[str] | None]], script: str
+) -> None:
+    done = ends[script].result()
+    if done is None:
         pytest.skip("there is no `node` on this machine")
-    command = [program, CLIENTS / script, server.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
