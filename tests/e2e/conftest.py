@@ -10,7 +10,7 @@ from openai import OpenAI
 from app.access.tenants import key_digest
 from tests.e2e.server import ROOT, Server, config_on_a_free_port, end_shared, key_of, shared
 
-SHARERS = ("test_clients", "test_frameworks", "test_page", "test_serving")
+SHARERS = ("test_clients", "test_frameworks", "test_page", "test_serving", "test_workers")
 """Files whose tests ask the server of `serve_config.yaml`."""
 
 

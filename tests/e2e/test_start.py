@@ -16,7 +16,7 @@ import yaml
 
 from app.cli.preflight import HAPROXY_PORTS, free_ports
 from app.cli.server_process import kill_session
-from tests.e2e.server import ROOT, config_on_a_free_port, running, until
+from tests.e2e.server import ROOT, config_on_a_free_port, until
 
 pytestmark = pytest.mark.e2e
 
@@ -83,31 +83,6 @@ def test_a_broken_checkpoint_is_named_before_anything_starts(damage: str, tmp_pa
     assert ended.returncode == 2
     assert str(folder) in ended.stdout + ended.stderr
     assert ended.stderr.strip().splitlines()[-1].startswith(("error:", "  "))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
-def test_workers_are_forks_that_do_not_need_what_forked_them(config: Path) -> None:
-    question = {"model": "stdlib-chat", "messages": [{"role": "user", "content": "What does os.getcwd do?"}]}
-    with running(config) as server, server.http() as http:
-        [template] = server.processes("app.cli.worker_template")
-        titles = ("ray::ServeReplica", "ray::ServeController", "ray::HAProxyManager", "ray::ProxyActor")
-        workers = {process for title in titles for process in server.processes(title)}
-        assert len(workers) == 10
-        assert workers <= set(template.children())
-        [tokenizer] = server.processes("ray::ServeReplica:antiphon:Tokenizer")
-        template.kill()
-        tokenizer.kill()
-
-        def is_replaced() -> bool:
-            return server.processes("ray::ServeReplica:antiphon:Tokenizer") not in ([], [tokenizer])
-
-        until(is_replaced, "another tokenizer, which is no fork")
-
-        def answers() -> bool:
-            return http.post("/v1/chat/completions", json=question).status_code == 200
-
-        until(answers, "an answer")
-        assert all(worker.is_running() for worker in workers - {tokenizer})
 
 
 def test_plain_serve_run_works_and_says_once_what_is_lost(config: Path, tmp_path: Path) -> None:

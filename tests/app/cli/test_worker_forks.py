@@ -1,4 +1,4 @@
-"""Ray's own step is a stand-in here; `tests/e2e/test_start.py` starts the real one."""
+"""Ray's own step is a stand-in here; `tests/e2e/test_workers.py` starts the real one."""
 
 from __future__ import annotations
 
