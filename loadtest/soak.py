@@ -140,15 +140,16 @@ def undisturbed(client: httpx.Client, bodies: list[dict[str, Any]]) -> list[str]
 def keep_asking(
     client: httpx.Client, bodies: list[dict[str, Any]], expected: list[str], first: int, ends_s: float, tally: Tally
 ) -> None:
-    """Ask one question after another until the time is up."""
-    number = first
-    while time.monotonic() < ends_s:
+    """Ask one question after another until the time is up, and at least one."""
+    number, is_over = first, False
+    while not is_over:
         number = (number + 1) % len(bodies)
         heard = ask(client, bodies[number])
         tally.add(judge(heard, expected[number]), heard.took_s)
         if heard.error is not None:
             # Back off, as a well-behaved client does.
             time.sleep(0.5)
+        is_over = time.monotonic() >= ends_s
 
 
 def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int, names: list[str]) -> dict[str, Any]:
