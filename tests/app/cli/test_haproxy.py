@@ -37,7 +37,7 @@ backend out
     server one 127.0.0.1:{back}
 """
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def ask_and_leave(port: int, behind: socket.socket) -> None:

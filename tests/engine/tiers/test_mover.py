@@ -19,6 +19,7 @@ from engine.tiers.mover import TierMover
 from tests.engine.test_kv_cache import a_cache
 
 NUM_SLOTS = 8
+WAIT_S = 60.0
 
 
 class Host(HostSlots):
@@ -31,7 +32,7 @@ class Host(HostSlots):
         self.fails = False
 
     def write(self, slot: int, name: BlockName, depth: int, content: torch.Tensor) -> None:
-        assert self.may_write.wait(10)
+        assert self.may_write.wait(WAIT_S)
         if self.fails:
             raise OSError("full")
         super().write(slot, name, depth, content)
@@ -51,7 +52,7 @@ class Bench:
         self.mover = TierMover(cache, [self.host], device, self.arrived.set)
 
     def stored(self, count: int) -> list[tuple[StoreOrder, bool]]:
-        self.mover._storing.submit(lambda: None).result(10)
+        self.mover._storing.submit(lambda: None).result(WAIT_S)
         found = [(order, written[0]) for order, written in self.mover.stored()]
         assert len(found) == count
         return found
@@ -59,7 +60,7 @@ class Bench:
     def fetch(self, *orders: FetchOrder) -> int:
         self.arrived.clear()
         self.mover.fetch(7, orders)
-        assert self.arrived.wait(10)
+        assert self.arrived.wait(WAIT_S)
         ((ticket, num_good),) = self.mover.fetched()
         assert ticket == 7
         return num_good
@@ -201,7 +202,7 @@ def test_nothing_is_written_for_a_fetch_that_was_given_up(bench: Bench, monkeypa
     before, may_read = bench.cache.data.clone(), threading.Event()
 
     def read(slot: int, name: BlockName) -> torch.Tensor:
-        assert may_read.wait(10)
+        assert may_read.wait(WAIT_S)
         return torch.zeros(bench.cache.block_bytes, dtype=torch.uint8)
 
     with monkeypatch.context() as patch:
@@ -210,7 +211,7 @@ def test_nothing_is_written_for_a_fetch_that_was_given_up(bench: Bench, monkeypa
         bench.mover.fetch(7, [up(4, 1, 0)])
         bench.mover.give_up(7)
         may_read.set()
-        assert bench.arrived.wait(10)
+        assert bench.arrived.wait(WAIT_S)
         assert bench.mover.fetched() == [(7, 0)]
         assert torch.equal(bench.cache.data, before)
     assert bench.fetch(up(4, 1, 0)) == 1
@@ -221,7 +222,7 @@ def test_nothing_is_kept_of_a_fetch_that_was_given_up_when_it_was_done(bench: Be
     bench.stored(1)
     bench.arrived.clear()
     bench.mover.fetch(7, [up(4, 1, 0)])
-    assert bench.arrived.wait(10)
+    assert bench.arrived.wait(WAIT_S)
     bench.mover.give_up(7)
     assert bench.mover.fetched() == [(7, 1)]
     assert not bench.mover._given_up
@@ -246,11 +247,11 @@ def test_both_tiers_are_written_and_each_is_read(tmp_path: Path) -> None:
     mover = TierMover(cache, [host, disk], torch.device("cpu"), arrived.set)
     before = cache.data.clone()
     mover.store([StoreOrder(BlockId(1), a_name(1), 0, (0, 3)), StoreOrder(BlockId(2), a_name(2), 1, (None, 4))])
-    mover._storing.submit(lambda: None).result(10)
+    mover._storing.submit(lambda: None).result(WAIT_S)
     assert [written for _, written in mover.stored()] == [[True, True], [False, True]]
     arrived.clear()
     mover.fetch(1, [FetchOrder(BlockId(5), a_name(1), 0, 0, 0), FetchOrder(BlockId(6), a_name(2), 1, 1, 4)])
-    assert arrived.wait(10)
+    assert arrived.wait(WAIT_S)
     assert mover.fetched() == [(1, 2)]
     assert torch.equal(cache.data[:, :, 5:7], before[:, :, 1:3])
     mover.close()
@@ -264,14 +265,14 @@ def test_closing_waits_for_one_block_of_a_long_fetch(bench: Bench, monkeypatch: 
     def read_slowly(slot: int, name: BlockName) -> torch.Tensor:
         read.append(slot)
         is_reading.set()
-        assert may_read.wait(10)
+        assert may_read.wait(WAIT_S)
         return torch.zeros(bench.cache.block_bytes, dtype=torch.uint8)
 
     monkeypatch.setattr(bench.host, "read", read_slowly)
     # Who closes waits for the threads.
     monkeypatch.setattr(bench.mover._storing, "shutdown", lambda **_: may_read.set())
     bench.mover.fetch(7, [up(4, 1, slot) for slot in range(4)])
-    assert is_reading.wait(10)
+    assert is_reading.wait(WAIT_S)
     bench.mover.close()
     assert read == [0]
 
