@@ -130,7 +130,7 @@ class GatewayMetrics:
         """Drop the series of names no longer served, which would accumulate; callable from any thread."""
         gone = {name for name in self._names.copy() if not is_served(name)}
         self._names -= gone
-        for metric in self._by_name:
+        for metric in (self._tokens, self._requests, self._slo_met, self._slo_violated, self._first_by_name):
             # `remove_by_labels` would look through all series for each name: minutes for thousands of both.
             samples = [sample for family in metric.collect() for sample in family.samples]
             for values in {tuple(s.labels.values()) for s in samples if s.labels["model_name"] in gone}:
