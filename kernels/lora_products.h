@@ -65,7 +65,7 @@ template <typename T> static void shrink(const T *x, const T *a, int64_t rank, i
 }
 
 // The part of a matrix worth prefetching; the hardware prefetcher fetches the rest.
-constexpr int64_t FETCHED_BYTES = 1 << 14, LINE_BYTES = 64;
+constexpr int64_t FETCHED_BYTES = 1 << 14;
 
 static inline void fetch(const void *from, int64_t bytes) {
     const char *line = static_cast<const char *>(from);

@@ -20,6 +20,9 @@ struct Op {
     int64_t may_pause;     // not 0: a run may stop before it, to be resumed here
 };
 
+// The unit of the same op that this thread runs next, or -1 if that is not known: what it reads may be fetched ahead.
+static thread_local int64_t next_unit = -1;
+
 // A call that is not inlined prevents the loop around it from being vectorized.
 #define INLINE static inline __attribute__((always_inline))
 

@@ -89,32 +89,43 @@ template <typename T> struct Panels {
     const T *const *segments;
     int64_t num_segments, depth; // the depth of one segment, a multiple of the panels' step
     int64_t stride;              // between panels of a segment
+    // What is multiplied after each segment and laid out like it, to be prefetched; if null, what follows in memory is.
+    const T *const *next = nullptr;
 };
 
-// Panels from memory are prefetched so far ahead: processors do it by themselves, but not across 4 KiB pages.
+// What follows is prefetched so far ahead: processors do it by themselves, but not across 4 KiB pages.
 constexpr int64_t AHEAD_BYTES = 4096, LINE_BYTES = 64;
 
-// c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][all depth] * panels from the first on; FAR if these come from memory
-template <typename T, int64_t ROWS, int64_t PANELS, bool FAR>
+// At most so many bytes are prefetched as what comes next: the second cache holds them and those in use.
+constexpr int64_t NEXT_BYTES = 1 << 18;
+
+// c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][all depth] * panels from `first_panel` on. What is next for FETCHED panels
+// from `fetched` on is prefetched.
+template <typename T, int64_t ROWS, int64_t PANELS, int64_t FETCHED>
 static inline void multiply_tile(const Factor<T> *a, int64_t a_stride, const Panels<T> &panels, int64_t first_panel,
-                                 bool add, float *c, int64_t c_stride) {
+                                 int64_t fetched, bool add, float *c, int64_t c_stride) {
     constexpr int64_t step = Depth<T>::step, parts = PANELS * PANEL_LANES;
     Lanes sums[ROWS][parts] = {};
     if (add)
         for (int64_t r = 0; r < ROWS; r++)
             for (int64_t p = 0; p < parts; p++)
                 sums[r][p] = load_lanes(c + r * c_stride + p * LANES);
+    // Panels that come next and lie side by side are fetched in one stream, which is faster than two.
+    const bool in_one = panels.next && panels.stride == panels.depth * COLUMNS;
+    const int64_t pace = in_one ? FETCHED * COLUMNS : COLUMNS, gap = in_one ? COLUMNS * step : panels.stride;
     for (int64_t segment = 0; segment < panels.num_segments; segment++, a += panels.depth) {
         const T *panel = panels.segments[segment] + first_panel * panels.stride;
+        const T *next = nullptr;
+        if constexpr (FETCHED > 0)
+            next = panels.next ? panels.next[segment] + fetched * panels.stride : panel + AHEAD_BYTES / sizeof(T);
         for (int64_t k = 0; k < panels.depth; k += step)
             for (int64_t turn = 0; turn < TURNS<T>; turn++) {
                 decltype(load_panel(panel, turn)) columns[parts];
                 for (int64_t p = 0; p < parts; p++) {
-                    const int64_t at = p / PANEL_LANES * panels.stride + p % PANEL_LANES * LANES * step;
-                    columns[p] = load_panel(panel + at + k * COLUMNS, turn);
-                    if constexpr (FAR)
-                        if (turn == 0 && p * LANES * step * sizeof(T) % LINE_BYTES == 0)
-                            __builtin_prefetch(reinterpret_cast<const char *>(panel + at + k * COLUMNS) + AHEAD_BYTES);
+                    const int64_t of_panel = p / PANEL_LANES, at = p % PANEL_LANES * LANES * step;
+                    columns[p] = load_panel(panel + of_panel * panels.stride + at + k * COLUMNS, turn);
+                    if (p < FETCHED * PANEL_LANES && turn == 0 && p * LANES * step * sizeof(T) % LINE_BYTES == 0)
+                        __builtin_prefetch(next + of_panel * gap + at + k * pace);
                 }
                 for (int64_t r = 0; r < ROWS; r++)
                     for (int64_t p = 0; p < parts; p++)
@@ -126,15 +137,41 @@ static inline void multiply_tile(const Factor<T> *a, int64_t a_stride, const Pan
             store_lanes(sums[r][p], c + r * c_stride + p * LANES);
 }
 
-template <typename T, int64_t PANELS, bool FAR, int64_t ROWS = MAX_TILE_ROWS<T>>
-static inline void multiply_rows(int64_t rows, const Factor<T> *a, int64_t a_stride, const Panels<T> &panels,
-                                 int64_t first_panel, bool add, float *c, int64_t c_stride) {
-    if constexpr (ROWS > 0) {
-        if (rows >= ROWS)
-            multiply_tile<T, ROWS, PANELS, FAR>(a, a_stride, panels, first_panel, add, c, c_stride);
+// Calls tile<ROWS>() with as many rows as there are, at most MAX_ROWS.
+template <int64_t MAX_ROWS, typename Tile> INLINE void with_rows(int64_t rows, const Tile &tile) {
+    if constexpr (MAX_ROWS > 0) {
+        if (rows >= MAX_ROWS)
+            tile.template operator()<MAX_ROWS>();
         else
-            multiply_rows<T, PANELS, FAR, ROWS - 1>(rows, a, a_stride, panels, first_panel, add, c, c_stride);
+            with_rows<MAX_ROWS - 1>(rows, tile);
     }
+}
+
+// Calls tile<ROWS, PANELS, FETCHED>(row, panel, fetched) for all rows and panels, at most MAX_ROWS and MAX_PANELS at a
+// time. Where panels are FAR, FETCHED are to be prefetched, from `fetched` on: by the first rows, which bring them into
+// the cache, or where the panels that come next are known by the first and the second rows, a half each, so that memory
+// and products share the time.
+template <int64_t MAX_ROWS, int64_t MAX_PANELS, bool FAR, typename Tile>
+static inline void for_tiles(int64_t rows, int64_t num_panels, bool has_next, const Tile &tile) {
+    const bool in_halves = has_next && rows > MAX_ROWS;
+    for (int64_t p = 0; p < num_panels; p += MAX_PANELS)
+        for (int64_t r = 0; r < rows; r += MAX_ROWS) {
+            const int64_t pass = r / MAX_ROWS, fetched = in_halves ? p + pass : p;
+            const auto multiply_some = [&]<int64_t PANELS, int64_t FETCHED>() {
+                with_rows<MAX_ROWS>(rows - r, [&]<int64_t ROWS>() {
+                    tile.template operator()<ROWS, PANELS, FETCHED>(r, p, fetched);
+                });
+            };
+            const bool fetches = FAR && pass < (in_halves ? MAX_PANELS : 1);
+            if (p + MAX_PANELS > num_panels)
+                fetches ? multiply_some.template operator()<1, FAR>() : multiply_some.template operator()<1, 0>();
+            else if (!fetches)
+                multiply_some.template operator()<MAX_PANELS, 0>();
+            else if (in_halves)
+                multiply_some.template operator()<MAX_PANELS, FAR>();
+            else
+                multiply_some.template operator()<MAX_PANELS, FAR * MAX_PANELS>();
+        }
 }
 
 #if defined(__AMX_BF16__)
@@ -168,7 +205,6 @@ static inline void shape_tiles(int64_t first_rows, int64_t second_rows, int64_t 
     asm volatile("ldtilecfg %0" ::"m"(shapes));
 }
 
-// Panels from memory are prefetched two steps ahead.
 INLINE void prefetch_rows(const bfloat16 *from, int64_t stride, int64_t rows) {
     for (int64_t r = 0; r < rows; r++)
         _mm_prefetch(reinterpret_cast<const char *>(from + r * stride), _MM_HINT_T0);
@@ -198,8 +234,10 @@ static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, const Pan
         const bfloat16 *first = panels.segments[segment] + offset, *second = first + panels.stride;
         for (int64_t k = 0; k < panels.depth; k += tile_depth, a += tile_depth) {
             if constexpr (FAR) {
-                prefetch_rows(first + (k + 2 * tile_depth) * COLUMNS, 2 * COLUMNS, tile_depth / 2);
-                prefetch_rows(second + (k + 2 * tile_depth) * COLUMNS, 2 * COLUMNS, tile_depth / 2);
+                // What follows is prefetched two steps ahead.
+                const bfloat16 *next = panels.next ? panels.next[segment] + offset : first + 2 * tile_depth * COLUMNS;
+                prefetch_rows(next + k * COLUMNS, 2 * COLUMNS, tile_depth / 2);
+                prefetch_rows(next + k * COLUMNS + panels.stride, 2 * COLUMNS, tile_depth / 2);
             }
             _tile_loadd(4, a, a_bytes);
             _tile_loadd(6, first + k * COLUMNS, 64);
@@ -264,15 +302,10 @@ static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Pa
     if (p == num_panels)
         return;
     const Factor<T> *factors = factors_of(rows, a, a_stride, panels.num_segments * panels.depth);
-    for (; p < num_panels; p += TILE_PANELS) {
-        const bool is_whole = p + TILE_PANELS <= num_panels;
-        for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS<T>) {
-            // The first rows bring the panels into the cache.
-            const auto rows_times =
-                FAR && r == 0 ? (is_whole ? multiply_rows<T, TILE_PANELS, true> : multiply_rows<T, 1, true>)
-                              : (is_whole ? multiply_rows<T, TILE_PANELS, false> : multiply_rows<T, 1, false>);
-            rows_times(rows - r, factors + r * a_stride, a_stride, panels, p, ADD, c + r * c_stride + p * COLUMNS,
-                       c_stride);
-        }
-    }
+    for_tiles<MAX_TILE_ROWS<T>, TILE_PANELS, FAR>(
+        rows, num_panels - p, panels.next != nullptr,
+        [&]<int64_t ROWS, int64_t PANELS, int64_t FETCHED>(int64_t row, int64_t panel, int64_t fetched) {
+            multiply_tile<T, ROWS, PANELS, FETCHED>(factors + row * a_stride, a_stride, panels, p + panel, p + fetched,
+                                                    ADD, c + row * c_stride + (p + panel) * COLUMNS, c_stride);
+        });
 }

@@ -130,9 +130,7 @@ class Pool {
             if (*op.count == 0)
                 continue;
             const int64_t units = op.kernel(op, -1);
-            int64_t num_mine = 0;
-            for (int64_t unit; (unit = progress[i].taken.fetch_add(1, std::memory_order_relaxed)) < units; num_mine++)
-                op.kernel(op, unit);
+            const int64_t num_mine = run_units(i, units);
             if (num_mine)
                 progress[first].done.fetch_add(num_mine, std::memory_order_release);
             units_of_all += units;
@@ -140,6 +138,23 @@ class Pool {
         }
         wait(first, units_of_all);
         return i;
+    }
+
+    // Returns how many units of an op this thread ran. It takes each before it runs the one before, so that this can
+    // fetch what the next one reads; but the last units go to whoever is free first.
+    int64_t run_units(int64_t op, int64_t units) {
+        const auto take = [&] { return progress[op].taken.fetch_add(1, std::memory_order_relaxed); };
+        const int64_t first_of_last = units - 2 * static_cast<int64_t>(workers.size() + 1);
+        int64_t num_mine = 0;
+        for (int64_t unit = take(), next; unit < units; unit = next, num_mine++) {
+            const bool is_last = unit >= first_of_last;
+            next = is_last ? -1 : take();
+            next_unit = next < units ? next : -1;
+            ops[op].kernel(ops[op], unit);
+            if (is_last)
+                next = take();
+        }
+        return num_mine;
     }
 
     // The first thread decides for all, so that they stop at the same op.

@@ -122,6 +122,8 @@ template <int64_t (*PRODUCT)(const Op &, int64_t)> static int64_t grouped(const 
     for (int64_t i = 0; i < TENSORS; i++)
         if (one.at[i])
             one.at[i] = static_cast<char *>(op.at[i]) + group.begin * strides[i].row + group.expert * strides[i].expert;
+    // A product knows the panels of its own matrix alone.
+    next_unit = next_unit / abreast == unit / abreast ? next_unit % abreast : -1;
     const int64_t units = PRODUCT(one, -1);
     for (int64_t part = unit % abreast; part < units; part += abreast)
         PRODUCT(one, part);

@@ -1,10 +1,15 @@
-// y = x W^T + b, W in panels. A unit is four panels and some rows: with few rows the weights stream through once; with
+// y = x W^T + b, W in panels. A unit is a few panels and some rows: with few rows the weights stream through once; with
 // many, the panels stay in the nearest cache while the rows go by. See reference.py.
 #include "../panels.h"
 
 namespace packed_linear {
 
-constexpr int64_t UNIT_PANELS = 4, UNIT_ROWS = 512, BLOCK_ROWS = 32;
+#if defined(__AVX512F__) && !defined(__AMX_BF16__)
+constexpr int64_t UNIT_PANELS = TILE_PANELS; // while it is multiplied, the thread's next unit is prefetched
+#else
+constexpr int64_t UNIT_PANELS = 4;
+#endif
+constexpr int64_t UNIT_ROWS = 512, BLOCK_ROWS = 32;
 
 // at: x [rows, in], panels, bias [out] or null, y [rows, out]; size: in, out.
 template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t unit) {
@@ -17,15 +22,17 @@ template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t 
     const int64_t panel = unit % panel_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
     const int64_t panel_size = depth * COLUMNS, column = panel * COLUMNS;
     const int64_t columns = std::min(panels * COLUMNS, out - column);
-    const T *weights = static_cast<const T *>(op.at[1]) + panel * panel_size;
+    const T *all_weights = static_cast<const T *>(op.at[1]), *weights = all_weights + panel * panel_size;
+    const bool has_next = next_unit >= 0 && UNIT_PANELS * panel_size * sizeof(T) <= NEXT_BYTES && !may_use_tiles;
+    const T *next = all_weights + (has_next ? next_unit % panel_units * UNIT_PANELS * panel_size : 0);
     const int64_t begin = unit / panel_units * UNIT_ROWS, end = std::min(rows, begin + UNIT_ROWS);
     alignas(64) float sums[BLOCK_ROWS][UNIT_PANELS * COLUMNS];
     for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
         const int64_t count = std::min(BLOCK_ROWS, end - block);
         // The first block brings the panels into the cache.
         (block == begin ? multiply<false, true, T> : multiply<false, false, T>)(
-            count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size}, panels, sums[0],
-            UNIT_PANELS * COLUMNS);
+            count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size, has_next ? &next : nullptr},
+            panels, sums[0], UNIT_PANELS * COLUMNS);
         for (int64_t r = 0; r < count; r++) {
             Out *row = y + (block + r) * out + column;
             if (bias)

@@ -96,11 +96,16 @@ constexpr int64_t MAX_ROWS = 12, TILE_PANELS_INT8 = 2;
 constexpr int64_t MAX_ROWS = 4, TILE_PANELS_INT8 = 1;
 #endif
 
-// Multiplies ROWS rows by PANELS panels, which are read once for all of them; FAR if these come from memory.
-template <int64_t ROWS, int64_t PANELS, bool FAR>
-static inline void multiply_tile(const int8_t *q, int64_t stride, const int8_t *panel, int64_t depth, int32_t *sums) {
+// Multiplies ROWS rows by PANELS panels, which are read once for all of them. FETCHED panels are prefetched from `next`
+// on, or if that is null as far ahead as weights are.
+template <int64_t ROWS, int64_t PANELS, int64_t FETCHED>
+static inline void multiply_tile(const int8_t *q, int64_t stride, const int8_t *panel, const int8_t *next,
+                                 int64_t depth, int32_t *sums) {
     LaneNumbers rows[ROWS][PANELS * PANEL_LANES] = {};
     const int64_t size = depth * COLUMNS;
+    // As in panels.h: in one stream.
+    const int64_t pace = next ? FETCHED * COLUMNS : COLUMNS, gap = next ? LINE_BYTES : size;
+    const int8_t *fetched = next ? next : panel + AHEAD_BYTES;
 #if defined(__AVX512VNNI__)
     // One operand of the instruction is unsigned: 128 is added to x, and 128 times the panel is subtracted at the end.
     constexpr uint32_t OFFSET = 0x80808080u;
@@ -109,8 +114,8 @@ static inline void multiply_tile(const int8_t *q, int64_t stride, const int8_t *
         __m512i columns[PANELS];
         for (int64_t p = 0; p < PANELS; p++) {
             columns[p] = _mm512_loadu_si512(panel + p * size + k * COLUMNS);
-            if constexpr (FAR)
-                __builtin_prefetch(panel + p * size + k * COLUMNS + AHEAD_BYTES);
+            if (p < FETCHED)
+                __builtin_prefetch(fetched + p * gap + k * pace);
             excess[p] = _mm512_dpbusd_epi32(excess[p], _mm512_set1_epi32(static_cast<int32_t>(OFFSET)), columns[p]);
         }
         for (int64_t r = 0; r < ROWS; r++) {
@@ -131,8 +136,8 @@ static inline void multiply_tile(const int8_t *q, int64_t stride, const int8_t *
             const int64_t at = p / PANEL_LANES * size + p % PANEL_LANES * LANES * STEP;
             std::memcpy(columns + p, panel + at + k * COLUMNS, sizeof columns[p]);
         }
-        if constexpr (FAR)
-            __builtin_prefetch(panel + k * COLUMNS + AHEAD_BYTES);
+        for (int64_t p = 0; p < FETCHED; p++)
+            __builtin_prefetch(fetched + p * gap + k * pace);
         for (int64_t r = 0; r < ROWS; r++) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
             // One operand of the first instruction is unsigned: the columns' signs are moved to x. Two products of at
@@ -160,21 +165,9 @@ static inline void multiply_tile(const int8_t *q, int64_t stride, const int8_t *
         }
 }
 
-template <int64_t PANELS, bool FAR, int64_t ROWS = MAX_ROWS>
-static inline void multiply_rows(int64_t rows, const int8_t *q, int64_t stride, const int8_t *panel, int64_t depth,
-                                 int32_t *sums) {
-    if constexpr (ROWS > 0) {
-        if (rows >= ROWS)
-            multiply_tile<ROWS, PANELS, FAR>(q, stride, panel, depth, sums);
-        else
-            multiply_rows<PANELS, FAR, ROWS - 1>(rows, q, stride, panel, depth, sums);
-    }
-}
-
-// The first rows bring the panels into the cache where they are FAR.
 template <bool FAR>
-static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_t num_panels, int64_t depth,
-                     Sums &sums) {
+static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, const int8_t *next, int64_t num_panels,
+                     int64_t depth, Sums &sums) {
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__)
     if (may_use_tiles && num_panels == UNIT_PANELS) {
         // 64 int8 take as many bytes as 32 bfloat16.
@@ -184,21 +177,14 @@ static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_
         return;
     }
 #endif
-    for (int64_t p = 0; p < num_panels; p += TILE_PANELS_INT8) {
-        const int64_t some = std::min(TILE_PANELS_INT8, num_panels - p);
-        for (int64_t r = 0; r < rows; r += MAX_ROWS) {
-            // One by one from memory: one stream is read faster than two.
-            const bool is_first = FAR && r == 0;
-            const int8_t *first_row = q + r * depth;
-            if (some == TILE_PANELS_INT8 && !is_first)
-                multiply_rows<TILE_PANELS_INT8, false>(rows - r, first_row, depth, panels + p * depth * COLUMNS, depth,
-                                                       sums[r] + p * COLUMNS);
-            else
-                for (int64_t i = p; i < p + some; i++)
-                    (is_first ? multiply_rows<1, true> : multiply_rows<1, false>)(
-                        rows - r, first_row, depth, panels + i * depth * COLUMNS, depth, sums[r] + i * COLUMNS);
-        }
-    }
+    for_tiles<MAX_ROWS, TILE_PANELS_INT8, FAR>(
+        rows, num_panels, next != nullptr,
+        [&]<int64_t ROWS, int64_t PANELS, int64_t FETCHED>(int64_t row, int64_t panel, int64_t fetched) {
+            const int64_t size = depth * COLUMNS;
+            multiply_tile<ROWS, PANELS, FETCHED>(q + row * depth, depth, panels + panel * size,
+                                                 next ? next + fetched * size : nullptr, depth,
+                                                 sums[row] + panel * COLUMNS);
+        });
 }
 
 // at: q [rows, padded], scales [rows], panels, scales of columns [out], bias [out] or null, y [rows, out];
@@ -210,7 +196,9 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
         return panel_units * ceil_div(rows, UNIT_ROWS);
     const int64_t panel = unit % panel_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
     const int64_t column = panel * COLUMNS, columns = std::min(panels * COLUMNS, out - column);
-    const int8_t *q = static_cast<const int8_t *>(op.at[0]);
+    const int8_t *q = static_cast<const int8_t *>(op.at[0]), *weights = static_cast<const int8_t *>(op.at[2]);
+    const bool has_next = next_unit >= 0 && UNIT_PANELS * COLUMNS * depth <= NEXT_BYTES;
+    const int8_t *next = has_next ? weights + next_unit % panel_units * UNIT_PANELS * COLUMNS * depth : nullptr;
     const float *row_scales = static_cast<const float *>(op.at[1]);
     const float *column_scales = static_cast<const float *>(op.at[3]) + column;
     const T *bias = op.at[4] ? static_cast<const T *>(op.at[4]) + column : nullptr;
@@ -219,7 +207,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
         const int64_t count = std::min(BLOCK_ROWS, end - block);
         (block == begin ? multiply<true> : multiply<false>)(
-            count, q + block * depth, static_cast<const int8_t *>(op.at[2]) + column * depth, panels, depth, sums);
+            count, q + block * depth, weights + column * depth, next, panels, depth, sums);
         for (int64_t r = 0; r < count; r++) {
             const float scale = row_scales[block + r];
             T *y = static_cast<T *>(op.at[5]) + (block + r) * out + column;

@@ -5,7 +5,9 @@
 //     values  [block][kv head][16 tokens ...][head_dim / 16 panels][16 deep x 16]
 //
 // A unit is some queries of one request and one kv head, with all query heads that share it. It reads the context once,
-// keeping a running maximum (Milakov and Gimelshein, 2018, arXiv 1805.02867, algorithm 3). See reference.py.
+// keeping a running maximum (Milakov and Gimelshein, 2018, arXiv 1805.02867, algorithm 3). Keys and values lie in runs
+// too short for a processor's own prefetching, so scoring fetches the values, and summing these the next keys. See
+// reference.py.
 #include "../panels.h"
 
 namespace paged_attention {
@@ -49,11 +51,38 @@ static inline void soften(const float *scores, T *weights, int64_t seen, int64_t
     total += sum_of(sum);
 }
 
+// What a unit computes and reads: some queries of a row for one kv head, and the context from `begin` to `end`.
+struct Unit {
+    int64_t head, token, position, queries, begin, end;
+    const int64_t *table;
+
+    Unit(const Op &op, int64_t number, int64_t unit_queries) {
+        const int64_t kv_heads = op.size[1], window = op.size[6];
+        const Row *row = static_cast<const Row *>(op.at[3]);
+        int64_t tile = number / kv_heads;
+        for (; tile >= ceil_div(row->count, unit_queries); row++)
+            tile -= ceil_div(row->count, unit_queries);
+        const int64_t first = tile * unit_queries;
+        head = number % kv_heads, token = row->token + first, position = row->position + first;
+        queries = std::min(unit_queries, row->count - first);
+        // From the first position that any query sees, rounded down to the start of a panel.
+        begin = window ? std::max<int64_t>(0, position - window + 1) / COLUMNS * COLUMNS : 0;
+        end = position + queries;
+        table = static_cast<const int64_t *>(op.at[4]) + row->table * op.size[4];
+    }
+
+    // The offset in the cache, in elements, of the panel that begins at a position.
+    int64_t panel_at(const Op &op, int64_t at) const {
+        const int64_t dim = op.size[2], block_tokens = op.size[3];
+        return table[at / block_tokens] * op.size[5] + (head * block_tokens + at % block_tokens) * dim;
+    }
+};
+
 // at: q [tokens, heads, dim], keys, values, rows [count], tables [any, table_width], out as q, sinks float [heads] or
 // null; size: heads, kv_heads, dim, block_tokens, table_width, block stride in elements, window or 0; number: scale,
 // softcap or 0.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
-    const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2], block_tokens = op.size[3];
+    const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2];
     const int64_t group = heads / kv_heads, unit_queries = std::max<int64_t>(1, UNIT_ROWS / group);
     const Row *row_of = static_cast<const Row *>(op.at[3]);
     if (unit < 0) {
@@ -62,19 +91,16 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
             tiles += ceil_div(row_of[i].count, unit_queries);
         return tiles * kv_heads;
     }
-    const int64_t head = unit % kv_heads;
-    int64_t tile = unit / kv_heads;
-    for (; tile >= ceil_div(row_of->count, unit_queries); row_of++)
-        tile -= ceil_div(row_of->count, unit_queries);
-    const int64_t first = tile * unit_queries, queries = std::min(unit_queries, row_of->count - first);
-    const int64_t token = row_of->token + first, position = row_of->position + first, rows = queries * group;
-    const int64_t *table = static_cast<const int64_t *>(op.at[4]) + row_of->table * op.size[4];
-    const int64_t group_size = COLUMNS * dim, block_stride = op.size[5];
-    const int64_t head_offset = head * block_tokens * dim;
-    const T *keys = static_cast<const T *>(op.at[1]) + head_offset;
-    const T *values = static_cast<const T *>(op.at[2]) + head_offset;
+    const Unit own(op, unit, unit_queries);
+    Unit next = own;
+    if (next_unit >= 0)
+        next = Unit(op, next_unit, unit_queries);
+    else
+        next.end = 0;
+    const auto [head, token, position, queries, begin, end, table] = own;
+    const int64_t rows = queries * group, window = op.size[6];
+    const T *keys = static_cast<const T *>(op.at[1]), *values = static_cast<const T *>(op.at[2]);
     const float *sinks = static_cast<const float *>(op.at[6]);
-    const int64_t window = op.size[6];
     const float scale = static_cast<float>(op.number[0]), softcap = static_cast<float>(op.number[1]);
 
     thread_local std::vector<float> floats;
@@ -91,37 +117,42 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
         tops[r] = sinks ? LOG2_E * sinks[head * group + r % group] : -INFINITY;
         totals[r] = sinks ? 1.0f : 0.0f;
     }
-    const int64_t end = position + queries; // end of the positions that the last query sees
-    // The first position that any query sees, rounded down to the start of a panel.
-    const int64_t begin = window ? std::max<int64_t>(0, position - window + 1) / COLUMNS * COLUMNS : 0;
+    // Keys are fetched up to here, and beyond the end those that the next unit reads first.
+    const int64_t padded_end = ceil_div(end, COLUMNS) * COLUMNS;
+    int64_t fetched = std::min(begin + CHUNK, padded_end);
     for (int64_t start = begin; start < end; start += CHUNK) {
         const int64_t count = std::min(CHUNK, end - start), num_panels = ceil_div(count, COLUMNS);
-        const T *keys_at[CHUNK / COLUMNS], *values_at[CHUNK / COLUMNS];
+        const T *keys_at[CHUNK / COLUMNS], *values_at[CHUNK / COLUMNS], *next_keys_at[CHUNK / COLUMNS];
         for (int64_t i = 0; i < num_panels; i++) {
-            const int64_t at = start + i * COLUMNS;
-            const int64_t offset = table[at / block_tokens] * block_stride + at % block_tokens / COLUMNS * group_size;
+            const int64_t offset = own.panel_at(op, start + i * COLUMNS);
             keys_at[i] = keys + offset, values_at[i] = values + offset;
+            const int64_t of_next = next.begin + fetched - padded_end;
+            next_keys_at[i] = fetched < end       ? keys + own.panel_at(op, fetched)
+                              : of_next < next.end ? keys + next.panel_at(op, of_next)
+                                                   : keys_at[i];
+            fetched += COLUMNS;
         }
         for (int64_t i = 0; i < num_panels; i += 2) {
             // Two panels at a time, with the distance between them as the stride.
             const int64_t panels = std::min<int64_t>(2, num_panels - i);
             const int64_t stride = panels == 2 ? keys_at[i + 1] - keys_at[i] : 0;
-            multiply<false, false>(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride}, panels, scores + i * COLUMNS,
-                                   CHUNK);
+            multiply<false, true>(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride, values_at + i}, panels,
+                                  scores + i * COLUMNS, CHUNK);
         }
         for (int64_t r = 0; r < rows; r++) {
             const int64_t past = position + r / group + 1 - start, seen = std::min(count, past);
-            float *own = scores + r * CHUNK;
+            float *scored = scores + r * CHUNK;
             if (softcap > 0.0f)
                 for (int64_t i = 0; i < num_panels * COLUMNS; i += LANES)
-                    store_lanes(capped(load_lanes(own + i), scale, softcap), own + i);
+                    store_lanes(capped(load_lanes(scored + i), scale, softcap), scored + i);
             if (window && past > window)
-                std::fill_n(own, std::min(count, past - window), -INFINITY);
-            soften(own, weights + r * CHUNK, seen, num_panels * COLUMNS, softcap > 0.0f ? LOG2_E : LOG2_E * scale,
+                std::fill_n(scored, std::min(count, past - window), -INFINITY);
+            soften(scored, weights + r * CHUNK, seen, num_panels * COLUMNS, softcap > 0.0f ? LOG2_E : LOG2_E * scale,
                    tops[r], totals[r], sums + r * dim, dim);
         }
-        multiply<true, false>(rows, weights, CHUNK, Panels<T>{values_at, num_panels, COLUMNS, COLUMNS * COLUMNS},
-                              dim / COLUMNS, sums, dim);
+        multiply<true, true>(rows, weights, CHUNK,
+                             Panels<T>{values_at, num_panels, COLUMNS, COLUMNS * COLUMNS, next_keys_at}, dim / COLUMNS,
+                             sums, dim);
     }
     for (int64_t r = 0; r < rows; r++) {
         T *out = static_cast<T *>(op.at[5]) + ((token + r / group) * heads + head * group + r % group) * dim;
