@@ -337,6 +337,8 @@ async def test_the_end_of_a_gateway_is_told_to_the_replica_once_and_its_tokens_g
 async def _deaf_gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await token_channel.accept(reader, writer, CONFIG.secret, "gateway-1")
     writer.transport.pause_reading()
+    # Since Python 3.12 a writer that nobody holds closes its connection.
+    await writer.wait_closed()
 
 
 @pytest.mark.parametrize(("bound", "value"), [("STALL_TIMEOUT_S", 0.02), ("MAX_PENDING_BYTES", 30_000_000)])
