@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import ClassVar
@@ -12,12 +11,12 @@ from typing import ClassVar
 import httpx
 import psutil
 import pytest
-import uvicorn
 
 from app.http.api import create_app
 from engine.errors import EngineError
 from loadtest.soak import NUM_QUESTIONS, Heard, Tally, ask, judge, keep_asking, kill_one, question, soak
 from tests.app.scripted_gateway import ScriptedGateway
+from tests.app.serving import serving
 from tests.loadtest.scripted_server import Script, answer, frame, scripted_server
 
 
@@ -39,14 +38,8 @@ def test_an_answer_is_whole_or_says_that_it_is_not(heard: Heard, verdict: str) -
 @pytest.fixture
 def served() -> Iterator[tuple[str, ScriptedGateway]]:
     gateway = ScriptedGateway()
-    server = uvicorn.Server(uvicorn.Config(create_app(gateway), port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", gateway
-    server.should_exit = True
-    thread.join()
+    with serving(create_app(gateway)) as url:
+        yield url, gateway
 
 
 def test_a_well_server_answers_the_same_all_the_time(served: tuple[str, ScriptedGateway]) -> None:

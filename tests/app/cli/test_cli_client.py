@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -18,19 +15,7 @@ from app.cli import cli_client
 from app.cli import main as cli
 from app.http.api import create_app
 from tests.app.scripted_gateway import ScriptedGateway
-
-
-@contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """Serve an application, and give its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+from tests.app.serving import serving
 
 
 @pytest.fixture(scope="module")

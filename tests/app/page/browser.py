@@ -6,17 +6,16 @@ import asyncio
 import shutil
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from app.routes import page
+from tests.app.serving import serving
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE_S = 30.0
@@ -86,7 +85,7 @@ def run(api: Api, script: str, folder: Path, *options: str) -> Any:
     """Open the page in a browser, run a script in it, and return what it reports."""
     assert PROGRAM is not None
     has_told = threading.Event()
-    with _serving(_application(api, script, has_told)) as url:
+    with serving(_application(api, script, has_told)) as url:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", *options]
         browser = subprocess.Popen([PROGRAM, *flags, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -154,15 +153,3 @@ async def _events(events: list[str], may_go: asyncio.Event) -> AsyncIterator[str
             await may_go.wait()
         else:
             yield event
-
-
-@contextmanager
-def _serving(app: FastAPI) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    server.should_exit = True
-    thread.join()
