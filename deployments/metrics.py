@@ -129,6 +129,8 @@ class GatewayMetrics:
     def forget_all_but(self, is_served: Callable[[str], bool]) -> None:
         """Drop the series of names no longer served, which would accumulate; callable from any thread."""
         gone = {name for name in self._names.copy() if not is_served(name)}
+        if not gone:
+            return
         self._names -= gone
         for metric in (self._tokens, self._requests, self._slo_met, self._slo_violated, self._first_by_name):
             # `remove_by_labels` would look through all series for each name: minutes for thousands of both.
