@@ -99,6 +99,16 @@ constexpr int64_t AHEAD_BYTES = 4096, LINE_BYTES = 64;
 // At most so many bytes are prefetched as what comes next: the second cache holds them and those in use.
 constexpr int64_t NEXT_BYTES = 1 << 18;
 
+// Whether this process may use tile registers; a thread pool requests them from the OS kernel when it is created.
+static bool may_use_tiles = false;
+
+// The panels of the unit that this thread runs next, of `units` units with as many elements each; null if it is not
+// known or they are too many. Tile registers are fed by what follows.
+template <typename T> INLINE const T *next_panels(const T *matrix, int64_t units, int64_t unit_size) {
+    const bool is_known = next_unit >= 0 && unit_size * static_cast<int64_t>(sizeof(T)) <= NEXT_BYTES && !may_use_tiles;
+    return is_known ? matrix + next_unit % units * unit_size : nullptr;
+}
+
 // c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][all depth] * panels from `first_panel` on. What is next for FETCHED panels
 // from `fetched` on is prefetched.
 template <typename T, int64_t ROWS, int64_t PANELS, int64_t FETCHED>
@@ -273,9 +283,6 @@ static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_strid
     }
 }
 #endif
-
-// Whether this process may use tile registers; a thread pool requests them from the OS kernel when it is created.
-static bool may_use_tiles = false;
 
 // Releases the tiles: otherwise every context switch would save them.
 static inline void release_tiles() {

@@ -23,15 +23,14 @@ template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t 
     const int64_t panel_size = depth * COLUMNS, column = panel * COLUMNS;
     const int64_t columns = std::min(panels * COLUMNS, out - column);
     const T *all_weights = static_cast<const T *>(op.at[1]), *weights = all_weights + panel * panel_size;
-    const bool has_next = next_unit >= 0 && UNIT_PANELS * panel_size * sizeof(T) <= NEXT_BYTES && !may_use_tiles;
-    const T *next = all_weights + (has_next ? next_unit % panel_units * UNIT_PANELS * panel_size : 0);
+    const T *next = next_panels(all_weights, panel_units, UNIT_PANELS * panel_size);
     const int64_t begin = unit / panel_units * UNIT_ROWS, end = std::min(rows, begin + UNIT_ROWS);
     alignas(64) float sums[BLOCK_ROWS][UNIT_PANELS * COLUMNS];
     for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
         const int64_t count = std::min(BLOCK_ROWS, end - block);
         // The first block brings the panels into the cache.
         (block == begin ? multiply<false, true, T> : multiply<false, false, T>)(
-            count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size, has_next ? &next : nullptr},
+            count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size, next ? &next : nullptr},
             panels, sums[0], UNIT_PANELS * COLUMNS);
         for (int64_t r = 0; r < count; r++) {
             Out *row = y + (block + r) * out + column;

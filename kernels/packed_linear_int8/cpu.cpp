@@ -197,8 +197,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t panel = unit % panel_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
     const int64_t column = panel * COLUMNS, columns = std::min(panels * COLUMNS, out - column);
     const int8_t *q = static_cast<const int8_t *>(op.at[0]), *weights = static_cast<const int8_t *>(op.at[2]);
-    const bool has_next = next_unit >= 0 && UNIT_PANELS * COLUMNS * depth <= NEXT_BYTES;
-    const int8_t *next = has_next ? weights + next_unit % panel_units * UNIT_PANELS * COLUMNS * depth : nullptr;
+    const int8_t *next = next_panels(weights, panel_units, UNIT_PANELS * COLUMNS * depth);
     const float *row_scales = static_cast<const float *>(op.at[1]);
     const float *column_scales = static_cast<const float *>(op.at[3]) + column;
     const T *bias = op.at[4] ? static_cast<const T *>(op.at[4]) + column : nullptr;
