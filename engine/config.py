@@ -25,7 +25,8 @@ class EngineConfig:
             and activations of linear layers are quantized to one byte. "int4": weights are quantized to 4 bits, with up
             to 128 inputs per scale; activations are not. None: `dtype`, or the format of the checkpoint, if its weights
             have 4 bits, or 8 bits on a GPU, and can stay as stored. On a GPU, MXFP4 experts always stay in MXFP4.
-            Embedding, output matrix and adapters stay in `dtype`.
+            Adapters stay in `dtype`, and on a GPU embedding and output matrix; on a CPU the output matrix, and an
+            embedding that is tied to it, have 8 bits with any quantization.
         kv_cache_dtype: "int8" or "fp8" (e4m3) for a KV cache of one byte per element, on a GPU only; None: `dtype`.
         num_threads: CPU threads for tensor operators; None: all cores available to this process.
         max_model_len: context length in tokens; None: that of the checkpoint.

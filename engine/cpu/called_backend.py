@@ -16,7 +16,7 @@ from engine.backend import Backend, Product, RoutedExperts
 from engine.cpu.called_lora import CalledLora
 from engine.cpu.called_states import CalledStates
 from engine.cpu.native_lora import PanelAdapter
-from engine.cpu.panels import INT8_KERNEL, Panels, grouped_arguments, lay_out
+from engine.cpu.panels import EMBED_BY_LOGITS, INT8_KERNEL, Panels, grouped_arguments, lay_out, lay_out_vocabulary
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.model_spec import ModelSpec
 from engine.kv_cache import LayerCache
@@ -50,7 +50,8 @@ class CalledBackend(Backend):
 
     Args:
         dtype: of weights, activations and cache.
-        quantization: "int8" or "int4" to quantize linear layers; None to keep each weight's format, 4-bit ones too.
+        quantization: "int8" or "int4" to quantize linear layers, and the output matrix as `lay_out_vocabulary` does;
+            None to keep each weight's format, 4-bit ones too.
         entries: of each layer in the table of an adapter laid out for our kernels, as in `engine.lora.entry_of`.
     """
 
@@ -74,12 +75,11 @@ class CalledBackend(Backend):
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Lay out the output matrix in panels; a tied embedding reads its rows from the same panels."""
         matrix = embedding if head is None else head
-        vocab, hidden = matrix.shape
-        if hidden % 2:
+        if matrix.shape[1] % 2:
             return super().vocabulary(embedding, head)
-        panels = self._panels(matrix)
-        embed = self._embedding(panels, hidden) if head is None else partial(take_rows, embedding)
-        return embed, self._head(panels, hidden, vocab)
+        panels = self._vocabulary(matrix, self._quantization)
+        embed = partial(self._embed, panels) if head is None else partial(take_rows, embedding)
+        return embed, partial(self._logits, panels)
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Apply adapters by our kernels if they are laid out for them."""
@@ -166,24 +166,18 @@ class CalledBackend(Backend):
     def _lay_out(self, matrices: Iterable[Weight], count: int) -> Panels:
         return lay_out(matrices, count, self._quantization, self._arena.empty, self._pool)
 
-    def _panels(self, matrix: torch.Tensor) -> torch.Tensor:
-        return lay_out([matrix], 1, None, self._arena.empty, self._pool).tensors[0]
+    def _vocabulary(self, matrix: torch.Tensor, quantization: str | None) -> Panels:
+        return lay_out_vocabulary(matrix, quantization, self._arena.empty, self._pool)
 
-    def _embedding(self, panels: torch.Tensor, hidden: int) -> Product:
-        def embed(token_ids: torch.Tensor) -> torch.Tensor:
-            out = self._like(token_ids, "embedded", (hidden,))
-            self._call("embed", token_ids, (panels, token_ids, out), (hidden,))
-            return out
+    def _embed(self, panels: Panels, token_ids: torch.Tensor) -> torch.Tensor:
+        out, (hidden, _, *group) = self._like(token_ids, "embedded", (panels.depth,)), panels.sizes
+        self._call(EMBED_BY_LOGITS[panels.kernel], token_ids, (*panels.tensors, token_ids, out), (hidden, *group))
+        return out
 
-        return embed
-
-    def _head(self, panels: torch.Tensor, hidden: int, vocab: int) -> Product:
-        def to_logits(h: torch.Tensor) -> torch.Tensor:
-            logits = self._like(h, "logits", (vocab,), torch.float32)
-            self._call("packed_logits", h, (h.contiguous(), panels, None, logits), (hidden, vocab))
-            return logits
-
-        return to_logits
+    def _logits(self, panels: Panels, h: torch.Tensor) -> torch.Tensor:
+        logits = self._like(h, "logits", (panels.out,), torch.float32)
+        self._call(panels.kernel, h, (h.contiguous(), *panels.tensors, None, logits), panels.sizes)
+        return logits
 
     def _product(self, panels: Panels, name: str, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
         y = self._like(x, name, (panels.out,))

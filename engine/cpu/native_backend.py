@@ -75,10 +75,9 @@ class NativeBackend(CalledBackend):
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Lay out in panels. The embedding reads its rows from panels too, so a tied matrix is stored once."""
-        vocab, hidden = embedding.shape
-        embedding_panels = self._panels(embedding)
-        head_panels = embedding_panels if head is None else self._panels(head)
-        return self._embedding(embedding_panels, hidden), self._head(head_panels, hidden, vocab)
+        output = self._vocabulary(embedding if head is None else head, self._quantization)
+        inputs = output if head is None else self._vocabulary(embedding, None)
+        return partial(self._embed, inputs), partial(self._logits, output)
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Return products that read each step's adapters when the recording is replayed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,11 +15,15 @@ from engine.loading.weight import Weight, dense
 from kernels.packed_linear.reference import LANES, as_panels
 from kernels.packed_linear_int4.reference import GROUPS, STEP, beside_panels, group_of, to_int4_panels
 from kernels.packed_linear_int8.reference import quantize_rows, to_int8_panels
+from kernels.packed_logits_int8.reference import STEP as BYTES_PER_WORD
 from kernels.program import Pool
 
 Empty = Callable[[int, torch.dtype], torch.Tensor]
 """An allocator like `kernels.arena.Arena.empty`."""
 INT8_KERNEL, INT4_KERNEL, MXFP4_KERNEL = "packed_linear_int8", "packed_linear_int4", "packed_linear_mxfp4"
+LOGITS_KERNEL, INT8_LOGITS_KERNEL = "packed_logits", "packed_logits_int8"
+EMBED_BY_LOGITS = {LOGITS_KERNEL: "embed", INT8_LOGITS_KERNEL: "embed_int8"}
+"""Kernel of logits -> the one that reads rows of the same panels; its sizes are the first of theirs, and the group."""
 GROUPED_TENSORS, GROUPED_SIZES = 6, 6
 """Arguments of a grouped product (one matrix per expert) that precede the groups (`kernels/experts/cpu.cpp`)."""
 
@@ -72,6 +76,24 @@ def lay_out(matrices: Iterable[Weight], count: int, quantization: str | None, em
             assert sum(1 for _ in threads.map(put_another, range(1, count), each)) == count - 1
     out, depth = first.shape
     return Panels(kernel=kernel, tensors=tensors, sizes=sizes, depth=depth, out=out)
+
+
+def lay_out_vocabulary(matrix: torch.Tensor, quantization: str | None, empty: Empty, pool: Pool) -> Panels:
+    """Lay out the output matrix [vocab, hidden], for the kernel of logits and that of embeddings in `EMBED_BY_LOGITS`.
+
+    Whatever the quantization of layers, it has 8 bits, in groups: every token depends on it, and 4 would be felt. Its
+    inputs are not quantized.
+    """
+    vocab, hidden = matrix.shape
+    if quantization is None or hidden % min(GROUPS):
+        return replace(lay_out([matrix], 1, None, empty, pool), kernel=LOGITS_KERNEL)
+    group, num_panels = group_of(hidden), -(-vocab // LANES)
+    words = empty(num_panels * hidden // BYTES_PER_WORD * LANES, torch.int32)
+    scales = empty(num_panels * hidden // group * LANES, torch.float32)
+    pool.call("lay_out_logits_int8", matrix.dtype, vocab, (matrix.contiguous(), words, scales), (hidden, group))
+    return Panels(
+        kernel=INT8_LOGITS_KERNEL, tensors=(words, scales), sizes=(hidden, vocab, group), depth=hidden, out=vocab
+    )
 
 
 def grouped_arguments(

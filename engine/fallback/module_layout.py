@@ -179,7 +179,7 @@ class ModuleLayout:
         return product(x.contiguous(), experts, weights, self._decodes, self._expert_lora, layer)
 
     def _take_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear, device: torch.device) -> None:
-        """Lay out the output matrix, which is never quantized, and the embedding, once if they are tied."""
+        """Lay out the output matrix and the embedding, once if they are tied."""
         weight = embedding.get_parameter("weight")
         # If the files hold two matrices, transformers leaves them untied, whatever config.json says.
         matrix = None if head.weight is weight else _own(head.weight, device)

@@ -1,4 +1,4 @@
-"""Weights that a CPU rounds to 4 bits: the tokens of a model that has the numbers which they stand for."""
+"""Weights that a CPU rounds to 4 bits (the output matrix: 8): the tokens of a model that has the rounded numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from kernels.packed_linear_int4.reference import to_levels
+from kernels.packed_linear_int4.reference import GROUPS, group_of, to_levels
+from kernels.packed_logits_int8.reference import embed_int8, to_bytes
 from tests.engine.int4_checkpoints import config_of, quantize_layers
 from tests.parity.conftest import greedy, make_model, random_prompts, run_engine
 
@@ -30,6 +31,10 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
     return (steps * scales.unsqueeze(-1)).view(levels.shape)
 
 
+def rounded_to_bytes(weight: torch.Tensor) -> torch.Tensor:
+    return embed_int8(torch.arange(len(weight)), *to_bytes(weight, group_of(weight.shape[1])), weight.dtype)
+
+
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [
@@ -44,9 +49,12 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
 def test_tokens_are_those_of_the_numbers(tmp_path: Path, family: str, sizes: dict[str, int]) -> None:
     model = make_model(family, **sizes)
     model.save_pretrained(tmp_path / "whole")
+    output = model.get_output_embeddings().weight
     for name, parameter in model.named_parameters():
         if name.endswith("_proj.weight"):
             parameter.data = rounded(parameter.data)
+        elif parameter is output and not parameter.shape[1] % min(GROUPS):
+            parameter.data = rounded_to_bytes(parameter.data)
         elif parameter.dim() == 3:  # experts; what chooses them stays as it is
             experts = parameter.data.transpose(1, 2) if family == "gpt-oss" else parameter.data
             whole = torch.stack([rounded(expert) for expert in experts.contiguous()])

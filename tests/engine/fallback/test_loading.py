@@ -90,7 +90,7 @@ def test_output_matrix_and_embedding_are_held_once_and_as_they_are(
     if has_head:
         head = torch.randn(embedding.shape)
         change(folder, **{"lm_head.weight": head})
-    decoder = load(folder, backend=CalledBackend(Pool(kernels, 1), torch.float32, "int4"))
+    decoder = load(folder, backend=CalledBackend(Pool(kernels, 1), torch.float32))
     model, spec = decoder._model, decoder.spec
     assert model is not None
     assert model.lm_head.weight.numel() == model.model.embed_tokens.weight.numel() == 0

@@ -1,0 +1,250 @@
+// Products with weights of few bits: levels in groups of inputs that share a scale. Levels are converted exactly to x's
+// type in registers and multiplied by a tile of rows; the sums of a chunk of inputs are multiplied by the group's scales.
+// For tile registers, a chunk of two panels is converted in the nearest cache. See packed_linear_int4/reference.py and
+// packed_logits_int8/reference.py.
+#pragma once
+
+#include "panels.h"
+
+namespace levels {
+
+// Integers of 4 bits with a zero point per group; the 16 values of e2m1; signed bytes.
+enum class Levels { INT4, E2M1, INT8 };
+
+template <Levels LEVELS> constexpr int64_t STEP = LEVELS == Levels::INT8 ? 4 : 8; // inputs per word of 32 bits
+constexpr int64_t MAX_CHUNK = 128;                                                // inputs of one sum at most
+constexpr int64_t UNIT_PANELS = 4, UNIT_ROWS = 128, UNIT_COLUMNS = UNIT_PANELS * COLUMNS;
+
+// Panels of words [depth / STEP][16] one after the other, each with scales and zero points [groups][16].
+template <Levels LEVELS> struct Weights {
+    const uint32_t *words, *next; // the words and, if known, those that this thread multiplies next
+    const float *scales;
+    const uint8_t *zeros; // of INT4 only
+    int64_t depth, group;
+
+    int64_t panel_words() const { return depth / STEP<LEVELS> * COLUMNS; }
+    int64_t panel_groups() const { return depth / group * COLUMNS; }
+
+    Weights from(int64_t panel) const {
+        const int64_t groups = panel * panel_groups(), at = panel * panel_words();
+        return {words + at, next ? next + at : nullptr, scales + groups, zeros ? zeros + groups : nullptr, depth, group};
+    }
+};
+
+// One bit of sign, two of exponent, one of fraction: twice the value is an integer.
+INLINE Lanes e2m1(LaneBits bits) {
+    const LaneBits exponent = bits >> 1 & 3u, is_normal = (LaneBits)(exponent > 0u) & 1u;
+    const LaneBits twice = ((bits & 1u) | (is_normal << 1)) << (exponent - is_normal);
+    const Lanes size = __builtin_convertvector((LaneNumbers)twice, Lanes) * 0.5f;
+    return (Lanes)((LaneBits)size | (bits & 8u) << 28);
+}
+
+INLINE Lanes signed_byte(LaneBits word, int64_t index) {
+    return __builtin_convertvector((LaneNumbers)(word << (24 - 8 * index)) >> 24, Lanes);
+}
+
+// The numbers that the words of a group stand for, LANES columns at a time: the values of e2m1, bytes, or levels minus
+// their columns' zero points. COUNT inputs are converted at once. Of a word, even inputs are in the lower half.
+template <Levels LEVELS, typename T> struct Numbers {
+    static constexpr int64_t COUNT = 1;
+    Lanes zero = {};
+
+    void subtract(const uint8_t *zeros) {
+        for (int64_t i = 0; i < LANES; i++)
+            zero[i] = zeros[i];
+    }
+
+    Lanes at(LaneBits word, int64_t k) const {
+        if constexpr (LEVELS == Levels::INT8)
+            return signed_byte(word, k / 2 + k % 2 * 2);
+        const LaneBits bits = word >> (k / 2 * 4 + k % 2 * 16) & 15u;
+        if constexpr (LEVELS == Levels::E2M1)
+            return e2m1(bits);
+        return __builtin_convertvector((LaneNumbers)bits, Lanes) - zero;
+    }
+};
+
+#if defined(__AVX512BF16__)
+// The bfloat16 bits of 5-bit two's complement integers: 0 to 15, then -16 to -1.
+alignas(64) constexpr uint16_t NUMBERS[32] = {
+    0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+    0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130,
+    0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
+
+// The bfloat16 bits of the values of e2m1.
+alignas(64) constexpr uint16_t E2M1_NUMBERS[32] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                                   0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+
+template <Levels LEVELS> struct Numbers<LEVELS, bfloat16> {
+    static constexpr int64_t COUNT = 2;
+    __m512i zero = _mm512_setzero_si512();
+
+    void subtract(const uint8_t *zeros) {
+        const __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(zeros)));
+        zero = _mm512_or_si512(low, _mm512_slli_epi32(low, 16));
+    }
+
+    LaneBits at(LaneBits word, int64_t k) const {
+        if constexpr (LEVELS == Levels::INT8) // Truncation is exact.
+            return (LaneBits)signed_byte(word, k / 2) >> 16 | ((LaneBits)signed_byte(word, k / 2 + 2) & 0xffff0000u);
+        const __m512i numbers = _mm512_load_si512(LEVELS == Levels::E2M1 ? E2M1_NUMBERS : NUMBERS);
+        const __m512i shifted = _mm512_srli_epi16((__m512i)word, static_cast<unsigned>(k / 2 * 4));
+        const __m512i index = _mm512_sub_epi16(_mm512_and_si512(shifted, _mm512_set1_epi16(15)), zero);
+        return (LaneBits)_mm512_permutexvar_epi16(index, numbers);
+    }
+};
+#endif
+
+// A tile's sums stay in registers, next to zero points and a word's numbers. Few rows take several panels at once:
+// each sum waits for its previous addition.
+#if defined(__AVX512F__)
+constexpr int64_t FEW_ROWS = 4, FEW_ROWS_PANELS = 4;
+#else
+constexpr int64_t FEW_ROWS = 1, FEW_ROWS_PANELS = 2;
+#endif
+
+// totals[ROWS][PANELS * 16] = x[ROWS][depth] * panels.
+template <Levels LEVELS, typename T, int64_t ROWS, int64_t PANELS>
+static inline void multiply_tile(const Factor<T> *x, int64_t x_stride, const Weights<LEVELS> &weights, float *totals) {
+    constexpr int64_t parts = PANELS * PANEL_LANES, COUNT = Numbers<LEVELS, T>::COUNT;
+    const int64_t size = weights.panel_words(), chunk = std::min(weights.group, MAX_CHUNK);
+    // As in panels.h: what comes next is fetched in one stream.
+    const uint32_t *fetched = weights.next ? weights.next : weights.words + AHEAD_BYTES / sizeof(uint32_t);
+    const int64_t pace = weights.next ? PANELS : 1, gap = weights.next ? COLUMNS : size;
+    for (int64_t r = 0; r < ROWS; r++)
+        std::memset(totals + r * UNIT_COLUMNS, 0, PANELS * COLUMNS * sizeof *totals);
+    for (int64_t start = 0; start < weights.depth; start += chunk) {
+        Lanes sums[ROWS][parts] = {};
+        Numbers<LEVELS, T> numbers[parts];
+        const auto in_group = [&](int64_t p) {
+            return p / PANEL_LANES * weights.panel_groups() + start / weights.group * COLUMNS + p % PANEL_LANES * LANES;
+        };
+        if constexpr (LEVELS == Levels::INT4)
+            for (int64_t p = 0; p < parts; p++)
+                numbers[p].subtract(weights.zeros + in_group(p));
+        for (int64_t k = start; k < start + chunk; k += STEP<LEVELS>)
+            for (int64_t p = 0; p < parts; p++) {
+                const int64_t panel = p / PANEL_LANES, lane = p % PANEL_LANES * LANES, row = k / STEP<LEVELS> * COLUMNS;
+                if (lane == 0)
+                    __builtin_prefetch(fetched + panel * gap + row * pace);
+                LaneBits word;
+                std::memcpy(&word, weights.words + panel * size + row + lane, sizeof word);
+                for (int64_t i = 0; i < STEP<LEVELS>; i += COUNT) {
+                    const auto columns = numbers[p].at(word, i);
+                    for (int64_t r = 0; r < ROWS; r++)
+                        multiply_add(sums[r][p], x + r * x_stride + k + i, columns);
+                }
+            }
+        for (int64_t p = 0; p < parts; p++) {
+            const Lanes scale = load_lanes(weights.scales + in_group(p));
+            for (int64_t r = 0; r < ROWS; r++) {
+                float *total = totals + r * UNIT_COLUMNS + p * LANES;
+                store_lanes(load_lanes(total) + sums[r][p] * scale, total);
+            }
+        }
+    }
+}
+
+// totals[at most MAX_TILE_ROWS][64] = x[rows][depth] * at most UNIT_PANELS panels.
+template <Levels LEVELS, typename T>
+static inline void multiply_rows(int64_t rows, const T *x, int64_t panels, const Weights<LEVELS> &weights, float *totals) {
+    int64_t stride = weights.depth;
+    const Factor<T> *factors = factors_of(rows, x, stride, weights.depth);
+    with_rows<MAX_TILE_ROWS<T>>(rows, [&]<int64_t ROWS>() {
+        constexpr int64_t AT_ONCE = ROWS <= FEW_ROWS ? FEW_ROWS_PANELS : 1;
+        int64_t p = 0;
+        for (; p + AT_ONCE <= panels; p += AT_ONCE)
+            multiply_tile<LEVELS, T, ROWS, AT_ONCE>(factors, stride, weights.from(p), totals + p * COLUMNS);
+        for (; p < panels; p++)
+            multiply_tile<LEVELS, T, ROWS, 1>(factors, stride, weights.from(p), totals + p * COLUMNS);
+    });
+}
+
+#if defined(__AMX_BF16__)
+// totals[rows][stride] = x[rows][depth] * two panels, by tile registers. Numbers are converted in the nearest cache.
+template <Levels LEVELS>
+static inline void multiply_pair(int64_t rows, const bfloat16 *x, const Weights<LEVELS> &weights, float *totals) {
+    const int64_t chunk = std::min(weights.group, MAX_CHUNK), width = 2 * COLUMNS;
+    alignas(64) bfloat16 numbers[2 * MAX_CHUNK * COLUMNS];
+    alignas(64) float sums[2 * TILE_ROWS * width];
+    const bfloat16 *segment = numbers;
+    for (int64_t r = 0; r < rows; r++)
+        std::memset(totals + r * UNIT_COLUMNS, 0, width * sizeof *totals);
+    for (int64_t start = 0; start < weights.depth; start += chunk) {
+        const int64_t in_group = start / weights.group * COLUMNS;
+        for (int64_t p = 0; p < 2; p++) {
+            const Weights<LEVELS> panel = weights.from(p);
+            Numbers<LEVELS, bfloat16> of_group;
+            if constexpr (LEVELS == Levels::INT4)
+                of_group.subtract(panel.zeros + in_group);
+            for (int64_t k = 0; k < chunk; k += STEP<LEVELS>) {
+                const uint32_t *words = panel.words + (start + k) / STEP<LEVELS> * COLUMNS;
+                _mm_prefetch(reinterpret_cast<const char *>(words + 32 * COLUMNS), _MM_HINT_T0);
+                LaneBits word;
+                std::memcpy(&word, words, sizeof word);
+                for (int64_t i = 0; i < STEP<LEVELS>; i += 2) {
+                    const LaneBits two = of_group.at(word, i);
+                    std::memcpy(numbers + (p * chunk + k + i) * COLUMNS, &two, sizeof two);
+                }
+            }
+        }
+        for (int64_t block = 0; block < rows; block += 2 * TILE_ROWS) {
+            const int64_t some = std::min(2 * TILE_ROWS, rows - block);
+            multiply_amx<false, false>(some, x + block * weights.depth + start, weights.depth,
+                                       Panels<bfloat16>{&segment, 1, chunk, chunk * COLUMNS}, 2, sums, width);
+            for (int64_t n = 0; n < width; n += LANES) {
+                const Weights<LEVELS> panel = weights.from(n / COLUMNS);
+                const Lanes scale = load_lanes(panel.scales + in_group + n % COLUMNS);
+                for (int64_t r = 0; r < some; r++) {
+                    float *total = totals + (block + r) * UNIT_COLUMNS + n;
+                    store_lanes(load_lanes(total) + load_lanes(sums + r * width + n) * scale, total);
+                }
+            }
+        }
+    }
+}
+#endif
+
+// totals[rows][64] = x[rows][depth] * at most UNIT_PANELS panels.
+template <Levels LEVELS, typename T>
+static void multiply(int64_t rows, const T *x, int64_t panels, const Weights<LEVELS> &weights, float *totals) {
+    int64_t first = 0;
+#if defined(__AMX_BF16__)
+    if constexpr (sizeof(T) == 2)
+        if (may_use_tiles)
+            for (; first + 2 <= panels; first += 2)
+                multiply_pair<LEVELS>(rows, x, weights.from(first), totals + first * COLUMNS);
+#endif
+    for (int64_t r = 0; r < rows && first < panels; r += MAX_TILE_ROWS<T>)
+        multiply_rows<LEVELS>(std::min(rows - r, MAX_TILE_ROWS<T>), x + r * weights.depth, panels - first,
+                              weights.from(first), totals + r * UNIT_COLUMNS + first * COLUMNS);
+}
+
+// at: x [rows, in], panels, scales, zero points (for INT4 only), bias [out] or null, y [rows, out]; scales and zero
+// points as in `beside_panels`. size: in, out, group.
+template <Levels LEVELS, typename T, typename Out> static int64_t kernel(const Op &op, int64_t unit) {
+    const int64_t rows = *op.count, depth = op.size[0], out = op.size[1], group = op.size[2];
+    const int64_t num_panels = ceil_div(out, COLUMNS), panel_units = ceil_div(num_panels, UNIT_PANELS);
+    if (unit < 0)
+        return panel_units * ceil_div(rows, UNIT_ROWS);
+    const int64_t begin = unit / panel_units * UNIT_ROWS, count = std::min(rows - begin, UNIT_ROWS);
+    const int64_t panel = unit % panel_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
+    const int64_t column = panel * COLUMNS, columns = std::min(panels * COLUMNS, out - column);
+    constexpr int64_t BIAS = LEVELS == Levels::INT4 ? 4 : 3;
+    const uint32_t *words = static_cast<const uint32_t *>(op.at[1]);
+    const uint8_t *zeros = LEVELS == Levels::INT4 ? static_cast<const uint8_t *>(op.at[3]) : nullptr;
+    const Weights<LEVELS> first{words, nullptr, static_cast<const float *>(op.at[2]), zeros, depth, group};
+    Weights<LEVELS> weights = first.from(panel);
+    weights.next = next_panels(words, panel_units, UNIT_PANELS * first.panel_words());
+    alignas(64) float totals[UNIT_ROWS * UNIT_COLUMNS];
+    multiply<LEVELS>(count, static_cast<const T *>(op.at[0]) + begin * depth, panels, weights, totals);
+    const T *bias = op.at[BIAS] ? static_cast<const T *>(op.at[BIAS]) + column : nullptr;
+    for (int64_t r = 0; r < count; r++) {
+        Out *y = static_cast<Out *>(op.at[BIAS + 1]) + (begin + r) * out + column;
+        for (int64_t n = 0; n < columns; n++)
+            store(totals[r * UNIT_COLUMNS + n] + (bias ? widen(bias[n]) : 0.0f), y[n]);
+    }
+    return 0;
+}
+
+} // namespace levels
