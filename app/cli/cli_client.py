@@ -28,12 +28,18 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 adapters = typer.Typer(help="List, load, unload and route adapters; requires the admin key.", no_args_is_help=True)
 console = Console()
 _PIPE_WIDTH = 10_000
+_FOR_GOOD = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND)
+"""Statuses of every question of a chat, whatever it says."""
 _INVISIBLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 """Control characters, with which an answer could rename the terminal's window or fill its clipboard."""
 
 
 class AskError(Exception):
     """The server is unreachable or returned an error; the text is shown to the user."""
+
+
+class RefusedError(AskError):
+    """This request failed, but another one may be answered: not about the key or the model."""
 
 
 @contextmanager
@@ -62,6 +68,7 @@ def answered(response: httpx.Response) -> dict[str, Any]:
 
     Raises:
         AskError: the response is not JSON, or an error; with the server's message.
+        RefusedError: it is an error that the next request may not meet.
     """
     try:
         body: dict[str, Any] = response.json()
@@ -74,7 +81,8 @@ def answered(response: httpx.Response) -> dict[str, Any]:
             raise AskError(f"status {response.status_code} without a message: {NOT_OURS}") from None
         option = "--key" if response.status_code == httpx.codes.UNAUTHORIZED else None
         option = next((option for field, option in OPTION_BY_FIELD.items() if f"'{field}'" in message), option)
-        raise AskError(message if option is None else f"{message.rstrip('.')}. Set it with {option}.")
+        refusal = AskError if response.status_code in _FOR_GOOD else RefusedError
+        raise refusal(message if option is None else f"{message.rstrip('.')}. Set it with {option}.")
     return body
 
 
@@ -175,7 +183,10 @@ def chat(
     url: Url = DEFAULT_URL,
     key: Key = "",
 ) -> None:
-    """Chat with a model in the terminal; an empty line or Ctrl-D quits, Ctrl-C cancels an answer."""
+    """Chat with a model in the terminal; an empty line or Ctrl-D quits, Ctrl-C cancels an answer.
+
+    A question that is refused is forgotten, and the chat goes on; the status is 1 if it was the last.
+    """
     with connected(url, key) as client:
         names = [model] if model else [card["id"] for card in answered(client.get("/v1/models"))["data"]]
         if not names:
@@ -183,10 +194,11 @@ def chat(
         name = names[0]
         turns: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         console.print(Text(name, style="dim"), soft_wrap=True)
+        is_refused = False
         while question := _question():
             turns.append({"role": "user", "content": question})
             body = {"model": name, "messages": turns, "temperature": temperature, "stream": True}
-            answer = ""
+            answer, is_refused = "", False
             try:
                 for piece in _pieces(client, body | ({} if max_tokens is None else {"max_tokens": max_tokens})):
                     answer += piece
@@ -195,8 +207,17 @@ def chat(
                     sys.stdout.flush()
             except KeyboardInterrupt:
                 console.print(" [dim](cancelled)[/dim]", end="")
+            except RefusedError as error:
+                if answer:
+                    console.print()
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                is_refused = True
+                turns.pop()
+                continue
             console.print()
             turns.append({"role": "assistant", "content": answer})
+        if is_refused:
+            raise typer.Exit(1)
 
 
 def _table(*names: str) -> Table:
@@ -227,6 +248,6 @@ def _pieces(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
                 continue
             chunk = json.loads(line.removeprefix("data: "))
             if "error" in chunk:
-                raise AskError(chunk["error"]["message"])
+                raise RefusedError(chunk["error"]["message"])
             for choice in chunk["choices"]:
                 yield choice["delta"].get("content") or choice["delta"].get("refusal") or ""

@@ -10,9 +10,9 @@ import errno
 import json
 import os
 import resource
+import runpy
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="antiphon")
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else EXIT_FAILED
     except cli_client.AskError as error:
         return _refuse(str(error), status=EXIT_FAILED)
@@ -172,7 +174,9 @@ def plan_command(
 )
 def bench(context: typer.Context) -> None:
     """Benchmark the engine alone on this machine; all arguments are passed to `loadtest.bench_engine`."""
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "loadtest.bench_engine", *context.args]))
+    # In this process: Ctrl-C reaches a child as well, which would print a traceback.
+    sys.argv[1:] = context.args
+    runpy.run_module("loadtest.bench_engine", run_name="__main__", alter_sys=True)
 
 
 def _check(config: str, *, reads_all: bool, fetches: bool = False) -> None:

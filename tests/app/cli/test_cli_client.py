@@ -245,3 +245,29 @@ def test_a_key_without_any_model_is_told_so(
     answers[:] = [Response('{"data": []}')]
     assert run(url, "chat") == 1
     assert capsys.readouterr().err == "error: the server lists no model that this key may use\n"
+
+
+CHUNK = 'data: {"choices": [{"delta": {"content": "Yes."}}]}\n\n'
+BUSY = JSONResponse({"error": {"message": "Too many requests."}}, 429)
+BROKEN_OFF = Response(CHUNK + 'data: {"error": {"message": "It failed."}}\n\n', media_type="text/event-stream")
+
+
+@pytest.mark.parametrize(("refusal", "told"), [(BUSY, "Too many requests."), (BROKEN_OFF, "It failed.")])
+def test_a_chat_goes_on_without_a_question_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal: Response, told: str
+) -> None:
+    """A 429 ended it, and the conversation was lost."""
+    app, asked = FastAPI(), []
+    answers = [refusal, Response(CHUNK, media_type="text/event-stream"), refusal]
+
+    @app.post("/v1/chat/completions")
+    async def answer(request: Request) -> Response:
+        asked.append([turn["content"] for turn in (await request.json())["messages"]])
+        return answers[len(asked) - 1]
+
+    questions = iter(["One?", "Two?", "Three?", ""])
+    monkeypatch.setattr(cli_client, "_question", lambda: next(questions))
+    with serving(app) as url:
+        assert run(url, "chat", "m") == 1, "the last question was refused"
+    assert asked == [["One?"], ["Two?"], ["Two?", "Yes.", "Three?"]]
+    assert capsys.readouterr().err == f"error: {told}\n" * 2

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
+from typing import IO
 
 import pytest
 
@@ -34,3 +37,33 @@ def test_what_the_terminal_cannot_show_ends_no_chat(monkeypatch: pytest.MonkeyPa
 def test_the_command_line_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.cli.main.main", lambda: 7)
     assert entry.main() == 7
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["env", "--help"])
+def test_a_full_disk_ends_a_command_in_one_line(command: str, unbuffered: str) -> None:
+    """It ended in a traceback of the command line's own code."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        ended = antiphon(command, stdout=full, unbuffered=unbuffered)
+    assert (ended.returncode, ended.stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_ends_a_command_quietly(unbuffered: str) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    with os.fdopen(writable, "w") as pipe:
+        ended = antiphon("env", stdout=pipe, unbuffered=unbuffered)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+def antiphon(command: str, *, stdout: IO[str], unbuffered: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "app.cli.entry", command],
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )

@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -397,10 +398,29 @@ def test_a_plan_counts_weights_of_few_bits_as_they_are_held(tmp_path: Path, caps
 
 
 def test_a_benchmark_gets_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[list[str]] = []
-    monkeypatch.setattr(cli.subprocess, "call", lambda command: called.append(command) or 3)
+    given: list[list[str]] = []
+
+    def run(module: str, **_: object) -> None:
+        given.append([module, *sys.argv[1:]])
+        sys.exit(3)
+
+    monkeypatch.setattr(sys, "argv", ["antiphon", "bench"])
+    monkeypatch.setattr(cli.runpy, "run_module", run)
     assert cli.main(["bench", "models/stdlib-chat", "--batches", "1"]) == 3
-    assert called[0][1:] == ["-m", "loadtest.bench_engine", "models/stdlib-chat", "--batches", "1"]
+    assert given == [["loadtest.bench_engine", "models/stdlib-chat", "--batches", "1"]]
+
+
+def test_a_benchmark_is_interrupted_without_a_traceback(tmp_path: Path) -> None:
+    """Its child printed one."""
+    command = [sys.executable, "-m", "app.cli.entry", "bench", str(tmp_path)]
+    # Reading this checkpoint waits for a writer.
+    os.mkfifo(tmp_path / "config.json")
+    bench = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    with (tmp_path / "config.json").open("wb"):
+        os.killpg(bench.pid, signal.SIGINT)
+        told = bench.communicate()[0].decode()
+    assert bench.returncode != 0
+    assert "Traceback" not in told
 
 
 def test_readiness_is_a_200_and_nothing_else() -> None:
