@@ -239,7 +239,7 @@ class BatchSettings(SettingsNode):
     max_lines: int = Field(default=50_000, ge=1, description="Maximum requests per batch.")
     max_unfinished: int = Field(default=8, ge=1, description="Maximum unfinished batches per tenant.")
     max_concurrent_requests: int = Field(
-        default=8, ge=1, description="Maximum concurrent requests, all batches together."
+        default=8, ge=1, le=2**14, description="Maximum concurrent requests, all batches together."
     )
 
 

@@ -51,7 +51,7 @@ class EngineSettings(SettingsNode):
         gt=0,
         description="Maximum seconds of a step that prefills beside running streams; null: 0.2 on a CPU, else none.",
     )
-    block_tokens: int = Field(default=16, ge=1, description="Tokens per KV cache block.")
+    block_tokens: int = Field(default=16, ge=1, le=2**13, description="Tokens per KV cache block.")
     kv_cache_bytes: int | None = Field(
         default=None, ge=1, le=MAX_BYTES, description="Size of the KV cache in bytes; null: a share of free memory."
     )

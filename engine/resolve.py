@@ -229,6 +229,7 @@ def _too_small(
     return ConfigError(
         f"{knob} {cache_bytes} bytes, which hold {num_tokens} tokens, fewer than one request of max_model_len "
         f"{sizes.max_model_len}; {least_blocks * sizes.block_bytes} bytes are needed."
+        + (f" One block has block_tokens {config.block_tokens}." if config.block_tokens > sizes.max_model_len else "")
         + (f" The states of max_num_seqs {config.max_num_seqs} take {states_bytes} more." if states_bytes else "")
         + (f" Those that are kept take {kept_bytes} (state_cache_bytes)." if kept_bytes else "")
         + advice

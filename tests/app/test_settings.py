@@ -76,8 +76,10 @@ def test_engine_and_safety_settings_mirror_what_they_become() -> None:
         ({"models": [MODEL | {"engine": {"max_num_seqs": 0}}]}, "greater than or equal to 1"),
         *(
             ({"models": [MODEL | {"engine": {name: 10**9}}]}, "less than or equal to")
-            for name in ("num_threads", "max_num_seqs", "max_batched_tokens", "max_adapter_rank")
+            for name in ("num_threads", "max_num_seqs", "max_batched_tokens", "max_adapter_rank", "block_tokens")
         ),
+        # As many tasks are started for each batch.
+        ({"models": [MODEL], "batches": {"max_concurrent_requests": 10**9}}, "less than or equal to"),
         ({"models": [MODEL | {"engine": {"gpu_memory_fraction": float("nan")}}]}, "finite number"),
         ({"models": [MODEL], "safety": {"path": "x", "window_chars": 9, "overlap_chars": 9}}, "must be smaller"),
         (

@@ -71,6 +71,7 @@ def test_layers_with_a_window_need_no_room_for_what_lies_before_it(spec: Decoder
     [
         ({"max_model_len": CONTEXT + 1}, ("max_model_len", str(CONTEXT + 1), str(CONTEXT))),
         ({"kv_cache_bytes": 1000}, ("kv_cache_bytes", "1000", "bytes are needed")),
+        ({"block_tokens": 10**30}, (f"One block has block_tokens {10**30}.",)),
         ({"dtype": "int8"}, ("dtype", "int8", "bfloat16")),
         ({"dtype": "float16"}, ("dtype", "float16", "cpu")),
         ({"quantization": "int3"}, ("quantization", "int3", "int8", "fp8", "int4")),
