@@ -99,8 +99,13 @@ class WireRequest(BaseModel):
 
 
 def _whole(value: Any) -> Any:
-    """Return an integer that the parser has made a float of, so that its field tells of the bound that it is over."""
-    return int(value) if type(value) is float and 2.0**63 <= abs(value) < math.inf else value
+    """Return an integer that the parser has made a float of, so that its field tells of the bound that it is over.
+
+    The parser leaves -2^63 an integer, but makes -2.0^63 of the next lower ones.
+    """
+    if type(value) is not float or not 2.0**63 <= abs(value) < math.inf:
+        return value
+    return int(value) - (value < 0)
 
 
 def missing(field: str) -> PydanticCustomError:

@@ -81,6 +81,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"n": 129}, "n"),
     ({"n": 10**9}, "n"),
     ({"seed": 2**63}, "seed"),
+    ({"seed": -(2**63) - 1}, "seed"),
     ({"seed": 1.5}, "seed"),
     ({"frequency_penalty": 3}, "frequency_penalty"),
     ({"presence_penalty": -3}, "presence_penalty"),
@@ -269,6 +270,8 @@ async def test_messages_name_the_bound_and_suggest_the_near_name(client: httpx.A
     assert await message({"messages": []}) == "Invalid value: 'messages' must have at least 1 item."
     assert await message({"top_k": 10**30}) == "Invalid value: 'top_k' must be at most 2147483647."
     assert await message({"priority": -(10**30)}) == "Invalid value: 'priority' must be at least -2147483648."
+    assert await message({"seed": -(2**63) - 1}) == f"Invalid value: 'seed' must be at least {-(2**63)}."
+    assert (await client.post(CHAT, json={"model": "base", "messages": [USER], "seed": -(2**63)})).status_code == 200
     assert await message({"": 1}) == "Unknown parameter: ''."
     schema = {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}
     where = "Invalid value: 'response_format.json_schema.name' must match the pattern "
