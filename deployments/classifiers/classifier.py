@@ -49,21 +49,21 @@ class Classifier:
         """The labels that verdicts score: all except benign ones."""
         return tuple(label for label in self._labels if label not in self._config.benign_labels)
 
-    def check(self, text: str) -> None:
-        """Refuse a text that cannot be judged, before it is batched with others.
+    def check(self, text: str, *, field: str) -> None:
+        """Refuse a text that cannot be judged, before it is batched with others; `field` names it.
 
         Raises:
             RequestError: the text is longer than `SafetyConfig.max_chars`, or contains a lone surrogate.
         """
         if len(text) > self._config.max_chars:
             raise RequestError(
-                f"input must have at most {self._config.max_chars} characters to be judged, got {len(text)}",
-                field="input",
+                f"'{field}' must have at most {self._config.max_chars} characters to be judged, got {len(text)}",
+                field=field,
             )
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise RequestError("input must be valid Unicode, and holds a lone surrogate", field="input") from None
+            raise RequestError(f"'{field}' must be valid Unicode, and holds a lone surrogate", field=field) from None
 
     def pieces(self, text: str) -> list[str]:
         """Return overlapping pieces of a text, each of about a window, that can be judged in separate calls."""

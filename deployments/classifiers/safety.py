@@ -58,9 +58,12 @@ class Safety(BatchedModel[str, Verdict]):
         settle()
 
     async def judge(self, texts: Sequence[str], is_urgent: bool = False) -> list[Verdict]:
-        """Return a verdict on each text, in order; urgent ones first. Errors as in `Classifier.check`."""
-        for text in texts:
-            self._classifier.check(text)
+        """Return a verdict on each text, in order; urgent ones first. Errors as in `Classifier.check`.
+
+        They call the texts `input`, or `input[0]`, `input[1]`, ... if there are several.
+        """
+        for index, text in enumerate(texts):
+            self._classifier.check(text, field="input" if len(texts) == 1 else f"input[{index}]")
         pieces_by_text = [self._classifier.pieces(text) for text in texts]
         found = iter(await self.results(list(chain.from_iterable(pieces_by_text)), is_urgent=is_urgent))
         merged = (worst(list(islice(found, len(pieces)))) for pieces in pieces_by_text)

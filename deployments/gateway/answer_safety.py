@@ -99,8 +99,12 @@ class AnswerSafety:
         """Judge texts that cannot be blocked; a failure becomes a verdict with an error, and the answer goes on."""
         try:
             return await self._judge(texts, is_running=is_running) if texts else ()
-        except (RequestError, OverloadError, EngineError) as error:
-            return (Verdict(score_by_hazard={}, flagged=(), error=str(error)),)
+        except RequestError as error:
+            # The classifier's names of texts are not those of a field.
+            reason = error.message.replace(f"'{error.field}'", "a text", 1)
+        except (OverloadError, EngineError) as error:
+            reason = str(error)
+        return (Verdict(score_by_hazard={}, flagged=(), error=reason),)
 
 
 def texts_of(prompt: ChatPrompt) -> list[str]:

@@ -196,8 +196,8 @@ class Answer:
         try:
             return await self._safety.judge_input(self._input_texts)
         except RequestError as error:
-            # The classifier's message calls every text "input".
-            message = error.message.replace("input", f"'{self._prompt_field}'", 1)
+            # The classifier calls the texts "input[0]", "input[1]" and so on, which are not those of a field.
+            message = error.message.replace(f"'{error.field}'", f"'{self._prompt_field}'", 1)
             raise RequestError(message, field=self._prompt_field, code=error.code) from error
 
     async def _refused(self, verdict: asyncio.Future[Verdict | None]) -> Verdict | None:

@@ -152,7 +152,7 @@ def test_numbers_that_are_not_finite_are_no_verdict(make_folder: MakeFolder) -> 
 def test_a_text_that_cannot_be_judged_is_refused(make_folder: MakeFolder, text: str, words: str) -> None:
     judge = classifier(make_folder(), max_chars=50)
     with pytest.raises(RequestError, match=words):
-        judge.check(text)
+        judge.check(text, field="input")
 
 
 @pytest.mark.parametrize("option", [{"benign_labels": ("saef",)}, {"threshold_by_hazard": {"saef": 0.5}}])

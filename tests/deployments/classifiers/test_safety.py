@@ -25,9 +25,9 @@ class EchoClassifier:
         self.gate = threading.Event()
         self.gate.set()
 
-    def check(self, text: str) -> None:
+    def check(self, text: str, *, field: str) -> None:
         if text == "unreadable":
-            raise RequestError("no", field="input")
+            raise RequestError("no", field=field)
 
     def pieces(self, text: str) -> list[str]:
         return text.split("|")
@@ -61,6 +61,14 @@ async def test_a_text_that_cannot_be_judged_is_refused_before_it_shares_a_batch(
     assert isinstance(answers[1], RequestError)
     assert not isinstance(answers[0], BaseException)
     assert classifier.batches == [["fine"]]
+
+
+async def test_of_several_texts_the_one_that_cannot_be_judged_is_named() -> None:
+    safety = local(EchoClassifier())
+    for texts, field in ((["unreadable"], "input"), (["fine", "unreadable"], "input[1]")):
+        with pytest.raises(RequestError) as refused:
+            await safety.judge(texts)
+        assert refused.value.field == field
 
 
 async def test_a_long_text_is_judged_in_pieces_and_counts_as_its_worst() -> None:

@@ -297,10 +297,18 @@ async def test_a_text_that_cannot_be_judged_is_told_by_the_field_that_has_it(
 ) -> None:
     """The classifier's word for it was told, which no field has that a chat or a completion knows."""
     judge = Judge()
-    judge.failure = RequestError("input must have at most 5 characters to be judged, got 9", field="input")
+    judge.failure = RequestError("'input[1]' must have at most 5 characters to be judged, got 9", field="input[1]")
     with pytest.raises(RequestError, match=f"^'{field}' must have at most 5") as refused:
         await events_of(await gateway(judge), ask(prompt))
     assert refused.value.field == field
+
+
+async def test_a_verdict_that_is_only_told_names_no_field_that_the_chat_lacks() -> None:
+    judge = ScriptedJudge()
+    judge.failure = RequestError("'input[1]' must have at most 5 characters to be judged, got 9", field="input[1]")
+    told = await safety(judge, LENIENT, Moderation()).judge_input(lambda: ["a", "b"])
+    assert told is not None
+    assert told.error == "a text must have at most 5 characters to be judged, got 9"
 
 
 async def test_without_a_classifier_that_answers_nothing_passes(gateway: OpenGateway, serving: Serving) -> None:
