@@ -15,7 +15,7 @@ class StopStrings:
     """Matches stop strings, none of them empty, in one text.
 
     Attributes:
-        is_deaf: fed text passes unmatched. Only the text's beginning may, as held text would be left behind.
+        is_deaf: a stop string that is completed in fed text is ignored; its beginning may lie in such text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -31,11 +31,11 @@ class StopStrings:
         """
         if self._is_closed or not text:
             return "", None
-        if not self._automata or self.is_deaf:
+        if not self._automata:
             return text, None
         found: tuple[int, int, str] | None = None
         for automaton in self._automata:
-            end = automaton.advance(text)
+            end = automaton.advance(text, is_deaf=self.is_deaf)
             if end is not None and (found is None or (end, -len(automaton.stop)) < found[:2]):
                 found = end, -len(automaton.stop), automaton.stop
         buffer = self._held + text
@@ -65,8 +65,8 @@ class _Automaton:
         for char in stop[1:]:
             self._borders.append(self._follow(self._borders[-1], char))
 
-    def advance(self, text: str) -> int | None:
-        """Consume text; return the position after the first complete match in it, or None."""
+    def advance(self, text: str, *, is_deaf: bool) -> int | None:
+        """Consume text; return the position after the first complete match in it, or None, as always if `is_deaf`."""
         position, matched = 0, self.num_matched
         while position < len(text):
             if matched == 0:
@@ -76,7 +76,9 @@ class _Automaton:
             matched = self._follow(matched, text[position])
             position += 1
             if matched == len(self.stop):
-                return position
+                if not is_deaf:
+                    return position
+                matched = self._borders[matched]
         self.num_matched = matched
         return None
 

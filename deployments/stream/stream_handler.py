@@ -27,7 +27,7 @@ class StreamHandler:
     Args:
         screen: None if the answer is not screened; `judge` is never called then.
         reasoning: counts the tokens of the thoughts; None if the model does not reason.
-        min_tokens: no stop string is looked for in this many first tokens.
+        min_tokens: a stop string that is completed by one of this many first tokens is ignored.
     """
 
     def __init__(

@@ -12,9 +12,9 @@ TEXT = st.text("ab", max_size=14)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)
 
 
-def naive_cut(stops: list[str], text: str) -> tuple[str, str | None]:
+def naive_cut(stops: list[str], text: str, num_deaf: int = 0) -> tuple[str, str | None]:
     """Grow the text by one character at a time and look whether it ends in a stop string."""
-    for end in range(1, len(text) + 1):
+    for end in range(num_deaf + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
             longest = max(found, key=len)
@@ -49,6 +49,19 @@ def test_the_text_ends_before_the_first_stop_string_whatever_the_pieces(
 def test_every_split_in_two_gives_the_same(stops: list[str], text: str) -> None:
     for place in range(len(text) + 1):
         assert fed(stops, [text[:place], text[place:]])[:2] == naive_cut(stops, text)
+
+
+@given(stops=STOPS, text=TEXT, num_deaf=st.integers(0, 14))
+@settings(deadline=None)
+def test_a_stop_string_that_ends_where_none_may_is_ignored(stops: list[str], text: str, num_deaf: int) -> None:
+    """One that began there and ended behind was ignored, too."""
+    parser = StopStrings(stops)
+    parser.is_deaf = True
+    safe, found = parser.feed(text[:num_deaf])
+    assert found is None
+    parser.is_deaf = False
+    more, found = parser.feed(text[num_deaf:])
+    assert (safe + more + parser.close(), found) == naive_cut(stops, text, num_deaf)
 
 
 @given(stops=STOPS.filter(bool), text=TEXT)
