@@ -121,7 +121,7 @@ class SamplingExtensions(WireRequest):
         default=None,
         ge=0,
         le=2**31 - 1,
-        description="Extension: minimum number of tokens in the answer; `stop` strings that end within them are ignored.",
+        description="Extension: minimum number of tokens of the answer; `stop` strings that end in them are ignored.",
     )
     ignore_eos: bool | None = Field(default=None, description="Extension: continue after an end-of-sequence token.")
     stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] | None = Field(

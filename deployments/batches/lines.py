@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from deployments.batches.values import LineError
@@ -30,6 +31,10 @@ class BadLineError(ValueError):
         self.param = param
 
 
+class InputGoneError(Exception):
+    """The input file is missing, and will not come back: the folder that held it is there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputLine:
     """One request of a batch; `body` is encoded JSON."""
@@ -40,10 +45,20 @@ class InputLine:
 
 
 class LineReader:
-    """Reads an input file line by line; a failed read can be retried and skips nothing."""
+    """Reads an input file line by line; a failed read can be retried and skips nothing.
+
+    Raises:
+        InputGoneError: there is no such file.
+        OSError: it cannot be opened now.
+    """
 
     def __init__(self, path: str, max_line_bytes: int) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115 - `close` does it
+        try:
+            self._file = open(path, "rb")  # noqa: SIM115 - `close` does it
+        except FileNotFoundError:
+            if not Path(path).parent.is_dir():
+                raise
+            raise InputGoneError from None
         self._max_bytes = max_line_bytes
         self._offset = 0
         self.number = 0
@@ -107,7 +122,7 @@ def check_input(path: str, endpoint: str, *, max_lines: int, max_line_bytes: int
     """Check a whole input file: each line is valid, each `custom_id` unique, one model, at most `max_lines` lines.
 
     Raises:
-        OSError: the file cannot be read now.
+        InputGoneError, OSError: as `LineReader`.
     """
     errors: list[LineError] = []
     custom_ids: set[str] = set()

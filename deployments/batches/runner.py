@@ -16,7 +16,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from deployments.batches.lines import InputLine, LineReader, answered_line, check_input, failed_line, parse_line
+from deployments.batches.lines import (
+    InputGoneError,
+    InputLine,
+    LineReader,
+    answered_line,
+    check_input,
+    failed_line,
+    parse_line,
+)
 from deployments.batches.result_file import ResultFile
 from deployments.batches.retries import Retries
 from deployments.batches.store import BatchStore, output_ids
@@ -46,6 +54,9 @@ _MESSAGE_BY_END = {
     BatchStatus.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
     BatchStatus.EXPIRED: ("batch_expired", "The batch expired before this request was answered."),
 }
+_INPUT_GONE = LineError(
+    code="file_not_found", message="The input file's content is gone; upload it again.", param="input_file_id"
+)
 
 
 class BatchRunner:
@@ -92,14 +103,19 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Run the batch to its end."""
-        if self._batch.status is BatchStatus.VALIDATING:
-            await self._validate()
-        if self._batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING):
-            try:
+        try:
+            if self._batch.status is BatchStatus.VALIDATING:
+                await self._validate()
+            if self._batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING):
                 await self._work()
-            finally:
-                for file in filter(None, (self._results, self._failures)):
-                    self._disk.later(file.close)
+        except InputGoneError:
+            # What was answered is kept; of the other lines not even the `custom_id` is known.
+            is_cancelled = self._is_cancelled.is_set() or self._batch.status is BatchStatus.CANCELLING
+            end = BatchStatus.CANCELLED if is_cancelled else BatchStatus.FAILED
+            await self._finish(end, errors=(_INPUT_GONE,))
+        finally:
+            for file in filter(None, (self._results, self._failures)):
+                self._disk.later(file.close)
 
     async def _validate(self) -> None:
         report = await self._disk.aside(
@@ -147,7 +163,11 @@ class BatchRunner:
         elif self._num_left and not self._is_full:
             end = BatchStatus.EXPIRED
         await self._give_up_rest(end)
-        self._batch = await self._disk.surely(self._store.finish, self._batch.batch_id, end, counts=self.counts)
+        await self._finish(end)
+
+    async def _finish(self, end: BatchStatus, **changes: Any) -> None:
+        batch_id, counts = self._batch.batch_id, self.counts
+        self._batch = await self._disk.surely(self._store.finish, batch_id, end, counts=counts, **changes)
 
     @property
     def _num_left(self) -> int:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from deployments.batches.lines import (
     MAX_ERRORS,
     BadLineError,
+    InputGoneError,
     InputReport,
     LineReader,
     answered_line,
@@ -135,3 +136,11 @@ def test_a_model_s_name_is_bounded() -> None:
         parse_line(json.dumps(a_line("a", model="m" * 257)).encode(), ENDPOINT, max_line_bytes=4096)
     assert (refused.value.code, refused.value.param) == ("invalid_value", "body.model")
     assert parse_line(json.dumps(a_line("a", model="m" * 256)).encode(), ENDPOINT, max_line_bytes=4096).model
+
+
+def test_a_missing_file_is_gone_only_if_its_folder_is_there(tmp_path: Path) -> None:
+    """A disk that is not mounted comes back."""
+    with pytest.raises(InputGoneError):
+        LineReader(str(tmp_path / "file"), 9)
+    with pytest.raises(FileNotFoundError):
+        LineReader(str(tmp_path / "unmounted" / "file"), 9)

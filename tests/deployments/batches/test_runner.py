@@ -90,6 +90,34 @@ async def test_a_bad_input_fails_before_anything_is_asked(world: World, bad: obj
     assert (world.ask.calls, batch.output_file_id, batch.error_file_id) == ([], None, None)
 
 
+async def test_a_batch_whose_input_is_gone_fails_and_keeps_what_was_answered(tmp_path: Path) -> None:
+    """It was looked for every five seconds, for ever."""
+    first = open_world(tmp_path)
+    early, late = a_batch(first.store, *lines("x")), a_batch(first.store, *lines("a", "b"))
+    Path(first.store.content_path(early.input_file_id)).unlink()
+
+    def answers_one(call: InsideCall) -> None:
+        first.ask.never_answers = len(first.ask.calls) > 1
+
+    first.ask.on_call = answers_one
+    await first.server.resume(first.store)
+    while (await first.server.batch("blue", late.batch_id)).counts.completed < 1:
+        await asyncio.sleep(0)
+    [task] = first.server._tasks.values()
+    task.cancel()
+    await until_idle(first.server)
+    first.close()
+    Path(first.store.content_path(late.input_file_id)).unlink()
+    world = open_world(tmp_path)
+    await world.server.resume(world.store)
+    for batch, counts in ((early, BatchCounts()), (late, BatchCounts(total=2, completed=1))):
+        ended = await world.end(batch)
+        assert (ended.status, [error.code for error in ended.errors]) == (BatchStatus.FAILED, ["file_not_found"])
+        assert (ended.counts, len(world.ended(ended))) == (counts, counts.completed)
+    assert world.ask.calls == []
+    world.close()
+
+
 @pytest.mark.parametrize(("model", "end"), [("sql@3", BatchStatus.COMPLETED), ("sql@4", BatchStatus.FAILED)])
 async def test_a_version_of_an_adapter_is_looked_for_itself(world: World, model: str, end: BatchStatus) -> None:
     """Its name was: a version on trial, whose name has no other, was not found, nor was one that a tenant may use by
