@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import orjson
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.datastructures import Headers
@@ -19,7 +21,11 @@ from app.http.field_errors import TOO_DEEP
 from app.messages_api.answered import error_body
 
 MAX_INLINE_BYTES = 64 << 10
-"""Longer bodies are parsed on another thread: 4 MB take up to a second, and the event loop serves everyone else."""
+"""Longer bodies are read on another thread: 4 MB take up to some seconds, and the event loop serves everyone else."""
+IS_LARGE = "has_large_body"
+"""The attribute of a request's state that says whether its body is such a one."""
+Validate = Callable[[Any], tuple[Any, list[dict[str, Any]]]]
+"""Returns the model that parsed JSON describes, and what is wrong with it."""
 
 
 class JsonResponse(Response):
@@ -66,18 +72,20 @@ def wants_anthropic_shape(scope: Scope) -> bool:
 class JsonRequest(Request):
     """Parses with orjson: refuses NaN, lone surrogates, invalid UTF-8, numbers beyond a double, and depth over 1024."""
 
-    async def parse(self) -> None:
-        """Parse the body for `json`, on another thread if it is large.
+    async def parse(self, validate: Validate) -> None:
+        """Parse the body for `json`; if it is large, parse and validate it on another thread.
 
         Raises:
             ApiError: 400 for a key that occurs twice in one object, and for depth that no parser can follow.
+            RequestValidationError: a large body is not valid.
         """
         body = await self.body()
         is_large = len(body) > MAX_INLINE_BYTES
-        self._content = await asyncio.to_thread(_parsed, body) if is_large else _parsed(body)
+        self._content = await asyncio.to_thread(_validated, body, validate) if is_large else _parsed(body)
+        setattr(self.state, IS_LARGE, is_large)
 
     async def json(self) -> Any:
-        """Return the parsed body.
+        """Return the parsed body, or the model that a large one was validated to, which FastAPI takes as it is.
 
         Raises:
             orjson.JSONDecodeError: it is not JSON.
@@ -93,16 +101,27 @@ class JsonRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap FastAPI's handler."""
         handle = super().get_route_handler()
-        has_body = self.body_field is not None
+        field = self.body_field
 
         async def handle_json(request: Request) -> Response:
             asked = JsonRequest(request.scope, request.receive)
-            if has_body:
+            if field is not None:
                 _check_content(request)
-                await asked.parse()
+                await asked.parse(partial(field.validate, loc=("body",)))
             return await handle(asked)
 
         return handle_json
+
+
+def _validated(body: bytes, validate: Validate) -> Any:
+    """Return the model that a body describes, or the error of one that is not JSON."""
+    parsed = _parsed(body)
+    if isinstance(parsed, orjson.JSONDecodeError):
+        return parsed
+    value, errors = validate(parsed)
+    if errors:
+        raise RequestValidationError(errors, body=parsed)
+    return value
 
 
 def _parsed(body: bytes) -> Any:

@@ -13,7 +13,6 @@ from app.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.translation.moderation import chat_classifier
 from app.translation.render import ChatShape, chat_completion
 from app.translation.streaming import EventBatches, collect
-from app.translation.structure import aside
 from app.translation.translate import chat_generations, served_tier
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
@@ -25,7 +24,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     head = context.head("chatcmpl", body.model)
     classifier = chat_classifier(body.moderation, context.moderation_model)
     translate = partial(chat_generations, body, context.limits, request_id=context.generation_id(head))
-    generations = await aside(body, translate)
+    generations = await context.aside(translate, is_slow=body.structured_outputs is not None)
     answers = context.generate_all(generations, made_many_by="n")
     shape = ChatShape(
         tells_scores=bool(body.logprobs),

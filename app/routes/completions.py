@@ -12,7 +12,6 @@ from app.routes.context import ERRORS, Context
 from app.schemas.completions import Completion, CompletionRequest
 from app.translation.render import CompletionShape, completion
 from app.translation.streaming import EventBatches, collect
-from app.translation.structure import aside
 from app.translation.translate import answers_per_prompt, text_generations
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
@@ -23,7 +22,7 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
     """Continue one or more prompts, whole or streamed."""
     head = context.head("cmpl", body.model)
     translate = partial(text_generations, body, context.limits, request_id=context.generation_id(head))
-    generations = await aside(body, translate)
+    generations = await context.aside(translate, is_slow=body.structured_outputs is not None)
     num_per_prompt = answers_per_prompt(body)
     answers = context.generate_all(generations, made_many_by="n" if num_per_prompt > 1 else "prompt")
     shape = CompletionShape(

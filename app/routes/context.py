@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
@@ -14,6 +16,7 @@ from app.access.limits import check_fits
 from app.access.tenants import KeyRing, TenantGateway, check_admin, is_admin
 from app.gateway_port import GatewayPort, ServerPort
 from app.http.errors import ApiError
+from app.http.json_route import IS_LARGE
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.errors import ErrorResponse
 from app.settings import LimitSettings
@@ -22,6 +25,8 @@ from app.translation.translate import whole_chat_prompt
 from deployments.accounts.values import TenantLimits
 from deployments.gateway.inside import BATCH_PRIORITY, INSIDE, MAX_TIMEOUT_S, MIN_TIMEOUT_S, TIMEOUT_HEADER
 from deployments.generation import GenerationEvent, GenerationRequest
+
+T = TypeVar("T")
 
 MAX_TRACE_PARENT_CHARS = 128
 
@@ -57,6 +62,7 @@ class RouteContext:
         tenant: who asks; empty where no keys are known.
         tenant_limits: what it may use.
         priority: added to that of each answer, where the server itself asks.
+        is_large: to translate the body takes up to seconds, in which the event loop should serve others.
     """
 
     gateway: GatewayPort
@@ -69,6 +75,11 @@ class RouteContext:
     tenant: str = ""
     tenant_limits: TenantLimits = field(default_factory=TenantLimits)
     priority: int = 0
+    is_large: bool = False
+
+    async def aside(self, translate: Callable[[], T], *, is_slow: bool = False) -> T:
+        """Return a translation of the body, made on another thread if the body is large or the translation slow."""
+        return await asyncio.to_thread(translate) if self.is_large or is_slow else translate()
 
     def generate(self, generation: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer, until the client's deadline."""
@@ -97,7 +108,7 @@ class RouteContext:
 
     async def num_tokens(self, chat: ChatCompletionRequest) -> int:
         """Return how many tokens the prompt of a chat has."""
-        prompt = whole_chat_prompt(chat, self.limits)
+        prompt = await self.aside(partial(whole_chat_prompt, chat, self.limits))
         return len((await self.gateway.tokenize(chat.model, prompt, with_texts=False)).token_ids)
 
     @staticmethod
@@ -156,6 +167,7 @@ async def _open_context(request: Request) -> RouteContext:
         timeout_s=_timeout_s(request.headers.get(TIMEOUT_HEADER)),
         trace_parent=request.headers.get("traceparent", "")[:MAX_TRACE_PARENT_CHARS],
         priority=0 if _insider(request) is None else BATCH_PRIORITY,
+        is_large=getattr(request.state, IS_LARGE, False),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -30,7 +31,9 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
     """Answer a conversation in Anthropic's format, whole or streamed."""
     head = context.head("msg", body.model, joint="_")
     with renamed_fields(FIELD_NAMES):
-        (generation,) = chat_generations(chat_of(body), context.limits, request_id=context.generation_id(head))
+        chat = await context.aside(partial(chat_of, body))
+        translate = partial(chat_generations, chat, context.limits, request_id=context.generation_id(head))
+        (generation,) = await context.aside(translate)
         # The field is not optional, so that clients have a number of their own that fits no small model.
         answers = [context.generate(replace(generation, clips_max_tokens=True))]
         if body.stream:
@@ -45,4 +48,5 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
 async def count_tokens(body: CountRequest, context: Context) -> Response:
     """Count the tokens of a prompt."""
     with renamed_fields(FIELD_NAMES):
-        return JsonResponse(TokenCount(input_tokens=await context.num_tokens(chat_of(body))))
+        chat = await context.aside(partial(chat_of, body))
+        return JsonResponse(TokenCount(input_tokens=await context.num_tokens(chat)))

@@ -25,8 +25,9 @@ async def create_response(body: ResponsesRequest, context: Context) -> Response:
     head = context.head("resp", body.model, joint="_")
     names = field_names(body)
     with renamed_fields(names):
-        chat = chat_of(body)
-        generations = chat_generations(chat, context.limits, request_id=context.generation_id(head))
+        chat = await context.aside(partial(chat_of, body))
+        translate = partial(chat_generations, chat, context.limits, request_id=context.generation_id(head))
+        generations = await context.aside(translate)
         answers = [context.generate(generation) for generation in generations]
         writer = ResponseWriter(body, head, tells_scores=bool(chat.logprobs), unix_s=context.unix_s)
         if body.stream:
@@ -40,4 +41,5 @@ async def create_response(body: ResponsesRequest, context: Context) -> Response:
 async def count_input_tokens(body: InputTokensRequest, context: Context) -> Response:
     """Count the tokens of an input."""
     with renamed_fields(field_names(body)):
-        return JsonResponse(InputTokenCount(input_tokens=await context.num_tokens(chat_of(body))))
+        chat = await context.aside(partial(chat_of, body))
+        return JsonResponse(InputTokenCount(input_tokens=await context.num_tokens(chat)))

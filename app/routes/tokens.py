@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Response
 
 from app.http.json_route import JsonResponse, JsonRoute
@@ -15,7 +17,7 @@ router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 @router.post("/tokenize", response_model=TokenizeResponse, responses=ERRORS)
 async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     """Return the token ids of a text or a conversation."""
-    prompt = tokenized_prompt(body, context.limits)
+    prompt = await context.aside(partial(tokenized_prompt, body, context.limits))
     found = await context.gateway.tokenize(body.model, prompt, with_texts=bool(body.return_token_strs))
     answer = TokenizeResponse(
         count=len(found.token_ids),

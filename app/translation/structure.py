@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from llguidance import LLMatcher, StructTag, grammar_from
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
@@ -22,18 +20,11 @@ from deployments.generation import Grammar
 from deployments.tools.grammar import JSON_STYLE
 from engine.errors import RequestError
 
-T = TypeVar("T")
-
 _LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:)", re.MULTILINE)
 """Where a grammar is not GBNF. The library's own pattern takes time quadratic in the number of empty lines."""
 
 _GBNF_ESCAPE = re.compile(r"\\(?:u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})|.)")
 """Any escape, so that a backslash that is escaped begins none."""
-
-
-async def aside(body: SamplingFields, translate: Callable[[], T]) -> T:
-    """Return the translation of a request, made off the event loop if it has a grammar, which takes up to seconds."""
-    return translate() if body.structured_outputs is None else await asyncio.to_thread(translate)
 
 
 def chat_grammar(body: ChatCompletionRequest, limits: LimitSettings) -> Grammar | None:

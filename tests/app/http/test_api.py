@@ -3,7 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from importlib import import_module
 from typing import Any
 
 import httpx
@@ -145,6 +146,44 @@ async def test_a_large_body_is_parsed_off_the_event_loop(
             refused = await http.post("/v1/chat/completions", content=text, headers=JSON)
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, code)
     assert is_on_loop == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "more"),
+    [
+        ("/v1/chat/completions", "messages", {}),
+        ("/v1/responses", "input", {}),
+        ("/v1/messages", "messages", {"max_tokens": 5}),
+        ("/tokenize", "messages", {}),
+    ],
+)
+async def test_so_is_it_validated_and_translated(
+    gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch, path: str, field: str, more: dict[str, int]
+) -> None:
+    """100,000 parts of a message held the event loop for most of a second."""
+    threads: set[threading.Thread] = set()
+
+    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            threads.add(threading.current_thread())
+            return work(*args)
+
+        return noted
+
+    for place in ("app.schemas.wire._whole", "app.translation.translate._turn"):
+        module, name = place.rsplit(".", 1)
+        monkeypatch.setattr(place, noting(getattr(import_module(module), name)))
+    turn = {"role": "user", "content": "Hi there, you"}
+    body: dict[str, Any] = {"model": "base", field: [turn] * 2000} | more
+    transport = httpx.ASGITransport(app=create_app(gateway))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert (await http.post(path, json=body)).status_code == 200
+        assert threads
+        body[field] = [turn] * 1000 + [turn | {"role": "nobody"}] + [turn] * 1000
+        refused = await http.post(path, json=body)
+    assert refused.status_code == 400
+    assert f"'{field}[1000].role'" in refused.json()["error"]["message"]
+    assert threading.main_thread() not in threads
 
 
 async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncClient) -> None:
