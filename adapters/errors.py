@@ -31,5 +31,9 @@ class AdapterUnavailableError(AdapterError):
     """An adapter whose files are temporarily unavailable; the adapter itself is not at fault."""
 
 
+class AdapterGoneError(AdapterError):
+    """An adapter that was unloaded while it was read; if it is wanted again, it is read again."""
+
+
 class NoBaseTensorError(LookupError):
     """A tensor of the base that an adapter depends on cannot be read by the module's name, which is the argument."""

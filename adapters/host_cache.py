@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from adapters.errors import AdapterError, AdapterUnavailableError
+from adapters.errors import AdapterError, AdapterGoneError, AdapterUnavailableError
 from adapters.identity import AdapterDigest
 from adapters.weights import AdapterWeights
 
@@ -163,6 +163,10 @@ class HostCache:
         """Load one adapter on a loader thread. The thread ends here: no exception may escape unlogged."""
         try:
             weights = self._load(digest)
+        except AdapterGoneError:
+            # No failure: by now, others may want it.
+            with self._lock:
+                self._loading.discard(digest)
         except AdapterError as error:
             self.fail(digest, str(error), passes=isinstance(error, AdapterUnavailableError))
         except Exception as error:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from adapters.device_slots import DeviceSlots
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterGoneError
 from adapters.host_cache import HostCache
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.loading import AdapterLoader
@@ -228,11 +228,11 @@ class AdapterPool:
         return weights
 
     def _declared(self, digest: AdapterDigest) -> AdapterRef:
-        """Return the reference of an adapter, or raise AdapterError if it has been released."""
+        """Return the reference of an adapter, or raise AdapterGoneError if it has been released."""
         with self._lock:
             ref = self._ref_by_digest.get(digest)
         if ref is None:
-            raise AdapterError(digest[:12], "it was unloaded before it was read")
+            raise AdapterGoneError(digest[:12], "it was unloaded before it was read")
         return ref
 
     def _try_place(self, digest: AdapterDigest) -> bool:

@@ -349,6 +349,35 @@ def test_a_released_adapter_is_free_once_nobody_holds_it(bench: Bench) -> None:
     bench.pin(pool, ref.digest)
 
 
+def test_one_released_while_it_is_read_and_declared_at_once_is_read_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load that the release had ended told the next request of its failure."""
+    (ref,) = bench.refs(1)
+    released: list[AdapterRef] = []
+
+    def locate(given: AdapterRef) -> AdapterRef:
+        if not released:
+            released.append(given)
+            pool.release(given.digest)
+        return given
+
+    def declared(digest: AdapterDigest) -> AdapterRef:
+        try:
+            return look(digest)
+        except AdapterError:
+            pool.declare(ref)
+            raise
+
+    pool = bench.pool([ref], locate=locate)
+    look = pool._declared
+    monkeypatch.setattr(pool, "_declared", declared)
+    pool.prepare(ref.digest)
+    bench.wait_until(lambda: not pool.places())
+    assert pool.error(ref.digest) is None
+    bench.pin(pool, ref.digest)
+
+
 def test_what_is_known_is_not_tried_again_by_every_request_that_names_it(bench: Bench) -> None:
     (ref,) = bench.refs(1)
     pool = bench.pool([ref])
