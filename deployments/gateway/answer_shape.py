@@ -76,11 +76,12 @@ class AnswerShape:
         self._unenforced: frozenset[str] = frozenset()
         self._dialect = dialect
         self._reasoning: ReasoningFormat | None = None
-        self._has_begun = False
+        self._has_begun = self._continues = False
         if dialect.reasoning is not None and isinstance(request.prompt, ChatPrompt):
             self._reasoning = dialect.reasoning
             ends_with_begin = prompt_tail.rstrip().endswith(dialect.reasoning.begin)
-            self._has_begun = ends_with_begin or _continues_thoughts(request.prompt, dialect.reasoning)
+            self._continues = not ends_with_begin and _continues_thoughts(request.prompt, dialect.reasoning)
+            self._has_begun = ends_with_begin or self._continues
 
     @property
     def shown(self) -> dict[int, str]:
@@ -103,7 +104,9 @@ class AnswerShape:
 
     def parts(self) -> AnswerParts | HarmonyParts:
         """Return the stages for the answer's text; if `grammar` constrains it, they are to be made after that."""
-        split = None if self._reasoning is None else ReasoningSplit(self._reasoning, has_begun=self._has_begun)
+        split = None
+        if self._reasoning is not None:
+            split = ReasoningSplit(self._reasoning, has_begun=self._has_begun, continues=self._continues)
         use = self._tool_use
         if use is None or not use.callable_names:
             return AnswerParts(split)

@@ -58,15 +58,16 @@ class ReasoningSplit:
 
     Args:
         has_begun: the prompt already opened the thoughts.
+        continues: the prompt also holds the first of them, so that white space may separate the next words.
     """
 
-    def __init__(self, reasoning: ReasoningFormat, *, has_begun: bool) -> None:
+    def __init__(self, reasoning: ReasoningFormat, *, has_begun: bool, continues: bool = False) -> None:
         self._format = reasoning
         self._is_thinking = has_begun
         self._may_begin = not has_begun
         self.has_thought = has_begun
         """Whether thoughts have begun, whether or not they have ended."""
-        self._is_front = has_begun
+        self._is_front = has_begun and not continues
         self._held = ""
 
     @property

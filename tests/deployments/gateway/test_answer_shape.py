@@ -66,19 +66,19 @@ async def test_thoughts_alone_need_no_grammar_and_come_apart() -> None:
     shape = shape_of(ask(), THINKING, "<|assistant|><think>\n")
     assert await shape.grammar() is None
     assert shape.shown == {7: "<tool_call>"}
-    assert shape.parts().feed("Hm.</think> Yes.") == ("Hm.", "Yes.", ())
+    assert shape.parts().feed("\nHm.</think> Yes.") == ("Hm.", "Yes.", ())
 
 
 @pytest.mark.parametrize(
     ("begun", "expected"),
     [
-        ("<think>\nHmm, so", ("it is 4.", "4")),
+        ("<think>\nHmm, so", (" it is 4.", "4")),
         ("<think>\nHmm.\n</think>\n\nSo", ("", " it is 4.</think>4")),
         ("One writes <think> and", ("", " it is 4.</think>4")),
     ],
 )
 def test_thoughts_that_a_continued_message_leaves_open_go_on(begun: str, expected: tuple[str, str]) -> None:
-    """They were content, with the mark of their end in it."""
+    """They were content, with the mark of their end in it; later, they lost the space before their first word."""
     turns = (ChatMessage(role="user", content="?"), ChatMessage(role="assistant", content=begun))
     shape = shape_of(ask(ChatPrompt(messages=turns, continues_final_message=True)), THINKING, begun)
     assert shape.parts().feed(" it is 4.</think>4") == (*expected, ())
