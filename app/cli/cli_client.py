@@ -104,6 +104,7 @@ def list_adapters(url: Url = DEFAULT_URL, key: AdminKey = "") -> None:
             for version in entry["versions"]:
                 places = ", ".join(f"{replica[-6:]}: {place}" for replica, place in version["replicas"].items())
                 share = "on trial" if version["state"] == "trial" else f"{version['percent']} %"
+                places = f"cannot be served: {version['reason']}" if version["state"] == "misfit" else places
                 row = (entry["id"], entry["parent"], str(version["version"]), share)
                 table.add_row(*row, version["digest"][:12], places)
     _show(table)

@@ -6,6 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter, Depends, Response
 
+from adapters.catalogue import AdapterVersion
 from app.canary import ask
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext, only_admin
@@ -17,6 +18,7 @@ from app.schemas.adapters import (
     RouteAdapterRequest,
     UnloadAdapterRequest,
     UnloadedAdapter,
+    VersionState,
 )
 from deployments.registry.adapter_changes import AdapterStatus, Registration
 
@@ -73,9 +75,18 @@ def _info(status: AdapterStatus) -> AdapterInfo:
                 digest=version.ref.digest,
                 created=version.created_s,
                 percent=shares.get(version.number, 0),
-                state="trial" if version.is_on_trial else "serving" if version.number in shares else "standby",
+                state=_state(status, version),
+                reason=status.misfits.get(version.number),
                 replicas=dict(status.places_by_replica.get(version.number, {})),
             )
             for version in entry.versions
         ],
     )
+
+
+def _state(status: AdapterStatus, version: AdapterVersion) -> VersionState:
+    if version.number in status.misfits:
+        return "misfit"
+    if version.is_on_trial:
+        return "trial"
+    return "serving" if version.number in dict(status.entry.split) else "standby"

@@ -6,8 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from app.schemas.wire import WireRequest, WireResponse
+from app.schemas.wire import IfAny, WireRequest, WireResponse
 from deployments.registry.adapter_changes import Place
+
+VersionState = Literal["serving", "standby", "trial", "misfit"]
 
 
 class Canary(WireRequest):
@@ -72,9 +74,11 @@ class AdapterVersionInfo(WireResponse):
     digest: str = Field(description="SHA-256 of its tensors and the relevant parts of its configuration.")
     created: int = Field(description="Unix time in seconds.")
     percent: int = Field(description="Share of the name's traffic, in percent.")
-    state: Literal["serving", "standby", "trial"] = Field(
-        description="`serving` has a share of the traffic, `standby` has none, `trial` has never had one."
+    state: VersionState = Field(
+        description="`serving` has a share of the traffic, `standby` has none, `trial` has never had one; `misfit` was "
+        "loaded for another checkpoint of the base model, and its requests fail."
     )
+    reason: IfAny[str] = Field(default=None, description="Why a `misfit` does not fit the base model.")
     replicas: dict[str, Place] = Field(description="Where it is now, for each replica that has it in memory.")
 
 

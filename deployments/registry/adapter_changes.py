@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from adapters.catalogue import AdapterEntry
@@ -35,7 +35,9 @@ class AdapterStatus:
 
     Attributes:
         places_by_replica: by version number, then by replica: the version's place on each replica that has it.
+        misfits: by version number: why the version does not fit its base model, which has another checkpoint now.
     """
 
     entry: AdapterEntry
     places_by_replica: Mapping[int, Mapping[str, Place]]
+    misfits: Mapping[int, str] = field(default_factory=dict)

@@ -155,11 +155,12 @@ class AdapterDirectory:
 
     async def status(self) -> list[AdapterStatus]:
         """Return all names and where their contents reside."""
-        handles = list(self._replicas.values())
-        answers = await asyncio.gather(
-            *(ask_all(handle, "adapter_places", timeout_s=TELL_TIMEOUT_S) for handle in handles)
-        )
-        places = dict(zip(self._replicas, answers, strict=True))
+        asked = [(handle, "adapter_places") for handle in self._replicas.values()]
+        if self._registry is not None:
+            asked.append((self._registry, "misfits"))
+        answers = await asyncio.gather(*(ask_all(handle, method, timeout_s=TELL_TIMEOUT_S) for handle, method in asked))
+        places = dict(zip(self._replicas, answers, strict=False))
+        misfits = answers[-1][0] if self._registry is not None and answers[-1] else {}
         return [
             AdapterStatus(
                 entry=entry,
@@ -170,6 +171,11 @@ class AdapterDirectory:
                         if version.ref.digest in found
                     }
                     for version in entry.versions
+                },
+                misfits={
+                    version.number: misfits[entry.base][version.ref.digest]
+                    for version in entry.versions
+                    if version.ref.digest in misfits.get(entry.base, {})
                 },
             )
             for entry in self.entries()

@@ -30,6 +30,7 @@ from deployments.handles import TELL_TIMEOUT_S, ask_all
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import Displaced, RegistryServer
 from deployments.registry.followers import Followers
+from deployments.registry.misfits import misfits
 from deployments.waits import detached
 from engine.errors import ConfigError
 
@@ -76,7 +77,9 @@ class Registry:
         except sqlite3.Error as error:
             reason = f"args.registry.folder: {config.store_path} cannot be written: {error}"
             raise ConfigError(reason) from error
+        self._misfits: dict[str, dict[AdapterDigest, str]] = {}
         self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
+        self._fit_check = asyncio.create_task(self._find_misfits(config))
 
     async def catalogue(
         self, gateway: str, store: str, revision: int, in_use: frozenset[AdapterDigest] = frozenset()
@@ -104,6 +107,10 @@ class Registry:
         Returns the new catalogue and the bytes freed on each replica.
         """
         return await asyncio.shield(detached(self._unload(name, number)))
+
+    async def misfits(self) -> dict[str, dict[AdapterDigest, str]]:
+        """Return, for each base model, the contents found at the start that cannot be served with it, and why."""
+        return self._misfits
 
     async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
         """Return a part of a file of a registered content, for a node that does not have it."""
@@ -162,6 +169,15 @@ class Registry:
             app_name = serve.get_replica_context().app_name
             self._handles[deployment] = serve.get_deployment_handle(deployment, app_name)
         return self._handles[deployment]
+
+    async def _find_misfits(self, config: RegistryConfig) -> None:
+        # Beside what the registry does: of thousands of adapters, it takes seconds.
+        declared = {ref.digest for refs in config.declared_by_base.values() for ref in refs}
+        found = await asyncio.to_thread(misfits, self._server.catalogue, config.bases, known_to_fit=declared)
+        self._misfits = found
+        for base, reason_by_digest in found.items():
+            for digest, reason in reason_by_digest.items():
+                _logger.warning("adapter %s was loaded earlier and cannot be served with %s: %s", digest, base, reason)
 
     async def _look_for_ever(self, period_s: float) -> None:
         while True:

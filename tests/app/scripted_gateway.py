@@ -57,6 +57,7 @@ class ScriptedAdapters:
     def __init__(self) -> None:
         self.loaded: list[Registration] = []
         self.routed: list[tuple[str, dict[int, int]]] = []
+        self.misfits: dict[int, str] = {}
         self.error: Exception | None = None
 
     async def load(self, wanted: Registration) -> AdapterEntry:
@@ -77,7 +78,7 @@ class ScriptedAdapters:
         return ENTRY
 
     async def status(self) -> list[AdapterStatus]:
-        return [AdapterStatus(entry=ENTRY, places_by_replica={1: {"r1": "device"}})]
+        return [AdapterStatus(entry=ENTRY, places_by_replica={1: {"r1": "device"}}, misfits=self.misfits)]
 
 
 class ScriptedMeter:

@@ -45,6 +45,16 @@ async def test_an_adapter_is_loaded_listed_routed_and_unloaded(
     assert unloaded == {"id": "sql", "object": "adapter.unloaded", "version": 1, "freed_bytes": [5]}
 
 
+async def test_an_adapter_that_does_not_fit_its_base_any_more_is_listed_with_the_reason(
+    admin: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.adapters.misfits[1] = "it is wide"
+    listed = (await admin.get("/v1/adapters")).json()
+    AdapterList.model_validate(listed)
+    version = listed["data"][0]["versions"][0]
+    assert (version["state"], version["reason"], version["percent"]) == ("misfit", "it is wide", 100)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -293,6 +293,12 @@ async def test_the_status_says_where_contents_lie() -> None:
     assert status.places_by_replica == {1: {"r1": "device", "r3": "loading"}}
 
 
+async def test_the_status_says_what_does_not_fit() -> None:
+    for answers, expected in (((), {}), (({"m": {"d0": "it is wide"}, "n": {}},), {1: "it is wide"})):
+        (status,) = await a_directory(Broadcast(*answers), Broadcast()).status()  # type: ignore[arg-type]
+        assert status.misfits == expected
+
+
 def test_what_belongs_to_a_model_that_is_not_served_is_not_there() -> None:
     directory = AdapterDirectory("g", [MODEL], {}, None)
     assert directory.find("sql") is None

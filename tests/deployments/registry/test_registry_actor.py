@@ -73,7 +73,7 @@ class Actor:
 
     async def end(self, registry: Registry) -> None:
         """End it as a kill does: whatever it was about stays undone."""
-        tasks = [registry._watch, *waits._detached]
+        tasks = [registry._watch, registry._fit_check, *waits._detached]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -176,6 +176,23 @@ async def test_no_replica_forgets_what_a_gateway_that_drains_is_about_to_send_it
     await registry.catalogue("drains", now.store, now.revision, frozenset())
     await unload
     assert (len(actor.replicas.asked), actor.kept()) == (1, set())
+    await actor.end(registry)
+
+
+async def test_adapters_that_a_new_checkpoint_cannot_serve_are_told_after_a_restart(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were listed as served, and each request failed."""
+    registry = await actor.open(monkeypatch)
+    catalogue = await registry.register(actor.put("a"))
+    (version,) = catalogue.entries["a"].versions
+    await registry._fit_check
+    assert await registry.misfits() == {"m": {}}
+    await actor.end(registry)
+    monkeypatch.setitem(SHAPES, "model.layers.0.self_attn.q_proj", (32, 32))
+    registry = await actor.open(monkeypatch)
+    await registry._fit_check
+    assert list((await registry.misfits())["m"]) == [version.ref.digest]
     await actor.end(registry)
 
 

@@ -1,0 +1,34 @@
+"""Adapters that do not fit their base model: names outlive a server, and its next one may have another checkpoint.
+
+Blocks: reads the configuration and the tensors' shapes of each adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import partial
+
+from adapters.catalogue import Catalogue
+from adapters.errors import AdapterError
+from adapters.identity import AdapterDigest, read_adapter
+from adapters.validate import validate
+from deployments.config import AdapterBase
+
+
+def misfits(
+    catalogue: Catalogue, bases: Sequence[AdapterBase], *, known_to_fit: Collection[AdapterDigest]
+) -> dict[str, dict[AdapterDigest, str]]:
+    """Return, for each base model, the contents that cannot be served with it, each with the reason."""
+    found: dict[str, dict[AdapterDigest, str]] = {base.name: {} for base in bases}
+    checks = {base.name: partial(validate, shapes=base.module_shapes, max_rank=base.max_rank) for base in bases}
+    for entry in catalogue.entries.values():
+        if entry.base not in checks:
+            continue
+        for ref in (version.ref for version in entry.versions):
+            if ref.digest in known_to_fit or ref.digest in found[entry.base]:
+                continue
+            try:
+                read_adapter(entry.name, ref.path, checks[entry.base])
+            except AdapterError as error:
+                found[entry.base][ref.digest] = error.reason
+    return found
