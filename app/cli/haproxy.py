@@ -11,7 +11,8 @@ connection that others have used would see its own connection closed, without an
 
 It waits longer for a gateway's answer to a health check: an overloaded gateway may need a second to see one, and if it
 counted as down, none would be left. Where none is left or one is lost, the client gets an error in OpenAI's format that
-says so, and not Serve's plain 500.
+says so, and not Serve's plain 500. While Serve has no application yet, that is a 503, and not its 404, after which no
+client would try again.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ _ERRORS = {
     "504": ("Gateway Timeout", "timeout", "The gateway did not answer in time."),
 }
 """Reason, code and message by status. For broken HTTP, HAProxy has a page that cannot be replaced."""
+_HAS_APPLICATION = re.compile(r"^ +use_backend ", re.MULTILINE)
+_NOT_FOUND = re.compile(r"^( +http-request return) status 404 .*$", re.MULTILINE)
 
 
 def main() -> None:
@@ -75,6 +78,9 @@ def _watching(arguments: Sequence[str]) -> list[str]:
             for pattern, replacement in _ADDED:
                 text = pattern.sub(replacement, text)
             text = _ERRORFILE.sub(lambda found: f"{found[1]} {found[2]} {_error_file(path.parent, found[2])}", text)
+            if _HAS_APPLICATION.search(text) is None:
+                answer = f"status 503 content-type application/json hdr retry-after 1 string '{_error_body('503')}'"
+                text = _NOT_FOUND.sub(lambda found: f"{found[1]} {answer}", text)
             copy = path.with_name(f"{path.name}.watching")
             copy.write_text(text, encoding="utf-8")
             changed[place] = str(copy)
@@ -83,10 +89,9 @@ def _watching(arguments: Sequence[str]) -> list[str]:
 
 def _error_file(folder: Path, status: str) -> Path:
     """Write an answer of HAProxy's own, headers included, and return its path."""
-    reason, code, message = _ERRORS[status]
-    body = json.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
+    body = _error_body(status)
     lines = [
-        f"HTTP/1.1 {status} {reason}",
+        f"HTTP/1.1 {status} {_ERRORS[status][0]}",
         "content-type: application/json",
         f"content-length: {len(body)}",
         "retry-after: 1",
@@ -96,6 +101,11 @@ def _error_file(folder: Path, status: str) -> Path:
     path = folder / f"{status}.http"
     path.write_text("\r\n".join(lines), encoding="ascii", newline="")
     return path
+
+
+def _error_body(status: str) -> str:
+    _, code, message = _ERRORS[status]
+    return json.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from app.cli.preflight import free_ports, has_haproxy
 
@@ -96,6 +97,24 @@ def test_without_a_gateway_the_answer_has_the_format_of_our_errors(tmp_path: Pat
 
 
 @pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
+@pytest.mark.parametrize(("rule", "status"), [("", 503), ("use_backend out if { path_beg /app/ }", 404)])
+def test_only_a_server_that_has_its_application_knows_what_is_not_there(tmp_path: Path, rule: str, status: int) -> None:
+    """A client that asked a starting server got a 404, and did not try again."""
+    front, back = free_ports(2)
+    answer = next(line for line in HAPROXY_CONFIG_TEMPLATE.splitlines() if "status 404" in line)
+    text = CONFIG.replace("default_backend out", f"{rule}\n    default_backend default_backend", 1)
+    text += f"backend default_backend\n{answer}\n"
+    with started(tmp_path, front, back, text), socket.create_connection(("127.0.0.1", wait_for(front))) as client:
+        client.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        told = http.client.HTTPResponse(client)
+        told.begin()
+        assert told.status == status
+        if status == 503:
+            assert told.headers["retry-after"] == "1"
+            assert json.load(told)["error"]["code"] == "server_overloaded"
+
+
+@pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
 def test_a_client_whose_gateway_dies_is_told_so_though_others_have_used_the_connection(tmp_path: Path) -> None:
     """Its own connection was closed without a word."""
     front, back = free_ports(2)
@@ -115,10 +134,10 @@ def test_a_client_whose_gateway_dies_is_told_so_though_others_have_used_the_conn
 
 
 @contextlib.contextmanager
-def started(folder: Path, front: int, back: int) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path, front: int, back: int, text: str = CONFIG) -> Iterator[subprocess.Popen[bytes]]:
     """HAProxy between two ports, as Serve starts it."""
     config = folder / "haproxy.cfg"
-    config.write_text(CONFIG.format(front=front, back=back))
+    config.write_text(text.replace("{front}", str(front)).replace("{back}", str(back)))
     with subprocess.Popen([sys.executable, "-m", "app.cli.haproxy", "-db", "-f", str(config)]) as haproxy:
         try:
             yield haproxy
