@@ -42,6 +42,7 @@ _TEXT_BY_TYPE = {
     "too_short": "must have at least {min_length} items",
 }
 _KINDS_OF_PYDANTIC = frozenset(get_args(ErrorType))
+_TOO_LONG = "must be an integer of at most 64 bits"
 _IS_KEY = "[key]"
 """Pydantic adds this to the location of a key, which is otherwise that of its value."""
 TOO_DEEP = "it is nested too deep; some 900 levels are read"
@@ -135,7 +136,9 @@ def _failure(error: Mapping[str, Any], body: object) -> _Failure:
         depth += 1
     if "field" in context:
         param, depth = f"{param}.{context['field']}" if param else str(context["field"]), depth + 1
-    text = _text(kind, context, str(error["msg"]))
+    is_too_long = kind == "int_type" and isinstance(given := error.get("input"), float) and abs(given) >= 2.0**63
+    # In a list, where the parser's float has not been made an integer again.
+    text = _TOO_LONG if is_too_long else _text(kind, context, str(error["msg"]))
     return _Failure(param=param, depth=depth, kind=kind, text=f"is a key, which {text}" if _IS_KEY in keys else text)
 
 

@@ -272,6 +272,9 @@ async def test_messages_name_the_bound_and_suggest_the_near_name(client: httpx.A
     assert await message({"priority": -(10**30)}) == "Invalid value: 'priority' must be at least -2147483648."
     assert await message({"seed": -(2**63) - 1}) == f"Invalid value: 'seed' must be at least {-(2**63)}."
     assert (await client.post(CHAT, json={"model": "base", "messages": [USER], "seed": -(2**63)})).status_code == 200
+    assert await message({"stop_token_ids": [1, 2**64]}) == (
+        "Invalid value: 'stop_token_ids[1]' must be an integer of at most 64 bits."
+    )
     assert await message({"": 1}) == "Unknown parameter: ''."
     schema = {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}
     where = "Invalid value: 'response_format.json_schema.name' must match the pattern "
