@@ -106,7 +106,8 @@ def env(
     drain_s: Annotated[int, typer.Option(min=0, help="Seconds that a stopping gateway still accepts requests.")] = 30,
 ) -> None:
     """Print the environment variables for `ray start` on the nodes of a cluster."""
-    for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=drain_s):
+    recommended = serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=drain_s)
+    for variable in (*recommended, serve_environment.CLUSTER_ONLY):
         print(f"export {variable.name}={shlex.quote(variable.value)}  # {variable.purpose}")
 
 

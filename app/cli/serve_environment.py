@@ -153,6 +153,12 @@ LOCAL_ONLY = ServeVariable(
     purpose="Ray and replicas listen on 127.0.0.1, as on desktop systems, instead of the machine's address",
 )
 """For a local-only server: HAProxy alone would not keep other machines from a gateway's own port."""
+CLUSTER_ONLY = ServeVariable(
+    name="RAY_gcs_rpc_server_reconnect_timeout_s",
+    value="600",
+    purpose="seconds that nodes serve without the head node; by default, all of them end everything after 60",
+)
+"""For the nodes of a cluster. A server of one machine has nothing to wait for: it ends, and is started again."""
 
 
 def missing(environment: Mapping[str, str]) -> list[str]:

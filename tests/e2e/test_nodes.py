@@ -97,7 +97,8 @@ class Nodes:
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    variables = {v.name: v.value for v in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)}
+    recommended = serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)
+    variables = {v.name: v.value for v in (*recommended, serve_environment.CLUSTER_ONLY)}
     # Its path is a part of sockets' names, which must be short.
     with tempfile.TemporaryDirectory(prefix="n") as folder:
         places = haproxy_places(Path(folder), {}) | {"RAY_TMPDIR": folder}

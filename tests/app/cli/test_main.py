@@ -136,6 +136,8 @@ def test_env_prints_lines_for_a_shell(capsys: pytest.CaptureFixture[str]) -> Non
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith("export ") and "  # " in line for line in lines)
     assert any(line.startswith("export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=45 ") for line in lines)
+    # Without it, a minute without the head ended every node of a cluster.
+    assert any(line.startswith("export RAY_gcs_rpc_server_reconnect_timeout_s=600 ") for line in lines)
 
 
 def test_serve_sets_the_environment_tells_what_it_keeps_and_says_when_it_is_ready(

@@ -4,8 +4,11 @@ import inspect
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from app.cli.serve_environment import missing, recommended
+import ray
+
+from app.cli.serve_environment import CLUSTER_ONLY, missing, recommended
 
 
 def values(**options: int) -> dict[str, str]:
@@ -17,6 +20,11 @@ def test_the_names_are_ones_that_ray_reads() -> None:
 
     source = inspect.getsource(constants)
     assert [name for name in values() if name.startswith("RAY_SERVE_") and f'"{name}"' not in source] == []
+
+
+def test_a_node_reads_how_long_it_serves_without_the_head() -> None:
+    raylet = Path(ray.__file__).parent / "core" / "src" / "ray" / "raylet" / "raylet"
+    assert CLUSTER_ONLY.name.removeprefix("RAY_").encode() in raylet.read_bytes()
 
 
 def test_haproxy_gets_half_of_the_cores_up_to_four_threads() -> None:
