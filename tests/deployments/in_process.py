@@ -199,6 +199,23 @@ class Replicas:
             await asyncio.sleep(0.01)
 
 
+class Broadcasted:
+    """A `DeploymentBroadcastResponse`: what each replica answers, raises or never comes to."""
+
+    def __init__(self, *answers: Awaitable[Any]) -> None:
+        self.answers = answers
+
+    async def _fetch_replica_results_async(self) -> list[Any]:
+        return [SimpleNamespace(get_async=lambda answer=answer: answer) for answer in self.answers]
+
+
+async def at_once(answer: Any) -> Any:
+    """Answer as a replica does, or raise what is to be raised."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
 class Judge:
     """The handle of a classifier that finds `words` and can be slow or gone."""
 
@@ -211,13 +228,9 @@ class Judge:
         self.calls: list[Response] = []
         self.judge = Method(self._called)
 
-    def broadcast(self, method: str) -> SimpleNamespace:
+    def broadcast(self, method: str) -> Broadcasted:
         """Answer that it is there; a gateway asks before it starts."""
-
-        async def results_async(*, return_exceptions: bool) -> list[None]:
-            return [None]
-
-        return SimpleNamespace(results_async=results_async)
+        return Broadcasted(at_once(None))
 
     def _called(self, texts: Sequence[str], is_urgent: bool) -> Response:
         self.calls.append(Response(self._judge(texts)))

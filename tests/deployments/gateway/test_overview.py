@@ -9,7 +9,9 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.errors import UnavailableError
 from deployments.gateway.overview import Overview
+from deployments.handles import ask_all
 from deployments.timeline import Timeline
+from tests.deployments.in_process import Broadcasted, at_once
 
 HANDLE: Any = SimpleNamespace(app_name="ours", deployment_name="Model-base")
 
@@ -72,6 +74,18 @@ async def test_one_replica_that_makes_progress_is_enough(replicas: list[str | No
     assert (await Overview({"base": HANDLE}, {}).health()).state_by_model == {"base": "it hangs"}
 
 
+async def test_a_replica_that_says_nothing_hides_none_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one replica on a machine that had lost its network, no gateway was ready, and no engine had numbers."""
+    monkeypatch.setattr("deployments.gateway.overview.PROBE_TIMEOUT_S", 0.01)
+
+    def broadcast(method: str) -> Broadcasted:
+        return Broadcasted(asyncio.Event().wait(), at_once(RayServeException("it is gone")), at_once(None))
+
+    handle: Any = SimpleNamespace(broadcast=broadcast)
+    assert (await Overview({"base": handle}, {}).health()).is_ready
+    assert await ask_all(handle, "traces", timeout_s=0.01) == [None]
+
+
 async def test_clients_that_ask_for_health_at_once_cost_one_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """4,000 of them kept a gateway busy for a minute, and nine in ten were told that the server was not ready."""
     asked = []
@@ -99,13 +113,15 @@ async def test_numbers_tell_who_is_ready_however_few_answer(
 async def test_a_request_is_unknown_only_if_every_gateway_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one gateway that hung, no request was known: a 404 for what another had just answered."""
 
-    async def results_async(*, return_exceptions: bool) -> list[list[Timeline]]:
+    async def own_timelines() -> list[Timeline]:
         if is_hanging:
             await asyncio.Event().wait()
-        return [[]]
+        return []
 
-    asked = SimpleNamespace(results_async=results_async)
-    handle = SimpleNamespace(deployment_name="Gateway", broadcast=lambda *args: asked)
+    def broadcast(*args: Any) -> Broadcasted:
+        return Broadcasted(own_timelines(), at_once([]))
+
+    handle = SimpleNamespace(deployment_name="Gateway", broadcast=broadcast)
     monkeypatch.setattr("deployments.gateway.overview.gateways", lambda: handle)
     monkeypatch.setattr("deployments.gateway.overview.PROBE_TIMEOUT_S", 0.01)
     is_hanging = True

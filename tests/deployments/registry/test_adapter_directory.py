@@ -18,6 +18,7 @@ from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_directory import AdapterDirectory, declared_catalogue
 from engine.config import EngineConfig
 from engine.errors import OverloadError, RequestError
+from tests.deployments.in_process import Broadcasted, at_once
 
 REF = AdapterRef(name="sql", path="/sql", digest=AdapterDigest("d0"))
 MODEL = ModelConfig(
@@ -94,15 +95,9 @@ class Broadcast:
         self.answers = answers
         self.asked: list[tuple[str, Any]] = []
 
-    def broadcast(self, method: str, *args: Any) -> Any:
+    def broadcast(self, method: str, *args: Any) -> Broadcasted:
         self.asked.append((method, *args))  # type: ignore[arg-type]
-        answers = list(self.answers)
-
-        class Response:
-            async def results_async(self, *, return_exceptions: bool) -> list[Any]:
-                return answers
-
-        return Response()
+        return Broadcasted(*map(at_once, self.answers))
 
 
 def a_directory(registry: RegistryHandle | None, replicas: Broadcast | None = None) -> AdapterDirectory:

@@ -24,6 +24,7 @@ from deployments.registry.adapter_changes import Registration
 from deployments.registry.registry_actor import Registry, open_store
 from engine.errors import ConfigError
 from tests.adapters.handmade import SHAPES, make_tensors, write
+from tests.deployments.in_process import Broadcasted, at_once
 
 
 class Replicas:
@@ -34,16 +35,13 @@ class Replicas:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    def broadcast(self, method: str, argument: Any) -> Any:
+    def broadcast(self, method: str, argument: Any) -> Broadcasted:
         self.asked.append((method, argument))
-        replicas = self
+        return Broadcasted(self._answer(), at_once(RuntimeError("one has died")))
 
-        class Response:
-            async def results_async(self, *, return_exceptions: bool) -> list[Any]:
-                await replicas.may_answer.wait()
-                return [512, RuntimeError("one has died")]
-
-        return Response()
+    async def _answer(self) -> int:
+        await self.may_answer.wait()
+        return 512
 
 
 class Actor:

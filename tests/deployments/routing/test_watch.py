@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
 from deployments.channel.token_channel import ChannelDialer, ChannelListener
 from deployments.config import ChannelConfig, ModelConfig
@@ -15,7 +14,7 @@ from deployments.routing.reporter import ReplicaName
 from deployments.routing.watch import ReplicaWatch
 from engine.build import build_engine
 from engine.request import RequestId, SamplingParams
-from tests.deployments.in_process import SECRET
+from tests.deployments.in_process import SECRET, Broadcasted
 
 CHANNEL = ChannelConfig(secret=SECRET, host="127.0.0.1")
 
@@ -24,12 +23,8 @@ class Handle:
     def __init__(self, servers: list[ReplicaServer]) -> None:
         self.servers = servers
 
-    def broadcast(self, method: str, address: TokenAddress) -> Handle:
-        self._calls = [getattr(server, method)(address) for server in self.servers]
-        return self
-
-    async def results_async(self, *, return_exceptions: bool) -> list[Any]:
-        return await asyncio.gather(*self._calls, return_exceptions=return_exceptions)
+    def broadcast(self, method: str, address: TokenAddress) -> Broadcasted:
+        return Broadcasted(*(getattr(server, method)(address) for server in self.servers))
 
 
 async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny_model: ModelConfig) -> None:
