@@ -21,6 +21,8 @@ from deployments.accounts.values import Admission, Charge, Quota, TenantLimits
 
 SILENCE_S = 15.0
 """A gateway silent for this long is considered dead, and its running requests gone."""
+FORGET_S = 3600.0
+"""Until then, a gateway that was only cut off may send its last charges again, which count once."""
 BUSY_RETRY_S = 1.0
 WINDOW_S = 60.0
 MAX_DRIFT_S = 5.0
@@ -143,11 +145,7 @@ class Limiter:
 
     def num_running(self, tenant: str) -> int:
         """Return a tenant's number of running requests at live gateways."""
-        now_s = self._clock()
-        gone = [name for name, running in self._running_by_gateway.items() if now_s - running.heard_s > SILENCE_S]
-        for name in gone:
-            del self._running_by_gateway[name]
-        return sum(running.count_by_tenant.get(tenant, 0) for running in self._running_by_gateway.values())
+        return sum(running.count_by_tenant.get(tenant, 0) for running in self._heard_within(SILENCE_S).values())
 
     def _count(self, use: _Use) -> None:
         if use.tokens > 0:
@@ -159,9 +157,17 @@ class Limiter:
             self._storage.incr(key, use.item.get_expiry(), -min(-use.tokens, counted))
 
     def _heard(self, gateway: str) -> _Running:
+        if gateway not in self._running_by_gateway:
+            self._running_by_gateway = self._heard_within(FORGET_S)
         running = self._running_by_gateway.setdefault(gateway, _Running(self._clock()))
         running.heard_s = self._clock()
         return running
+
+    def _heard_within(self, limit_s: float) -> dict[str, _Running]:
+        now_s = self._clock()
+        return {
+            name: running for name, running in self._running_by_gateway.items() if now_s - running.heard_s <= limit_s
+        }
 
     def _follow_clock(self) -> None:
         """Reset all windows if the wall clock was set: windows in memory expire by it, possibly hours late."""

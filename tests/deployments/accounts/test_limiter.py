@@ -14,7 +14,7 @@ from limits.errors import StorageError
 from limits.storage import storage_from_string
 
 from deployments.accounts import limiter as limiter_module
-from deployments.accounts.limiter import SILENCE_S, Limiter
+from deployments.accounts.limiter import FORGET_S, SILENCE_S, Limiter
 from deployments.accounts.values import Admission, Charge, TenantLimits
 
 LIMITS = TenantLimits(requests_per_minute=3, input_tokens_per_minute=100, output_tokens_per_minute=50)
@@ -104,6 +104,22 @@ def test_charges_that_are_sent_again_count_once() -> None:
     for turn, number in enumerate((1, 1, 2)):
         limiter.hear("g", {}, [Charge("t", limits, 0, 30)], turn=turn, number=number)
     assert admit(limiter, "t", limits, "g", 1).quotas["output_tokens_per_minute"].remaining == 40
+
+
+def test_charges_that_are_sent_again_after_a_silence_count_once_and_who_is_gone_for_good_is_forgotten() -> None:
+    """A gateway that was cut off for 15 seconds, and did not know whether its last charges had arrived, had them
+    counted twice."""
+    now_s = [0.0]
+    limiter, limits = Limiter(clock=lambda: now_s[0]), TenantLimits(output_tokens_per_minute=100, concurrent_requests=1)
+    limiter._follow_clock = lambda: None  # type: ignore[method-assign]
+    limiter.hear("g", {}, [Charge("t", limits, 0, 30)], turn=0, number=1)
+    now_s[0] += SILENCE_S + 1
+    assert admit(limiter, "t", limits, "another", 1).refused_by is None
+    limiter.hear("g", {}, [Charge("t", limits, 0, 30)], turn=1, number=1)
+    assert limiter._quotas("t", limits)["output_tokens_per_minute"].remaining == 70
+    now_s[0] += FORGET_S + 1
+    limiter.hear("new", {}, turn=0)
+    assert list(limiter._running_by_gateway) == ["new"]
 
 
 def test_charges_that_the_store_did_not_take_are_counted_when_they_are_sent_again(
