@@ -11,10 +11,12 @@ import hmac
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.datastructures import Headers
 
+from app.access.joint_admission import JointAdmission
 from app.access.limits import over_limit, quota_headers
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
@@ -172,6 +174,7 @@ class TenantGateway:
         self._meter = meter
         self._tenant = tenant
         self._headers = headers
+        self._joint: JointAdmission | None = None
 
     def models(self) -> Sequence[ModelCard]:
         """Return the servable names that the tenant may use."""
@@ -182,7 +185,7 @@ class TenantGateway:
         return self._gateway.model(name) if self._tenant.may_use(name) else None
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield the events of one answer.
+        """Yield the events of one answer. Answers that are asked for before the first is begun are admitted together.
 
         Raises:
             RequestError: the model does not exist for the tenant.
@@ -190,8 +193,14 @@ class TenantGateway:
         """
         self._check(request.model)
         own = self._own(request)
-        is_metered = self._meter is not None and self._tenant.limits.has_any
-        return self._metered(own) if is_metered else self._gateway.generate(own)
+        meter, limits = self._meter, self._tenant.limits
+        if meter is None or not limits.has_any:
+            return self._gateway.generate(own)
+        if self._joint is None or self._joint.is_asked:
+            self._joint = JointAdmission(partial(meter.ask, self._tenant.name, limits))
+        size = num_chars(request.prompt)
+        self._joint.add(_guess(size))
+        return self._metered(own, size, self._joint)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector for each input; errors as `generate`. Counts as one request, however many inputs it has."""
@@ -237,9 +246,11 @@ class TenantGateway:
         found = await self._gateway.timelines(client_id)
         return [timeline for timeline in found if timeline.tenant == self._tenant.name]
 
-    async def _metered(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+    async def _metered(
+        self, request: GenerationRequest, size: int, joint: JointAdmission
+    ) -> AsyncGenerator[GenerationEvent, None]:
         async with (
-            self._admitted(num_chars(request.prompt)) as used,
+            self._admitted(size, joint) as used,
             aclosing(self._gateway.generate(request)) as events,
         ):
             async for event in events:
@@ -252,19 +263,22 @@ class TenantGateway:
                 yield event
 
     @asynccontextmanager
-    async def _admitted(self, size: int) -> AsyncIterator[_Used]:
-        """Count a request of `size` characters against the tenant's limits, then what the block records as used.
+    async def _admitted(self, size: int, joint: JointAdmission | None = None) -> AsyncIterator[_Used]:
+        """Count a prompt of `size` characters against the tenant's limits, then what the block records as used.
+
+        Args:
+            joint: of the request's answers, if it may have several.
 
         Raises:
             ApiError: 429 if the tenant is over one of its limits.
         """
         meter, name, limits = self._meter, self._tenant.name, self._tenant.limits
-        guess = size // CHARS_PER_TOKEN + 1
+        guess = _guess(size)
         used = _Used()
         if meter is None or not limits.has_any:
             yield used
             return
-        admission = await meter.admit(name, limits, guess)
+        admission = await (meter.admit(name, limits, guess) if joint is None else meter.begin(name, joint.told()))
         self._headers.update(quota_headers(admission.quotas))
         if admission.refused_by is not None:
             raise over_limit(admission, getattr(limits, admission.refused_by))
@@ -291,3 +305,8 @@ class TenantGateway:
     def _check(self, model: str) -> None:
         if not self._tenant.may_use(model):
             raise unknown_model(model)
+
+
+def _guess(num_chars: int) -> int:
+    """Estimate the tokens of a prompt; no prompt has none."""
+    return num_chars // CHARS_PER_TOKEN + 1

@@ -56,7 +56,14 @@ class Accounts:
         self._disk = Disk("ledger")
 
     async def admit(
-        self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int, num_here: int, turn: int
+        self,
+        tenant: str,
+        limits: TenantLimits,
+        gateway: str,
+        input_tokens: int,
+        num_answers: int,
+        num_here: int,
+        turn: int,
     ) -> Admission:
         """Count a request that is about to begin, or refuse it with the limit it exceeds; see `Limiter.admit`.
 
@@ -64,7 +71,7 @@ class Accounts:
             UnavailableError: the store of limits cannot be reached (also raised by `settle`).
         """
         asked = (tenant, limits, gateway, input_tokens)
-        return await self._limit(self._limiter.admit, *asked, num_here=num_here, turn=turn)
+        return await self._limit(self._limiter.admit, *asked, num_answers=num_answers, num_here=num_here, turn=turn)
 
     async def settle(
         self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int, number: int

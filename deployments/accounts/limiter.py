@@ -70,13 +70,21 @@ class Limiter:
         self._running_by_gateway: dict[str, _Running] = {}
 
     def admit(
-        self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int, *, num_here: int, turn: int
+        self,
+        tenant: str,
+        limits: TenantLimits,
+        gateway: str,
+        input_tokens: int,
+        *,
+        num_here: int,
+        turn: int,
+        num_answers: int = 1,
     ) -> Admission:
         """Count a request that is about to begin, or refuse it with the limit it exceeds.
 
         Args:
-            input_tokens: estimated.
-            num_here: the tenant's running requests at the gateway, including this one.
+            input_tokens: estimated, of all its answers.
+            num_here: the tenant's running answers at the gateway, including those of this request.
             turn: sequence number of the gateway's messages; running counts of a message that arrives late are ignored.
 
         Raises:
@@ -86,18 +94,18 @@ class Limiter:
         running = self._heard(gateway)
         if turn > running.turn:
             running.turn, running.count_by_tenant[tenant] = turn, num_here
-        admission = self._admission(tenant, limits, input_tokens)
+        admission = self._admission(tenant, limits, input_tokens, num_answers)
         if admission.refused_by is not None:
-            running.count_by_tenant[tenant] = max(0, running.count_by_tenant.get(tenant, 0) - 1)
+            running.count_by_tenant[tenant] = max(0, running.count_by_tenant.get(tenant, 0) - num_answers)
         return admission
 
-    def _admission(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
+    def _admission(self, tenant: str, limits: TenantLimits, input_tokens: int, num_answers: int) -> Admission:
         if limits.concurrent_requests is not None and self.num_running(tenant) > limits.concurrent_requests:
             return Admission(
                 refused_by="concurrent_requests", retry_after_s=BUSY_RETRY_S, quotas=self._quotas(tenant, limits)
             )
         # Output tokens are not known yet: one must be left in the window.
-        wanted = dict(zip(WINDOWED, (1, input_tokens, 1), strict=True))
+        wanted = dict(zip(WINDOWED, (num_answers, input_tokens, 1), strict=True))
         for name, item in _items(limits).items():
             # A request larger than a whole window is admitted if the window is unused; else it never would be.
             cost = min(wanted[name], item.amount)

@@ -94,25 +94,43 @@ class Meter:
         self._tasks = [asyncio.create_task(_for_ever(work)) for work in (self._settle_once, self._store_once)]
 
     async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
-        """Count a request that is about to begin, or refuse it. Each admitted request needs one `release`."""
+        """Count a request of one answer that is about to begin, or refuse it; see `begin`."""
+        return await self.begin(tenant, self.ask(tenant, limits, input_tokens))
+
+    async def begin(self, tenant: str, asked: Awaitable[Admission]) -> Admission:
+        """Count an answer as running if it is admitted. Each admitted answer needs one `release`.
+
+        Args:
+            asked: returns what `ask` does, which the answers of a request ask for together.
+        """
         # Counted before asking, so that messages sent meanwhile never report too few.
         self._running[tenant] += 1
         try:
-            async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                asked = self._accounts.admit.remote(
-                    tenant, limits, self._gateway, input_tokens, self._running[tenant], next(self._turns)
-                )
-                admission: Admission = await until_answered(asked)
-        except UNAVAILABLE as error:
-            _logger.warning("a request of %s starts without a limit check: %s", tenant, error)
-            self.num_unchecked += 1
-            return Admission(is_counted=False)
+            admission = await asked
         except BaseException:
             self._running[tenant] -= 1
             raise
         if admission.refused_by is not None:
             self._running[tenant] -= 1
             self.refused[tenant, admission.refused_by] += 1
+        elif not admission.is_counted:
+            self.num_unchecked += 1
+        return admission
+
+    async def ask(self, tenant: str, limits: TenantLimits, input_tokens: int, num_answers: int = 1) -> Admission:
+        """Ask whether a request may begin, whose answers are counted as running already.
+
+        Args:
+            input_tokens: estimated, of all its answers.
+        """
+        try:
+            async with asyncio.timeout(ADMIT_TIMEOUT_S):
+                here = num_answers, self._running[tenant], next(self._turns)
+                asked = self._accounts.admit.remote(tenant, limits, self._gateway, input_tokens, *here)
+                admission: Admission = await until_answered(asked)
+        except UNAVAILABLE as error:
+            _logger.warning("a request of %s starts without a limit check: %s", tenant, error)
+            return Admission(is_counted=False)
         return admission
 
     def release(self, charge: Charge) -> None:

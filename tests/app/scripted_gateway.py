@@ -92,6 +92,12 @@ class ScriptedMeter:
         self.asked: list[UsageQuestion] = []
 
     async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
+        return await self.ask(tenant, limits, input_tokens)
+
+    async def begin(self, tenant: str, asked: Awaitable[Admission]) -> Admission:
+        return await asked
+
+    async def ask(self, tenant: str, limits: TenantLimits, input_tokens: int, num_answers: int = 1) -> Admission:
         self.admitted.append((tenant, input_tokens))
         return self.admission
 
