@@ -46,7 +46,6 @@ class Spool:
         self._num_files = 0
         self._num_stale = 0
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
             self._begin_file()
         except OSError as error:
             _logger.warning("usage records stay in memory until they are stored: %s", error)
@@ -81,18 +80,18 @@ class Spool:
         self._num_stale += len(records)
         if not self._pending:
             self.num_unwritten = 0
-        if self._file is None:
-            return
         try:
-            if not self._pending:
+            if self._file is not None and not self._pending:
                 os.ftruncate(self._file, 0)
-            elif self._num_stale >= MAX_STALE and len(self._pending) <= MAX_MOVED:
-                # Under constant load some records are always pending, and the file would grow forever.
+            elif (self._file is None or self._num_stale >= MAX_STALE) and len(self._pending) <= MAX_MOVED:
+                # A disk that was full at the start may have room. And under constant load some records are always
+                # pending, and the file would grow forever.
                 self._begin_file()
             else:
                 return
         except OSError as error:
-            _logger.warning("the spool of usage records cannot be emptied: %s", error)
+            if self._file is not None:
+                _logger.warning("the spool of usage records cannot be emptied: %s", error)
         else:
             self.num_unwritten = self._num_stale = 0
 
@@ -102,6 +101,7 @@ class Spool:
         Raises:
             OSError: the new file cannot be created; the old one stays in use.
         """
+        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{self._name}.{self._num_files}.jsonl"
         # Gets its final name once locked: a gateway that scans in between would take it for an orphan and remove it.
         nameless = path.with_suffix(".new")
@@ -114,6 +114,7 @@ class Spool:
             os.rename(nameless, path)
         except OSError:
             os.close(file)
+            nameless.unlink(missing_ok=True)
             raise
         if self._file is not None:
             self._path.unlink(missing_ok=True)

@@ -164,3 +164,23 @@ def test_a_folder_that_cannot_be_made_leaves_records_in_memory(tmp_path: Path) -
     mine = Spool(str(tmp_path / "file" / "folder"), "mine")
     mine.add(RECORD)
     assert (mine.num_pending, mine.num_unwritten) == (1, 1)
+
+
+def test_a_gateway_that_starts_on_a_full_disk_has_a_file_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept its records in memory alone for as long as it lived, and they were lost with it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refused)
+        mine = Spool(str(tmp_path / "usage"), "mine")
+        mine.add(RECORD)
+        mine.add(replace(RECORD, record_id="r2"))
+        mine.acknowledge(mine.pending(1))
+        assert (mine.num_pending, mine.num_unwritten, list((tmp_path / "usage").iterdir())) == (1, 2, [])
+    mine.add(replace(RECORD, record_id="r3"))
+    mine.acknowledge(mine.pending(1))
+    assert mine.num_unwritten == 0
+    mine.add(replace(RECORD, record_id="r4"))
+    die(mine)
+    [(records, _)] = list(Spool(str(tmp_path / "usage"), "other").orphans())
+    assert [record.record_id for record in records] == ["r3", "r4"]
