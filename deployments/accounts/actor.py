@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +23,7 @@ from deployments.accounts.values import (
     Admission,
     Charge,
     KeyInfo,
+    KeyList,
     TenantLimits,
     UsageQuestion,
     UsageRecord,
@@ -50,7 +52,7 @@ class Accounts:
             self._limiter = Limiter(config.limits_url)
         with naming("database_url"):
             self._ledger = Ledger(config.database_url)
-        self._keys = self._ledger.keys()
+        self._keys = self._read_keys()
         # One thread each: neither object is thread-safe, and a slow disk must not delay admission.
         self._limiting = ThreadPoolExecutor(1, thread_name_prefix="limits")
         self._disk = Disk("ledger")
@@ -74,11 +76,17 @@ class Accounts:
         return await self._limit(self._limiter.admit, *asked, num_answers=num_answers, num_here=num_here, turn=turn)
 
     async def settle(
-        self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int, number: int
-    ) -> list[KeyInfo]:
-        """Record a gateway's running requests, count what its answers have used, and return all keys."""
+        self,
+        gateway: str,
+        running: Mapping[str, int],
+        charges: Sequence[Charge],
+        turn: int,
+        number: int,
+        keys_version: str,
+    ) -> KeyList | None:
+        """Record a gateway's running requests, count what its answers have used, and return `changed_keys`."""
         await self._limit(self._limiter.hear, gateway, running, charges, turn=turn, number=number)
-        return self._keys
+        return await self.changed_keys(keys_version)
 
     async def record(self, records: Sequence[UsageRecord]) -> None:
         """Store records; they are on disk when this returns."""
@@ -92,20 +100,24 @@ class Accounts:
         """Return at most `limit` records in order of start, beginning after the record `after`."""
         return await self._disk.once(self._ledger.records, question, limit=limit, after=after)
 
-    async def add_key(self, digest: str, tenant: str) -> list[KeyInfo]:
+    async def add_key(self, digest: str, tenant: str) -> KeyList:
         """Assign a key to a tenant; return all keys."""
         key = KeyInfo(digest=digest, tenant=tenant, created_unix_s=time.time())
         await self._disk.once(self._change_keys, partial(self._ledger.add_key, key))
         return self._keys
 
-    async def remove_key(self, digest: str) -> list[KeyInfo] | None:
+    async def remove_key(self, digest: str) -> KeyList | None:
         """Delete a key; return all remaining keys, or None if it was unknown."""
         is_known = await self._disk.once(self._change_keys, partial(self._ledger.remove_key, digest))
         return self._keys if is_known else None
 
     async def keys(self) -> list[KeyInfo]:
         """Return all keys that were created at run time."""
-        return self._keys
+        return self._keys.keys
+
+    async def changed_keys(self, version: str) -> KeyList | None:
+        """Return all keys if they are not those of this version: gateways ask every second, and may have many."""
+        return None if self._keys.version == version else self._keys
 
     async def _limit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -117,5 +129,8 @@ class Accounts:
     def _change_keys(self, change: Callable[[], T]) -> T:
         """Change keys and reload them. One job on the thread, since the caller may be cancelled at any await."""
         changed = change()
-        self._keys = self._ledger.keys()
+        self._keys = self._read_keys()
         return changed
+
+    def _read_keys(self) -> KeyList:
+        return KeyList(uuid.uuid4().hex, self._ledger.keys())

@@ -22,6 +22,7 @@ from deployments.accounts.values import (
     Admission,
     Charge,
     KeyInfo,
+    KeyList,
     TenantLimits,
     UsageQuestion,
     UsageRecord,
@@ -82,6 +83,7 @@ class Meter:
         self.num_unchecked = 0
         self.refused: Counter[tuple[str, str]] = Counter()
         self.tenant_by_key: Mapping[str, str] | None = None
+        self._keys_version = ""
 
     async def start(self) -> None:
         """Wait for the keys, for up to `FIRST_WORD_S`, and start the background tasks."""
@@ -181,7 +183,7 @@ class Meter:
                     await self._tell()
                 self._sent, self._charges = list(self._charges.values()), {}
                 self._sent_number += 1
-                self._take_keys(await self._tell())
+                await self._tell()
             except UNAVAILABLE as error:
                 _logger.warning("usage cannot be counted for limits now: %s", error)
                 # The store of limits alone may be away; keys are revoked all the same.
@@ -192,8 +194,7 @@ class Meter:
     async def _refresh_keys(self) -> None:
         with suppress(*UNAVAILABLE):
             async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                keys: list[KeyInfo] = await until_answered(self._accounts.keys.remote())
-                self._take_keys(keys)
+                self._take_keys(await until_answered(self._accounts.changed_keys.remote(self._keys_version)))
 
     async def _store(self) -> None:
         async with self._storing:
@@ -248,11 +249,9 @@ class Meter:
 
     async def remove_key(self, digest: str) -> bool:
         """Delete a key; return whether it was known."""
-        left: list[KeyInfo] | None = await self._ask("remove_key", digest)
-        if left is None:
-            return False
+        left: KeyList | None = await self._ask("remove_key", digest)
         self._take_keys(left)
-        return True
+        return left is not None
 
     async def flush(self) -> None:
         """Report what is pending before the gateway ends; records not sent in time stay in the spool for another."""
@@ -270,13 +269,12 @@ class Meter:
             )
         self._charges[charge.tenant] = charge
 
-    async def _tell(self) -> list[KeyInfo]:
-        """Report running requests and the charges that are being sent; return the keys."""
+    async def _tell(self) -> None:
+        """Report running requests and the charges that are being sent; learn of changed keys."""
         async with asyncio.timeout(ADMIT_TIMEOUT_S):
             running, turn = +self._running, next(self._turns)
-            told = self._accounts.settle.remote(self._gateway, running, self._sent, turn, self._sent_number)
-            keys: list[KeyInfo] = await until_answered(told)
-        return keys
+            told = self._sent, turn, self._sent_number, self._keys_version
+            self._take_keys(await until_answered(self._accounts.settle.remote(self._gateway, running, *told)))
 
     async def _send_records(self) -> None:
         # Records added meanwhile wait for the next call, or this one might never end.
@@ -302,8 +300,10 @@ class Meter:
             completed.append(record)
         return completed
 
-    def _take_keys(self, keys: Sequence[KeyInfo]) -> None:
-        self.tenant_by_key = {key.digest: key.tenant for key in keys}
+    def _take_keys(self, changed: KeyList | None) -> None:
+        if changed is not None:
+            self._keys_version = changed.version
+            self.tenant_by_key = {key.digest: key.tenant for key in changed.keys}
 
     async def _settle_once(self) -> None:
         await self._tell_used()

@@ -126,3 +126,14 @@ class KeyInfo:
     digest: str
     tenant: str
     created_unix_s: float
+
+
+class KeyList(NamedTuple):
+    """All keys created at run time.
+
+    Attributes:
+        version: another one after each change, and for each process of the accounts.
+    """
+
+    version: str
+    keys: list[KeyInfo]

@@ -398,6 +398,28 @@ async def test_keys_are_good_at_once_here_and_soon_elsewhere(handle: LocalHandle
     assert here.tenant_by_key == {}
 
 
+async def test_keys_are_told_once_and_again_when_they_change_or_the_accounts_restart(
+    handle: LocalHandle, tmp_path: Path
+) -> None:
+    """All of them were told each second, and after each answer of a tenant with limits: a hundred thousand held up the
+    streams of every gateway for a third of a second each time."""
+    meter, other = a_meter(handle, tmp_path, "g1"), a_meter(handle, tmp_path, "g2")
+
+    async def is_told() -> bool:
+        meter.tenant_by_key = None
+        await meter.settle()
+        return meter.tenant_by_key is not None
+
+    assert [await is_told() for _ in range(3)] == [True, False, False]
+    await other.add_key("d1", "blue")
+    assert [await is_told() for _ in range(2)] == [True, False]
+    await other.remove_key("d1")
+    assert [await is_told() for _ in range(2)] == [True, False]
+    config = AccountsConfig(database_url=f"sqlite:///{tmp_path}/a.sqlite", spool_folder=str(tmp_path / "usage"))
+    handle._actor = Accounts(config)
+    assert [await is_told() for _ in range(2)] == [True, False]
+
+
 async def test_a_ledger_that_hangs_keeps_no_gateway_from_learning_of_keys(
     handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,7 +477,7 @@ async def test_a_key_that_the_disk_has_no_room_for_can_be_asked_for_later(tmp_pa
         with pytest.raises(UnavailableError):
             await accounts.add_key("d1", "blue")
         database.execute("ALTER TABLE elsewhere RENAME TO api_key")
-    assert [key.digest for key in await accounts.add_key("d1", "blue")] == ["d1"]
+    assert [key.digest for key in (await accounts.add_key("d1", "blue")).keys] == ["d1"]
 
 
 @pytest.mark.parametrize(
