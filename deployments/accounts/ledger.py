@@ -1,7 +1,8 @@
 """Usage records and run-time API keys in a database: SQLite, or anything else that SQLAlchemy opens by URL.
 
 Recording is idempotent: a sender that is unsure whether a record has arrived sends it again. A gateway's own record
-takes precedence over a replica's record of an answer whose gateway died.
+takes precedence over a replica's record of an answer whose gateway died, and of several replicas' records, as of one
+that was resumed, the one with the most output.
 """
 
 from __future__ import annotations
@@ -81,19 +82,21 @@ class Ledger:
     def _record_page(self, records: Sequence[UsageRecord]) -> int:
         by_id: dict[str, UsageRecord] = {}
         for record in records:
-            if record.record_id not in by_id or _is_guess(by_id[record.record_id].outcome):
+            known = by_id.get(record.record_id)
+            if known is None or _replaces(record, known.outcome, known.output_tokens):
                 by_id[record.record_id] = record
         c = _usage.c
         with self._engine.begin() as connection:
-            known = connection.execute(select(c.record_id, c.outcome).where(c.record_id.in_(by_id))).all()
-            guessed = {i for i, outcome in known if _is_guess(outcome) and not _is_guess(by_id[i].outcome)}
-            if guessed:
-                connection.execute(_usage.delete().where(c.record_id.in_(guessed)))
-            settled = {i for i, _ in known} - guessed
+            asked = select(c.record_id, c.outcome, c.output_tokens).where(c.record_id.in_(by_id))
+            stored = connection.execute(asked).all()
+            replaced = {i for i, *told in stored if _replaces(by_id[i], *told)}
+            if replaced:
+                connection.execute(_usage.delete().where(c.record_id.in_(replaced)))
+            settled = {i for i, *_ in stored} - replaced
             new = [asdict(record) for i, record in by_id.items() if i not in settled]
             if new:
                 connection.execute(insert(_usage), new)
-        return len(new) - len(guessed)
+        return len(new) - len(replaced)
 
     def totals(self, question: UsageQuestion) -> list[UsageTotal]:
         """Add up records by tenant, model and adapter."""
@@ -146,8 +149,9 @@ class Ledger:
             return connection.execute(statement).mappings().all()
 
 
-def _is_guess(outcome: str) -> bool:
-    return outcome == GATEWAY_LOST
+def _replaces(record: UsageRecord, outcome: str, output_tokens: int) -> bool:
+    """Return whether a record replaces a known one with this outcome and output."""
+    return outcome == GATEWAY_LOST and (record.outcome != GATEWAY_LOST or record.output_tokens > output_tokens)
 
 
 def _asked(statement: Select[Any], question: UsageQuestion) -> Select[Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,17 @@ def test_the_word_of_a_gateway_counts_more_than_that_of_a_replica(url: str) -> N
     both = [replace(record, record_id="r2") for record in (guess, RECORD, guess)]
     assert ledger.record(both) == 1
     assert ledger.records(UsageQuestion(), limit=10)[1].outcome == "stop"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((5, 500, 70))))
+@pytest.mark.parametrize("size", [1, 3])
+def test_of_what_several_replicas_say_the_most_output_counts(url: str, order: tuple[int, ...], size: int) -> None:
+    """The first to say so counted: of a beam search, or an answer that was resumed, one that had done but a part."""
+    ledger = Ledger(url)
+    guesses = [replace(RECORD, outcome=GATEWAY_LOST, output_tokens=count) for count in order]
+    num_new = [ledger.record(guesses[start : start + size]) for start in range(0, len(guesses), size)]
+    assert sum(num_new) == 1
+    assert [record.output_tokens for record in ledger.records(UsageQuestion(), limit=10)] == [500]
 
 
 def test_totals_are_by_tenant_model_and_adapter(url: str) -> None:
