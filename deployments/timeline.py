@@ -26,6 +26,8 @@ IN_PROGRESS = "in_progress"
 CANCELLED = "cancelled"
 GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", CANCELLED)
 """Outcomes that are not failures."""
+REFUSED_OUTCOMES = ("RequestError", "OverloadError", "UnavailableError")
+"""Outcomes of answers that were not begun, unless they have tokens."""
 
 
 TraceSource = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]

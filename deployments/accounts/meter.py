@@ -29,7 +29,7 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.handle_calls import UNAVAILABLE, ask_actor, until_answered
-from deployments.timeline import Timeline, TraceSource, ask_traces
+from deployments.timeline import REFUSED_OUTCOMES, Timeline, TraceSource, ask_traces
 from engine.request import RequestId
 
 _logger = logging.getLogger(__name__)
@@ -145,11 +145,11 @@ class Meter:
             self._has_ended.set()
 
     def record(self, timeline: Timeline) -> None:
-        """Spool the record of an answer that has ended; requests without a prompt or refused as invalid have none.
+        """Spool the record of an answer that has ended; one without a prompt, or that was refused, has none.
 
-        A grammar may turn out to be invalid after some tokens, which count.
+        A grammar may turn out to be invalid after some tokens, or no replica be left to resume; these tokens count.
         """
-        if not timeline.num_prompt_tokens or (timeline.outcome == "RequestError" and not timeline.num_tokens):
+        if not timeline.num_prompt_tokens or (timeline.outcome in REFUSED_OUTCOMES and not timeline.num_tokens):
             return
         record = UsageRecord(
             record_id=timeline.request_id,

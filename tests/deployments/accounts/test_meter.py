@@ -28,12 +28,13 @@ from deployments.accounts.values import Admission, Charge, TenantLimits, UsageQu
 from deployments.config import AccountsConfig
 from deployments.errors import UnavailableError
 from deployments.timeline import Timeline
-from engine.errors import ConfigError
+from engine.errors import ConfigError, OverloadError, RequestError
 from engine.request import RequestId
 from engine.trace import RequestTrace
 from tests.deployments.test_timeline import TRACE
 
 LIMITS = TenantLimits(requests_per_minute=2, concurrent_requests=1)
+REFUSALS = (RequestError, OverloadError, UnavailableError)
 
 
 class LocalHandle:
@@ -113,18 +114,22 @@ async def test_answers_that_end_while_records_are_sent_hold_up_no_settling(handl
 
 
 async def test_what_never_was_an_answer_is_not_paid_for(handle: LocalHandle, tmp_path: Path) -> None:
+    """The prompts of requests that a full engine refused were, each time that they were sent again."""
     meter = a_meter(handle, tmp_path)
-    meter.record(a_timeline("r1", outcome="RequestError", num_tokens=0))
+    for error in REFUSALS:
+        meter.record(a_timeline(error.__name__, outcome=error.__name__, num_tokens=0))
     meter.record(a_timeline("r2", num_prompt_tokens=0))
     await meter.settle()
     assert await meter.totals(UsageQuestion()) == []
 
 
-async def test_tokens_before_a_grammar_turned_out_to_be_invalid_are_paid_for(
-    handle: LocalHandle, tmp_path: Path
+@pytest.mark.parametrize("error", REFUSALS)
+async def test_tokens_before_it_was_refused_are_paid_for(
+    handle: LocalHandle, tmp_path: Path, error: type[Exception]
 ) -> None:
+    """A grammar turned out to be invalid, or no replica was left to resume on."""
     meter = a_meter(handle, tmp_path)
-    meter.record(a_timeline("r1", outcome="RequestError"))
+    meter.record(a_timeline("r1", outcome=error.__name__))
     await meter.settle()
     assert [total.num_requests for total in await meter.totals(UsageQuestion())] == [1]
 
