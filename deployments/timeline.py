@@ -140,13 +140,19 @@ class Recorder:
         if len(self.timeline.attempts) < MAX_ATTEMPTS:
             self.timeline.attempts.append(request_id)
 
+    def note_expansion(self, request_id: RequestId, num_tokens: int) -> None:
+        """Record a call that expands a beam of `num_tokens` tokens, which come when the search is over."""
+        self.note_attempt(request_id)
+        self.timeline.num_tokens = num_tokens
+
     def note_tokens(self, num_tokens: int, num_cached_tokens: int) -> None:
         """Record tokens that came from the engine."""
         timeline, now_s = self.timeline, self.now_s
-        timeline.num_tokens += num_tokens
-        timeline.num_cached_tokens = num_cached_tokens
         if timeline.first_token_s is None:
             timeline.first_token_s = now_s
+            timeline.num_tokens = 0  # instead of those of a beam
+        timeline.num_tokens += num_tokens
+        timeline.num_cached_tokens = num_cached_tokens
         if num_tokens and len(timeline.arrivals) < MAX_ARRIVALS:
             timeline.arrivals.append(Arrival(now_s, num_tokens))
 

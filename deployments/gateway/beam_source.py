@@ -2,8 +2,8 @@
 
 A beam is expanded by a call for one token with the log-probabilities of the likeliest ones; all but its last tokens are
 in the prefix cache. The tokens of an answer come at once, when the search is over. Until then the i-th likeliest beam
-is attributed to the i-th answer: its calls appear in that answer's timeline, and its usage is recorded if the gateway
-dies.
+is attributed to the i-th answer: its calls and tokens appear in that answer's timeline, and are its usage if the search
+is aborted or the gateway dies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deployments.waits import side_by_side
 from engine.errors import EngineError
 from engine.request import Emission, FinishReason, RequestId
 
-OnAttempt = Callable[[RequestId], None]
+OnExpansion = Callable[[RequestId, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Asker(NamedTuple):
     """An answer that waits for a search: its usage tag, and the callback for calls made on its behalf."""
 
     usage: UsageTag | None
-    on_attempt: OnAttempt
+    on_expansion: OnExpansion
 
 
 class SharedSearch:
@@ -73,7 +73,7 @@ class BeamSource:
     Args:
         searches: this gateway's running searches by group of answers; only the answers hold strong references.
         eos_ids: token ids that end an answer, unless it ignores them.
-        on_attempt: called with the id of each call made for the answer.
+        on_expansion: called with the id of each call made for the answer, and the tokens of the beam that it expands.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class BeamSource:
         replicas: TokenSource,
         share: BeamShare,
         eos_ids: frozenset[int],
-        on_attempt: OnAttempt,
+        on_expansion: OnExpansion,
     ) -> None:
         self._shared = searches.setdefault(share.group, SharedSearch())
         self._replicas = replicas
         self._share = share
         self._eos_ids = eos_ids
-        self._on_attempt = on_attempt
+        self._on_expansion = on_expansion
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield the whole answer in one batch; raises the errors of the replicas."""
-        self._shared.askers[self._share.place] = _Asker(call.usage, self._on_attempt)
+        self._shared.askers[self._share.place] = _Asker(call.usage, self._on_expansion)
         found = await self._shared.found(lambda: self._search(call))
         beam = found.beams[self._share.place]
         yield Emission(
@@ -135,7 +135,7 @@ class BeamSource:
         askers = self._shared.askers
         asker = askers.get(place) or next(iter(askers.values()))
         request_id = RequestId(f"{uuid.uuid4().hex}-beam")
-        asker.on_attempt(request_id)
+        asker.on_expansion(request_id, len(beam.token_ids))
         return replace(
             call,
             request_id=request_id,

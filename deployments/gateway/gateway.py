@@ -197,7 +197,7 @@ class Gateway:
         ):
             if request.beams is not None:
                 eos_ids = frozenset(model.config.eos_ids)
-                source = BeamSource(self._searches, model.source, request.beams, eos_ids, recorder.note_attempt)
+                source = BeamSource(self._searches, model.source, request.beams, eos_ids, recorder.note_expansion)
                 model = replace(model, source=source)
             answer = Answer(
                 request,

@@ -107,10 +107,11 @@ async def test_a_search_whose_replica_dies_begins_anew(gateway: OpenGateway, ser
 
 
 async def test_clients_that_leave_end_the_search(gateway: OpenGateway, serving: Serving) -> None:
+    """And pay for what it had found until then, which the records had as no tokens."""
     opened = await gateway()
     serving.replicas.engine.hold_after_steps = 3
     asked = asyncio.create_task(answers_of(opened, requests_of()))
-    while not serving.replicas.calls:
+    while not any(call.prior_output_ids for call in serving.replicas.calls):
         await asyncio.sleep(0.01)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -118,6 +119,10 @@ async def test_clients_that_leave_end_the_search(gateway: OpenGateway, serving: 
     await serving.replicas.until_idle()
     num_calls = len(serving.replicas.calls)
     assert num_calls < WIDTH * NUM_TOKENS
+    left = [opened._log.find(request.request_id)[0] for request in requests_of()]
+    while any(timeline.outcome != "cancelled" for timeline in left):
+        await asyncio.sleep(0.01)
+    assert all(0 < timeline.num_tokens < NUM_TOKENS for timeline in left)
     # Whoever asks the same again begins anew. Where nothing was in the engine as they left, it is held still.
     serving.replicas.engine.release()
     assert all(map(tokens_of, await answers_of(opened, requests_of())))
