@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -282,6 +283,7 @@ class TenantGateway:
         self._headers.update(quota_headers(admission.quotas))
         if admission.refused_by is not None:
             raise over_limit(admission, getattr(limits, admission.refused_by))
+        admitted_s = time.monotonic()
         try:
             yield used
         except (RequestError, OverloadError):
@@ -290,8 +292,12 @@ class TenantGateway:
             raise
         finally:
             num_input = guess if used.num_input is None else used.num_input
-            num_counted = guess if admission.is_counted else 0
-            meter.release(Charge(name, limits, num_input - num_counted, used.num_output))
+            num_left = num_input - (guess if admission.is_counted else 0)
+            window = admission.quotas.get("input_tokens_per_minute")
+            if window is not None and time.monotonic() - admitted_s > window.resets_in_s:
+                # What was counted too much is gone with its window: others would have it in the next for nothing.
+                num_left = max(0, num_left)
+            meter.release(Charge(name, limits, num_left, used.num_output))
 
     def _own(self, request: Computed) -> Computed:
         """Return a request with the tenant's name, priority and separate prefix cache."""

@@ -13,7 +13,7 @@ from app.access.tenants import KeyRing, Tenant, TenantGateway, check_admin, give
 from app.http.api import _RESOURCES, create_app
 from app.http.errors import ApiError
 from app.routes.context import GUARDS
-from deployments.accounts.values import Admission, Charge, TenantLimits
+from deployments.accounts.values import Admission, Charge, Quota, TenantLimits
 from deployments.errors import UnavailableError
 from deployments.generation import TextPrompt
 from deployments.pooled import EmbeddingRequest
@@ -246,13 +246,16 @@ def test_nothing_else_does(headers: dict[str, str], digest: str | None, status: 
     assert refused.value.status == status
 
 
-async def test_a_refused_prompt_is_not_counted(gateway: ScriptedGateway) -> None:
+@pytest.mark.parametrize(("window_s", "left"), [(3600.0, -101), (0.0, 0)])
+async def test_a_refused_prompt_is_not_counted(gateway: ScriptedGateway, window_s: float, left: int) -> None:
+    """If its window has ended, it is not counted anyway: the next one had room for more than the limit."""
     meter = ScriptedMeter()
+    meter.admission = Admission(quotas={"input_tokens_per_minute": Quota(200, 99, window_s)})
     own = TenantGateway(gateway, meter, FEW, {})
     request = EmbeddingRequest(request_id="e", model="nobody", inputs=(TextPrompt(text="x" * 400),))
     with pytest.raises(RequestError):
         await own.embed(request)
-    assert (meter.admitted, meter.charges) == ([("few", 101)], [Charge("few", FEW.limits, -101, 0)])
+    assert (meter.admitted, meter.charges) == ([("few", 101)], [Charge("few", FEW.limits, left, 0)])
 
 
 async def test_a_prompt_that_admission_did_not_count_is_counted_whole_when_it_ends(gateway: ScriptedGateway) -> None:
