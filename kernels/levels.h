@@ -13,6 +13,10 @@ enum class Levels { INT4, E2M1, INT8 };
 
 template <Levels LEVELS> constexpr int64_t STEP = LEVELS == Levels::INT8 ? 4 : 8; // inputs per word of 32 bits
 constexpr int64_t MAX_CHUNK = 128;                                                // inputs of one sum at most
+
+// The bit of a word where input k < STEP begins: even inputs are in the lower half, so that pairs convert to bfloat16.
+template <Levels LEVELS> INLINE int64_t place(int64_t k) { return k / 2 * (32 / STEP<LEVELS>) + k % 2 * 16; }
+
 constexpr int64_t UNIT_PANELS = 4, UNIT_ROWS = 128, UNIT_COLUMNS = UNIT_PANELS * COLUMNS;
 
 // Panels of words [depth / STEP][16] one after the other, each with scales and zero points [groups][16].
@@ -39,12 +43,12 @@ INLINE Lanes e2m1(LaneBits bits) {
     return (Lanes)((LaneBits)size | (bits & 8u) << 28);
 }
 
-INLINE Lanes signed_byte(LaneBits word, int64_t index) {
-    return __builtin_convertvector((LaneNumbers)(word << (24 - 8 * index)) >> 24, Lanes);
+INLINE Lanes signed_byte(LaneBits word, int64_t k) {
+    return __builtin_convertvector((LaneNumbers)(word << (24 - place<Levels::INT8>(k))) >> 24, Lanes);
 }
 
 // The numbers that the words of a group stand for, LANES columns at a time: the values of e2m1, bytes, or levels minus
-// their columns' zero points. COUNT inputs are converted at once. Of a word, even inputs are in the lower half.
+// their columns' zero points. COUNT inputs are converted at once.
 template <Levels LEVELS, typename T> struct Numbers {
     static constexpr int64_t COUNT = 1;
     Lanes zero = {};
@@ -56,8 +60,8 @@ template <Levels LEVELS, typename T> struct Numbers {
 
     Lanes at(LaneBits word, int64_t k) const {
         if constexpr (LEVELS == Levels::INT8)
-            return signed_byte(word, k / 2 + k % 2 * 2);
-        const LaneBits bits = word >> (k / 2 * 4 + k % 2 * 16) & 15u;
+            return signed_byte(word, k);
+        const LaneBits bits = word >> place<LEVELS>(k) & 15u;
         if constexpr (LEVELS == Levels::E2M1)
             return e2m1(bits);
         return __builtin_convertvector((LaneNumbers)bits, Lanes) - zero;
@@ -86,9 +90,9 @@ template <Levels LEVELS> struct Numbers<LEVELS, bfloat16> {
 
     LaneBits at(LaneBits word, int64_t k) const {
         if constexpr (LEVELS == Levels::INT8) // Truncation is exact.
-            return (LaneBits)signed_byte(word, k / 2) >> 16 | ((LaneBits)signed_byte(word, k / 2 + 2) & 0xffff0000u);
+            return (LaneBits)signed_byte(word, k) >> 16 | ((LaneBits)signed_byte(word, k + 1) & 0xffff0000u);
         const __m512i numbers = _mm512_load_si512(LEVELS == Levels::E2M1 ? E2M1_NUMBERS : NUMBERS);
-        const __m512i shifted = _mm512_srli_epi16((__m512i)word, static_cast<unsigned>(k / 2 * 4));
+        const __m512i shifted = _mm512_srli_epi16((__m512i)word, static_cast<unsigned>(place<LEVELS>(k)));
         const __m512i index = _mm512_sub_epi16(_mm512_and_si512(shifted, _mm512_set1_epi16(15)), zero);
         return (LaneBits)_mm512_permutexvar_epi16(index, numbers);
     }
@@ -244,6 +248,37 @@ template <Levels LEVELS, typename T, typename Out> static int64_t kernel(const O
         for (int64_t n = 0; n < columns; n++)
             store(totals[r * UNIT_COLUMNS + n] + (bias ? widen(bias[n]) : 0.0f), y[n]);
     }
+    return 0;
+}
+
+// at: weight [out, in], panels, scales, zero points (for INT4 only); size: in, group. count: outputs; a unit is a panel.
+// round(weights, count, levels, scale, zero) quantizes a group of inputs of one output.
+template <Levels LEVELS, typename T, typename Round>
+static inline int64_t lay_out(const Op &op, int64_t unit, const Round &round) {
+    const int64_t out = *op.count, depth = op.size[0], group = op.size[1], num_groups = depth / group;
+    if (unit < 0)
+        return ceil_div(out, COLUMNS);
+    const int64_t panel_words = depth / STEP<LEVELS> * COLUMNS, panel_groups = num_groups * COLUMNS;
+    const T *weight = static_cast<const T *>(op.at[0]) + unit * COLUMNS * depth;
+    uint32_t *words = static_cast<uint32_t *>(op.at[1]) + unit * panel_words;
+    float *scales = static_cast<float *>(op.at[2]) + unit * panel_groups;
+    uint8_t *zeros = LEVELS == Levels::INT4 ? static_cast<uint8_t *>(op.at[3]) + unit * panel_groups : nullptr;
+    std::memset(words, 0, panel_words * sizeof *words);
+    std::memset(scales, 0, panel_groups * sizeof *scales);
+    if (zeros)
+        std::memset(zeros, 0, panel_groups);
+    thread_local std::vector<uint8_t> levels;
+    levels.resize(std::max<size_t>(levels.size(), group));
+    for (int64_t n = 0; n < std::min(COLUMNS, out - unit * COLUMNS); n++)
+        for (int64_t g = 0; g < num_groups; g++) {
+            uint8_t zero = 0;
+            round(weight + n * depth + g * group, group, levels.data(), scales[g * COLUMNS + n], zero);
+            if (zeros)
+                zeros[g * COLUMNS + n] = zero;
+            for (int64_t k = 0; k < group; k++)
+                words[(g * group + k) / STEP<LEVELS> * COLUMNS + n] |= static_cast<uint32_t>(levels[k])
+                                                                       << place<LEVELS>(k % STEP<LEVELS>);
+        }
     return 0;
 }
 
