@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
-from deployments.channel.heartbeat import BEAT, HEARTBEAT_S, SilenceError, heard
+from deployments.channel.heartbeat import BEAT, HEARTBEAT_S, SilenceError, end_unless_acknowledged, heard
 from deployments.channel.outbox import Outbox
 from deployments.channel.token_frames import (
     LENGTH,
@@ -37,7 +37,7 @@ from engine.request import Emission, RequestId
 
 HANDSHAKE_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
-"""A gateway that reads nothing for so long while output waits for it counts as gone."""
+"""A gateway that reads nothing for so long while output waits for it counts as gone, as does one whose machine is."""
 MAX_HANDSHAKES = 64
 MAX_PENDING_BYTES = 64 << 20
 """Bound on the output that waits for one gateway, over all its streams."""
@@ -281,6 +281,7 @@ class ChannelDialer:
                     raise
         except (OSError, EOFError) as error:  # TimeoutError is an OSError.
             raise ChannelError(f"no token channel to the gateway at {address.host}:{address.port}") from error
+        end_unless_acknowledged(writer, STALL_TIMEOUT_S)
         self._links[address] = _Link(reader, writer, Outbox(self._spacing_s), partial(self._lose, address))
 
     def _lose(self, address: TokenAddress, link: _Link) -> None:

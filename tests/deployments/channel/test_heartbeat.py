@@ -1,8 +1,10 @@
-"""A stopped process's socket stays open; only its silence tells."""
+"""A stopped process's socket stays open; only its silence tells. A machine that vanished leaves sockets open, too."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -62,3 +64,41 @@ async def test_an_end_is_an_end_at_once() -> None:
     reader.feed_eof()
     with pytest.raises(asyncio.IncompleteReadError):
         await heard(reader, 1)
+
+
+_VANISHING = """
+import asyncio, fcntl, socket, struct
+from deployments.channel import token_channel
+from deployments.config import ChannelConfig
+
+UP, DOWN, SIOCSIFFLAGS = 1, 0, 0x8914
+token_channel.STALL_TIMEOUT_S = 1.0
+
+
+def set_network(flags):
+    with socket.socket() as one:
+        fcntl.ioctl(one, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags))
+
+
+async def main():
+    set_network(UP)
+    config = ChannelConfig(secret=bytes(32), host="127.0.0.1")
+    address = await token_channel.ChannelListener(config, "gateway").start()
+    lost = asyncio.Event()
+    await token_channel.ChannelDialer(config, lambda address: lost.set()).connect(address)
+    set_network(DOWN)
+    await lost.wait()
+    print("lost")
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_replica_notices_that_a_gateway_s_machine_has_vanished() -> None:
+    """It computed all answers to their ends for a gateway whose machine had lost its network."""
+    alone = ["unshare", "--map-root-user", "--net"]
+    if sys.platform != "linux" or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a process can have no network of its own here")
+    told = subprocess.run([*alone, sys.executable, "-c", _VANISHING], capture_output=True, text=True, timeout=60)
+    assert told.stdout == "lost\n", told.stderr
