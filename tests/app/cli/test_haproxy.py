@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
-from app.cli.preflight import free_ports, has_haproxy
+from app.cli.preflight import answers, free_ports, has_haproxy
 
 CONFIG = """
 defaults
@@ -82,6 +82,27 @@ def test_a_gateway_whose_machine_is_gone_is_waited_for_no_longer_than_fifteen_se
                 idle, interval, count, timeout_ms = (connection.getsockopt(socket.SOL_TCP, name) for name in options)
                 assert idle + interval * count == 15
                 assert timeout_ms == 15_000
+
+
+@pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel tells a process of its parent's end")
+def test_its_port_is_free_once_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
+    """After `ray stop --force` it went on, and the next server's could not listen."""
+    front, back = free_ports(2)
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG.format(front=front, back=back))
+    starting = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    command = [sys.executable, "-m", "app.cli.haproxy", "-db", "-f", str(config)]
+    parent = subprocess.Popen([sys.executable, "-c", starting, *command], stderr=subprocess.DEVNULL)
+    try:
+        wait_for(front)
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline_s = time.monotonic() + WAIT_S
+    while answers(f"127.0.0.1:{front}"):
+        assert time.monotonic() < deadline_s, "it still listens"
+        time.sleep(0.05)
 
 
 @pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
