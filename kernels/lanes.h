@@ -20,6 +20,7 @@ typedef float Lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t LaneBits __attribute__((vector_size(4 * LANES)));
 typedef int32_t LaneNumbers __attribute__((vector_size(4 * LANES)));
 typedef uint16_t HalfLaneBits __attribute__((vector_size(2 * LANES)));
+typedef uint8_t LaneBytes __attribute__((vector_size(LANES)));
 
 INLINE Lanes load_lanes(const float *from) {
     Lanes lanes;

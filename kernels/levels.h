@@ -54,8 +54,9 @@ template <Levels LEVELS, typename T> struct Numbers {
     Lanes zero = {};
 
     void subtract(const uint8_t *zeros) {
-        for (int64_t i = 0; i < LANES; i++)
-            zero[i] = zeros[i];
+        LaneBytes bytes;
+        std::memcpy(&bytes, zeros, sizeof bytes);
+        zero = __builtin_convertvector(bytes, Lanes);
     }
 
     Lanes at(LaneBits word, int64_t k) const {

@@ -10,7 +10,6 @@ namespace packed_linear_int8 {
 constexpr int64_t STEP = 4, TILE_DEPTH = 64;
 constexpr int64_t UNIT_PANELS = 2, UNIT_ROWS = 256, BLOCK_ROWS = 32, UNIT_QUANTIZED = 4;
 
-typedef uint8_t LaneBytes __attribute__((vector_size(LANES)));
 typedef int32_t Sums[BLOCK_ROWS][UNIT_PANELS * COLUMNS];
 
 // at: x [rows, depth], q [rows, padded], scales [rows]; size: depth, padded. The scale of a row that is not finite is
