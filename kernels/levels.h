@@ -6,6 +6,8 @@
 
 #include "panels.h"
 
+#include <limits>
+
 namespace levels {
 
 // Integers of 4 bits with a zero point per group; the 16 values of e2m1; signed bytes.
@@ -252,8 +254,17 @@ template <Levels LEVELS, typename T, typename Out> static int64_t kernel(const O
     return 0;
 }
 
+template <typename T> static inline bool are_finite(const T *numbers, int64_t count) {
+    float health = 0.0f;
+#pragma omp simd reduction(+ : health)
+    for (int64_t k = 0; k < count; k++)
+        health += widen(numbers[k]) * 0.0f;
+    return health == 0.0f;
+}
+
 // at: weight [out, in], panels, scales, zero points (for INT4 only); size: in, group. count: outputs; a unit is a panel.
-// round(weights, count, levels, scale, zero) quantizes a group of inputs of one output.
+// round(weights, count, levels, scale, zero) quantizes a group of inputs of one output; the scale of a group that is not
+// finite is NaN.
 template <Levels LEVELS, typename T, typename Round>
 static inline int64_t lay_out(const Op &op, int64_t unit, const Round &round) {
     const int64_t out = *op.count, depth = op.size[0], group = op.size[1], num_groups = depth / group;
@@ -272,8 +283,14 @@ static inline int64_t lay_out(const Op &op, int64_t unit, const Round &round) {
     levels.resize(std::max<size_t>(levels.size(), group));
     for (int64_t n = 0; n < std::min(COLUMNS, out - unit * COLUMNS); n++)
         for (int64_t g = 0; g < num_groups; g++) {
+            const T *of_group = weight + n * depth + g * group;
+            float &scale = scales[g * COLUMNS + n];
+            if (!are_finite(of_group, group)) {
+                scale = std::numeric_limits<float>::quiet_NaN();
+                continue;
+            }
             uint8_t zero = 0;
-            round(weight + n * depth + g * group, group, levels.data(), scales[g * COLUMNS + n], zero);
+            round(of_group, group, levels.data(), scale, zero);
             if (zeros)
                 zeros[g * COLUMNS + n] = zero;
             for (int64_t k = 0; k < group; k++)

@@ -1,8 +1,6 @@
 // Products with 4-bit weights, as integers or e2m1; quantizing to integers, and their layout. See reference.py.
 #include "../levels.h"
 
-#include <limits>
-
 using levels::Levels;
 
 namespace packed_linear_int4 {
@@ -11,18 +9,12 @@ namespace packed_linear_int4 {
 template <typename T>
 static inline void round_group(const T *weight, int64_t count, uint8_t *levels, float &scale, uint8_t &zero) {
     constexpr float HIGHEST = 15.0f;
-    float low = 0.0f, high = 0.0f, health = 0.0f;
-#pragma omp simd reduction(min : low) reduction(max : high) reduction(+ : health)
+    float low = 0.0f, high = 0.0f;
+#pragma omp simd reduction(min : low) reduction(max : high)
     for (int64_t k = 0; k < count; k++) {
         const float w = widen(weight[k]);
         low = w < low ? w : low;
         high = w > high ? w : high;
-        health += w * 0.0f;
-    }
-    if (!(health == 0.0f)) {
-        scale = std::numeric_limits<float>::quiet_NaN(), zero = 0;
-        std::memset(levels, 0, count);
-        return;
     }
     scale = (high - low) / HIGHEST;
     const float step = scale == 0.0f ? 1.0f : scale;

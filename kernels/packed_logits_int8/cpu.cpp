@@ -1,8 +1,6 @@
 // Logits from a vocabulary in bytes, and its rows as embeddings; quantizing it, and its layout. See reference.py.
 #include "../levels.h"
 
-#include <limits>
-
 using levels::Levels;
 
 namespace packed_logits_int8 {
@@ -31,17 +29,11 @@ template <typename T> static int64_t embed(const Op &op, int64_t unit) {
 template <typename T>
 static inline void round_group(const T *weight, int64_t count, uint8_t *levels, float &scale, uint8_t &) {
     constexpr float HIGHEST = 127.0f;
-    float top = 0.0f, health = 0.0f;
-#pragma omp simd reduction(max : top) reduction(+ : health)
+    float top = 0.0f;
+#pragma omp simd reduction(max : top)
     for (int64_t k = 0; k < count; k++) {
         const float size = std::fabs(widen(weight[k]));
         top = size > top ? size : top;
-        health += size * 0.0f;
-    }
-    if (!(health == 0.0f)) {
-        scale = std::numeric_limits<float>::quiet_NaN();
-        std::memset(levels, 0, count);
-        return;
     }
     scale = top / HIGHEST;
     const float step = scale == 0.0f ? 1.0f : scale;
