@@ -75,7 +75,7 @@ def _info(status: AdapterStatus) -> AdapterInfo:
                 digest=version.ref.digest,
                 created=version.created_s,
                 percent=shares.get(version.number, 0),
-                state=_state(status, version),
+                state=_state(status, version, has_traffic=version.number in shares),
                 reason=status.misfits.get(version.number),
                 replicas=dict(status.places_by_replica.get(version.number, {})),
             )
@@ -84,9 +84,9 @@ def _info(status: AdapterStatus) -> AdapterInfo:
     )
 
 
-def _state(status: AdapterStatus, version: AdapterVersion) -> VersionState:
+def _state(status: AdapterStatus, version: AdapterVersion, *, has_traffic: bool) -> VersionState:
     if version.number in status.misfits:
         return "misfit"
     if version.is_on_trial:
         return "trial"
-    return "serving" if version.number in dict(status.entry.split) else "standby"
+    return "serving" if has_traffic else "standby"

@@ -155,12 +155,10 @@ class AdapterDirectory:
 
     async def status(self) -> list[AdapterStatus]:
         """Return all names and where their contents reside."""
-        asked = [(handle, "adapter_places") for handle in self._replicas.values()]
-        if self._registry is not None:
-            asked.append((self._registry, "misfits"))
-        answers = await asyncio.gather(*(ask_all(handle, method, timeout_s=TELL_TIMEOUT_S) for handle, method in asked))
-        places = dict(zip(self._replicas, answers, strict=False))
-        misfits = answers[-1][0] if self._registry is not None and answers[-1] else {}
+        handles = self._replicas.values()
+        asked = (ask_all(handle, "adapter_places", timeout_s=TELL_TIMEOUT_S) for handle in handles)
+        answers, misfits = await asyncio.gather(asyncio.gather(*asked), self._misfits())
+        places = dict(zip(self._replicas, answers, strict=True))
         return [
             AdapterStatus(
                 entry=entry,
@@ -180,6 +178,11 @@ class AdapterDirectory:
             )
             for entry in self.entries()
         ]
+
+    async def _misfits(self) -> Mapping[str, Mapping[AdapterDigest, str]]:
+        """Return the contents that do not fit, for each base model, and why; empty if no registry answers."""
+        answers = [] if self._registry is None else await ask_all(self._registry, "misfits", timeout_s=TELL_TIMEOUT_S)
+        return answers[0] if answers else {}
 
     async def _changed(self, method: str, *args: object) -> Any:
         if self._registry is None:
