@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MAX_STEP_S_BY_DEVICE = {"cuda": 60.0, "cpu": 600.0}
 """An engine that has work but finishes no step for so long counts as hung. On a CPU a full step of a large model takes
 minutes."""
+STOP_S = 30.0
+"""Longest wait for an engine that stops: its threads may read an adapter, or a cache, from a disk that hangs."""
 
 
 class EngineThread:
@@ -42,9 +44,9 @@ class EngineThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Stop the engine after the current step. Live requests end with FAILED first."""
+        """Stop the engine after the current step, waiting for at most `STOP_S`. Live requests end with FAILED first."""
         self.engine.stop()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, STOP_S)
         # The thread has scheduled the last step's emissions on the loop: let it deliver them.
         await asyncio.sleep(0)
 

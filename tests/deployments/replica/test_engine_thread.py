@@ -1,15 +1,17 @@
-"""The thread that computes on a CPU stands back behind the process's other threads."""
+"""An engine's thread: it stands back on a CPU, and nobody waits for ever until it has ended."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from deployments.replica import engine_thread
 from deployments.replica.engine_thread import EngineThread
 from engine.machine import NICENESS
 
@@ -29,3 +31,20 @@ async def test_only_a_thread_that_computes_stands_back(device: str, lower: int) 
     await thread.stop()
     assert found == [min(19, before + lower)]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+async def test_a_replica_stops_though_its_engine_waits_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter's load hung, and with it the replica, for the ten minutes that Serve grants."""
+    monkeypatch.setattr(engine_thread, "STOP_S", 0.05)
+    answers, has_ended = threading.Event(), threading.Event()
+
+    def run(_: object) -> None:
+        answers.wait(10.0)
+        has_ended.set()
+
+    engine: Any = SimpleNamespace(config=SimpleNamespace(device="cuda"), run=run, stop=lambda: None)
+    thread = EngineThread(engine, asyncio.get_running_loop(), lambda _: None)
+    thread.start()
+    await thread.stop()
+    assert not has_ended.is_set()
+    answers.set()
