@@ -12,8 +12,6 @@ import logging
 from functools import partial
 
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,13 +22,16 @@ from deployments.batches.store import BatchStore, FolderTakenError
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.config import GATEWAY, BatchesConfig
 from deployments.disk import Disk
-from deployments.handle_calls import until_answered
+from deployments.handle_calls import UNREACHED, canceled_as_lost
 from engine.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
 
 LOCK_POLL_S = 1.0
 TIDY_S = 60.0
+MAX_SILENT_S = 30.0
+"""A gateway that has given no sign of life for so long is lost; it gives one every `deployments.gateway.inside.BEAT_S`
+seconds."""
 
 
 class Batches(BatchServer):
@@ -44,7 +45,8 @@ class Batches(BatchServer):
         """
         begin_actor()
         if ask is None:
-            ask = partial(ask_gateway, serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name))
+            gateways = serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name)
+            ask = partial(ask_gateway, gateways.options(stream=True))
         super().__init__(config, Disk("batches"), ask)
         self._opening = asyncio.create_task(self._open())
 
@@ -78,10 +80,22 @@ class Batches(BatchServer):
 
 
 async def ask_gateway(gateways: DeploymentHandle, call: InsideCall) -> InsideAnswer:
-    """Return a gateway's answer, or a local 503 if none can be reached."""
+    """Return a gateway's answer, or a local 503 if none can be reached, or the one that was is silent.
+
+    Args:
+        gateways: a streaming handle. Without signs of life, calls to a machine that has vanished last for minutes.
+    """
+    answer: InsideAnswer | None = None
+    signs = gateways.answer_inside.remote(call)
     try:
-        found: InsideAnswer = await until_answered(gateways.answer_inside.remote(call))
-    except (RayError, RayServeException) as error:
+        with canceled_as_lost():
+            async with asyncio.timeout(MAX_SILENT_S) as silence:
+                async for sign in signs:
+                    answer = sign
+                    silence.reschedule(asyncio.get_running_loop().time() + MAX_SILENT_S)
+    except UNREACHED as error:
         _logger.info("a line of a batch is asked for again: %s", error)
-        return InsideAnswer(status=503, retry_after_s=RETRY_AFTER_S)
-    return found
+    finally:
+        if answer is None:
+            signs.cancel()
+    return answer or InsideAnswer(status=503, retry_after_s=RETRY_AFTER_S)

@@ -36,7 +36,7 @@ from deployments.gateway.beam_source import BeamSource, SharedSearch
 from deployments.gateway.dialect import dialect_of
 from deployments.gateway.embedding import Embedding
 from deployments.gateway.front_gate import FrontGate
-from deployments.gateway.inside import answer_inside
+from deployments.gateway.inside import answer_inside, beating
 from deployments.gateway.overview import Overview
 from deployments.gateway.resumption import TokenSource
 from deployments.gateway.served_model import ServedModel
@@ -162,10 +162,15 @@ class Gateway:
         settle()
         return self._app
 
-    async def answer_inside(self, call: InsideCall) -> InsideAnswer:
-        """Answer a line of a batch as if its tenant had sent it. Called by the actor that runs batches."""
+    async def answer_inside(self, call: InsideCall) -> AsyncGenerator[InsideAnswer | None, None]:
+        """Answer a line of a batch as if its tenant had sent it; yields None until then, as a sign of life.
+
+        Called by the actor that runs batches.
+        """
         assert self._app is not None
-        return await answer_inside(self._app, call)
+        async with aclosing(beating(answer_inside(self._app, call))) as signs:
+            async for sign in signs:
+                yield sign
 
     def models(self) -> Sequence[ModelCard]:
         """Return the card of every servable name: bases before their adapters, and cross-encoders last."""

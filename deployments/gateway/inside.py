@@ -6,13 +6,18 @@ in the ASGI scope (`INSIDE`), which no client can write to.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.batches.values import InsideAnswer, InsideCall
+
+T = TypeVar("T")
 
 INSIDE = "inside"
 """Key in `scope["state"]` of the tenant's name, which is empty if there are no tenants."""
@@ -21,6 +26,7 @@ BATCH_PRIORITY = 2**33
 
 TIMEOUT_HEADER = "x-request-timeout"
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
+BEAT_S = 5.0
 MAX_ANSWER_BYTES = 4_000_000
 """Bound on what Serve returns in one message."""
 _TOO_LARGE = json.dumps(
@@ -56,6 +62,18 @@ async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
         retry_after_s=_seconds(answer.headers.get("retry-after")),
         is_final=answer.headers.get("x-should-retry") == "false",
     )
+
+
+async def beating(work: Coroutine[Any, Any, T]) -> AsyncGenerator[T | None, None]:
+    """Yield None every `BEAT_S` seconds, as a sign of life, then what the work returns; closing cancels the work."""
+    task = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=BEAT_S))[0]:
+            yield None
+        yield task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 def _seconds(text: str | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,38 +11,85 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
+from deployments.batches import actor
 from deployments.batches.actor import RETRY_AFTER_S, Batches, ask_gateway
 from deployments.batches.values import InsideAnswer, InsideCall
 from engine.errors import ConfigError
-from tests.deployments.batches.batch_world import Asked, a_batch, a_line, config, open_world
+from tests.deployments.batches.batch_world import a_batch, a_line, config, open_world
+
+
+class Signs:
+    """The stream of a call: signs of life, and mostly an answer; or an error."""
+
+    def __init__(self, signs: AsyncGenerator[InsideAnswer | None, None]) -> None:
+        self._signs = signs
+        self.is_cancelled = False
+
+    def __aiter__(self) -> AsyncGenerator[InsideAnswer | None, None]:
+        return self._signs
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
 
 
 class Gateways:
-    """A Serve handle on gateways, of which there are none for the first calls."""
+    """A streaming Serve handle on gateways."""
 
-    def __init__(self, asked: Asked, num_lost: int) -> None:
-        self._asked = asked
-        self.num_lost = num_lost
+    def __init__(self, answer: Callable[[InsideCall], AsyncGenerator[InsideAnswer | None, None]]) -> None:
+        self._answer = answer
+        self.calls: list[Signs] = []
 
     @property
     def answer_inside(self) -> Any:
-        async def answer(call: InsideCall) -> InsideAnswer:
-            self.num_lost -= 1
-            if self.num_lost >= 0:
-                raise ActorDiedError
-            return await self._asked(call)
+        def remote(call: InsideCall) -> Signs:
+            self.calls.append(Signs(self._answer(call)))
+            return self.calls[-1]
 
-        return type("Method", (), {"remote": staticmethod(lambda call: asyncio.ensure_future(answer(call)))})
+        return type("Method", (), {"remote": staticmethod(remote)})
 
 
 async def test_nobody_to_ask_is_waited_for(tmp_path: Path) -> None:
     world = open_world(tmp_path)
     batch = a_batch(world.store, a_line("a", name="a"))
-    world.server._ask = partial(ask_gateway, Gateways(world.ask, num_lost=5))
+
+    async def answer(call: InsideCall) -> AsyncGenerator[InsideAnswer | None, None]:
+        if len(gateways.calls) <= 5:
+            raise ActorDiedError
+        yield None
+        yield await world.ask(call)
+
+    gateways: Any = Gateways(answer)
+    world.server._ask = partial(ask_gateway, gateways)
     await world.server.resume(world.store)
     batch = await world.end(batch)
     assert (world.ended(batch), world.slept) == ({"a": "200"}, [RETRY_AFTER_S] * 5)
     world.close()
+
+
+async def test_a_gateway_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine had vanished, and the call to it lasted for five to seven minutes, as gRPC's keepalive has it."""
+    monkeypatch.setattr(actor, "MAX_SILENT_S", 0.05)
+
+    async def answer(call: InsideCall) -> AsyncGenerator[InsideAnswer | None, None]:
+        yield None
+        await asyncio.Event().wait()
+
+    gateways: Any = Gateways(answer)
+    call = InsideCall(tenant="", method="POST", path="/v1/completions", request_id="r")
+    assert (await asyncio.wait_for(ask_gateway(gateways, call), 20.0)).status == 503
+    assert [signs.is_cancelled for signs in gateways.calls] == [True]
+
+
+async def test_a_gateway_that_shows_signs_of_life_is_waited_for_and_not_cancelled() -> None:
+    async def answer(call: InsideCall) -> AsyncGenerator[InsideAnswer | None, None]:
+        for _ in range(3):
+            yield None
+        yield InsideAnswer(status=200)
+
+    gateways: Any = Gateways(answer)
+    call = InsideCall(tenant="", method="POST", path="/v1/completions", request_id="r")
+    assert (await ask_gateway(gateways, call)).status == 200
+    assert [signs.is_cancelled for signs in gateways.calls] == [False]
 
 
 async def test_a_damaged_database_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from deployments.batches.values import InsideAnswer, InsideCall
-from deployments.gateway.inside import INSIDE, MAX_ANSWER_BYTES, answer_inside
+from deployments.gateway import inside
+from deployments.gateway.inside import INSIDE, MAX_ANSWER_BYTES, answer_inside, beating
 
 CALL = InsideCall(tenant="blue", method="POST", path="/v1/x y?\n%41", request_id="r1", body=b"[1]", timeout_s=2.5)
 
@@ -48,6 +49,36 @@ async def test_an_answer_that_cannot_be_carried_is_told() -> None:
 
     answer = await answer_inside(app, CALL)
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (413, "answer_too_large")
+
+
+async def test_signs_of_life_come_before_an_answer_that_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "BEAT_S", 0.001)
+    is_ready = asyncio.Event()
+
+    async def work() -> str:
+        await is_ready.wait()
+        return "answer"
+
+    signs = beating(work())
+    assert [await anext(signs), await anext(signs)] == [None, None]
+    is_ready.set()
+    assert [sign async for sign in signs if sign is not None] == ["answer"]
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "BEAT_S", 0.001)
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    signs = beating(work())
+    assert await anext(signs) is None
+    await signs.aclose()
+    assert ended.is_set()
 
 
 async def test_it_never_leaves_and_its_end_is_the_application_s() -> None:
