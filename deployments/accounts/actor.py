@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,14 +15,15 @@ from typing import ParamSpec, TypeVar
 
 from limits.errors import StorageError
 
+from deployments.accounts.key_book import KeyBook
 from deployments.accounts.ledger import Ledger
 from deployments.accounts.limiter import Limiter
 from deployments.accounts.urls import naming
 from deployments.accounts.values import (
     Admission,
     Charge,
+    KeyChanges,
     KeyInfo,
-    KeyList,
     TenantLimits,
     UsageQuestion,
     UsageRecord,
@@ -52,7 +52,7 @@ class Accounts:
             self._limiter = Limiter(config.limits_url)
         with naming("database_url"):
             self._ledger = Ledger(config.database_url)
-        self._keys = self._read_keys()
+        self._keys = KeyBook(self._ledger.keys())
         # One thread each: neither object is thread-safe, and a slow disk must not delay admission.
         self._limiting = ThreadPoolExecutor(1, thread_name_prefix="limits")
         self._disk = Disk("ledger")
@@ -83,7 +83,7 @@ class Accounts:
         turn: int,
         number: int,
         keys_version: str,
-    ) -> KeyList | None:
+    ) -> KeyChanges | None:
         """Record a gateway's running requests, count what its answers have used, and return `changed_keys`."""
         await self._limit(self._limiter.hear, gateway, running, charges, turn=turn, number=number)
         return await self.changed_keys(keys_version)
@@ -100,24 +100,21 @@ class Accounts:
         """Return at most `limit` records in order of start, beginning after the record `after`."""
         return await self._disk.once(self._ledger.records, question, limit=limit, after=after)
 
-    async def add_key(self, digest: str, tenant: str) -> KeyList:
-        """Assign a key to a tenant; return all keys."""
-        key = KeyInfo(digest=digest, tenant=tenant, created_unix_s=time.time())
-        await self._disk.once(self._change_keys, partial(self._ledger.add_key, key))
-        return self._keys
+    async def add_key(self, digest: str, tenant: str) -> None:
+        """Assign a key to a tenant."""
+        await self._disk.once(self._add_key, KeyInfo(digest=digest, tenant=tenant, created_unix_s=time.time()))
 
-    async def remove_key(self, digest: str) -> KeyList | None:
-        """Delete a key; return all remaining keys, or None if it was unknown."""
-        is_known = await self._disk.once(self._change_keys, partial(self._ledger.remove_key, digest))
-        return self._keys if is_known else None
+    async def remove_key(self, digest: str) -> bool:
+        """Delete a key; return whether it was known."""
+        return await self._disk.once(self._remove_key, digest)
 
     async def keys(self) -> list[KeyInfo]:
         """Return all keys that were created at run time."""
-        return self._keys.keys
+        return self._keys.all_keys()
 
-    async def changed_keys(self, version: str) -> KeyList | None:
-        """Return all keys if they are not those of this version: gateways ask every second, and may have many."""
-        return None if self._keys.version == version else self._keys
+    async def changed_keys(self, version: str) -> KeyChanges | None:
+        """Return what has changed since this version of the keys, if anything has: gateways ask every second."""
+        return self._keys.since(version)
 
     async def _limit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -126,11 +123,13 @@ class Accounts:
             message = f"The store of limits cannot be reached: {error.storage_error}"
             raise UnavailableError(message, retry_after_s=RETRY_S) from error
 
-    def _change_keys(self, change: Callable[[], T]) -> T:
-        """Change keys and reload them. One job on the thread, since the caller may be cancelled at any await."""
-        changed = change()
-        self._keys = self._read_keys()
-        return changed
+    # One job on the thread each, since the caller may be cancelled at any await.
 
-    def _read_keys(self) -> KeyList:
-        return KeyList(uuid.uuid4().hex, self._ledger.keys())
+    def _add_key(self, key: KeyInfo) -> None:
+        self._ledger.add_key(key)
+        self._keys.put(key)
+
+    def _remove_key(self, digest: str) -> bool:
+        is_known = self._ledger.remove_key(digest)
+        self._keys.drop(digest)
+        return is_known

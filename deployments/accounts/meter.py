@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,8 @@ from deployments.accounts.spool import MAX_PENDING, Spool
 from deployments.accounts.values import (
     Admission,
     Charge,
+    KeyChanges,
     KeyInfo,
-    KeyList,
     TenantLimits,
     UsageQuestion,
     UsageRecord,
@@ -82,7 +82,7 @@ class Meter:
         self._tasks: list[asyncio.Task[None]] = []
         self.num_unchecked = 0
         self.refused: Counter[tuple[str, str]] = Counter()
-        self.tenant_by_key: Mapping[str, str] | None = None
+        self.tenant_by_key: dict[str, str] | None = None
         self._keys_version = ""
 
     async def start(self) -> None:
@@ -245,13 +245,14 @@ class Meter:
 
     async def add_key(self, digest: str, tenant: str) -> None:
         """Assign a key to a tenant: here at once, at other gateways within about `SETTLE_S`."""
-        self._take_keys(await self._ask("add_key", digest, tenant))
+        await self._ask("add_key", digest, tenant)
+        await self._refresh_keys()
 
     async def remove_key(self, digest: str) -> bool:
         """Delete a key; return whether it was known."""
-        left: KeyList | None = await self._ask("remove_key", digest)
-        self._take_keys(left)
-        return left is not None
+        is_known: bool = await self._ask("remove_key", digest)
+        await self._refresh_keys()
+        return is_known
 
     async def flush(self) -> None:
         """Report what is pending before the gateway ends; records not sent in time stay in the spool for another."""
@@ -300,10 +301,18 @@ class Meter:
             completed.append(record)
         return completed
 
-    def _take_keys(self, changed: KeyList | None) -> None:
-        if changed is not None:
-            self._keys_version = changed.version
-            self.tenant_by_key = {key.digest: key.tenant for key in changed.keys}
+    def _take_keys(self, changes: KeyChanges | None) -> None:
+        if changes is None:
+            return
+        if changes.is_whole or self.tenant_by_key is None:
+            self.tenant_by_key = {}
+        # An answer that comes late undoes a later one, and its version too: what it undid is told again.
+        self._keys_version = changes.version
+        for digest, tenant in changes.tenant_by_key.items():
+            if tenant is None:
+                self.tenant_by_key.pop(digest, None)
+            else:
+                self.tenant_by_key[digest] = tenant
 
     async def _settle_once(self) -> None:
         await self._tell_used()

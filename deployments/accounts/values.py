@@ -128,12 +128,15 @@ class KeyInfo:
     created_unix_s: float
 
 
-class KeyList(NamedTuple):
-    """All keys created at run time.
+class KeyChanges(NamedTuple):
+    """What a gateway needs to learn of the keys created at run time.
 
     Attributes:
-        version: another one after each change, and for each process of the accounts.
+        version: of the keys with these changes; another one after each change, and for each process of the accounts.
+        is_whole: whether these are all keys, rather than changes.
+        tenant_by_key: tenant of each key by its digest; None for one that was deleted.
     """
 
     version: str
-    keys: list[KeyInfo]
+    is_whole: bool
+    tenant_by_key: dict[str, str | None]
