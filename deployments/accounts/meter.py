@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -206,16 +206,19 @@ class Meter:
 
     async def adopt_orphans(self) -> bool:
         """Send the records left by dead gateways of this machine; return False if that must be retried."""
-        for records, path in self.spool.orphans():
-            try:
-                # In batches, as the gateway would have sent them: Serve limits the message size.
-                for start in range(0, len(records), MAX_BATCH):
-                    async with asyncio.timeout(RECORD_TIMEOUT_S):
-                        await until_answered(self._accounts.record.remote(records[start : start + MAX_BATCH]))
-            except UNAVAILABLE as error:
-                _logger.warning("records of a dead gateway cannot be stored yet: %s", error)
-                return False
-            path.unlink(missing_ok=True)
+        # In a thread: a spool may have 100,000 records.
+        with closing(self.spool.orphans()) as orphans:
+            while (found := await asyncio.to_thread(next, orphans, None)) is not None:
+                records, path = found
+                try:
+                    # In batches, as the gateway would have sent them: Serve limits the message size.
+                    for start in range(0, len(records), MAX_BATCH):
+                        async with asyncio.timeout(RECORD_TIMEOUT_S):
+                            await until_answered(self._accounts.record.remote(records[start : start + MAX_BATCH]))
+                except UNAVAILABLE as error:
+                    _logger.warning("records of a dead gateway cannot be stored yet: %s", error)
+                    return False
+                path.unlink(missing_ok=True)
         return True
 
     async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
@@ -331,7 +334,10 @@ class Meter:
 
 
 async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
-    while True:
+    task = asyncio.current_task()
+    assert task is not None
+    # An error may have taken the place of a cancellation.
+    while not task.cancelling():
         try:
             await work()
         except Exception:

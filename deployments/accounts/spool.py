@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -122,8 +122,8 @@ class Spool:
         self._file, self._path = file, path
         self._num_files += 1
 
-    def orphans(self) -> Iterator[tuple[list[UsageRecord], Path]]:
-        """Yield the records of each dead gateway's file, and the path to remove once the ledger has them."""
+    def orphans(self) -> Generator[tuple[list[UsageRecord], Path], None, None]:
+        """Yield each dead gateway's records, and the path to remove once the ledger has them; any thread."""
         for path in sorted(self._folder.glob("*.jsonl")):
             if path == self._path:
                 continue

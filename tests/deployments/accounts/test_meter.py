@@ -20,6 +20,7 @@ from sqlalchemy.exc import OperationalError
 
 from deployments.accounts import limiter as limiter_module
 from deployments.accounts import meter as meter_module
+from deployments.accounts import spool as spool_module
 from deployments.accounts.actor import Accounts
 from deployments.accounts.ledger import Ledger
 from deployments.accounts.meter import Meter
@@ -354,6 +355,52 @@ async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_
     assert await heir.adopt_orphans()
     assert [record.record_id for record in await heir.records(UsageQuestion(), limit=9)] == ["r1"]
     assert not list((tmp_path / "usage").glob("dead*"))
+
+
+async def test_what_a_dead_gateway_left_is_not_read_on_the_event_loop(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred thousand records held up its successor's streams for 0.75 s."""
+    dead = a_meter(handle, tmp_path, "dead")
+    dead.record(a_timeline("r1"))
+    os.close(dead.spool._file)
+    meter, read, threads = a_meter(handle, tmp_path, "g2"), spool_module._read, []
+
+    def reading(content: bytes) -> object:
+        threads.append(threading.current_thread())
+        return read(content)
+
+    monkeypatch.setattr(spool_module, "_read", reading)
+    assert await meter.adopt_orphans()
+    assert threads
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize("is_swallowed", [False, True])
+async def test_a_task_ends_when_cancelled_though_an_error_took_the_cancellation_s_place(
+    monkeypatch: pytest.MonkeyPatch, is_swallowed: bool
+) -> None:
+    monkeypatch.setattr(meter_module, "SETTLE_S", 0.0)
+    begun: list[asyncio.Event] = [asyncio.Event(), asyncio.Event()]
+
+    async def work() -> None:
+        is_first = not begun[0].is_set()
+        begun[0 if is_first else 1].set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not is_first:
+                raise
+            if not is_swallowed:
+                raise ValueError from None
+
+    task = asyncio.create_task(meter_module._for_ever(work))
+    await begun[0].wait()
+    task.cancel()
+    goes_on = asyncio.create_task(begun[1].wait())
+    await asyncio.wait({task, goes_on}, return_when=asyncio.FIRST_COMPLETED)
+    assert task.done()
+    goes_on.cancel()
 
 
 async def test_records_are_asked_for_in_pages(
