@@ -173,7 +173,7 @@ class GenerationRequest:
         model: public name of a base model or an adapter.
         params: sampling parameters; the gateway overwrites `max_tokens`.
         open_params: names of parameters that the request does not set; the model's defaults apply.
-        max_tokens: requested bound, None for the rest of the context.
+        max_tokens: requested bound, 0 for no answer beside the echo, None for the rest of the context.
         max_tokens_field: the client's name for it.
         clips_max_tokens: clip `max_tokens` to the room in the context; otherwise refuse a request that exceeds it.
         stop: stop strings; the text ends before the first of them.

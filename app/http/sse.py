@@ -205,11 +205,9 @@ class CompletionFrames(_Frames):
         """Return the frames of one event."""
         match item.event:
             case Finished() as finished:
-                if self._shape.hides_answer:
-                    finished = replace(finished, reason=self._shape.end_reason(finished), num_completion_tokens=0)
-                self._count(replace(item, event=finished))
+                self._count(item)
                 return self._chunk(self._choice(item.index, "", (), finished.reason.value))
-            case TextDelta(text=text, scores=scores) if not self._shape.hides_answer:
+            case TextDelta(text=text, scores=scores):
                 self._count(item)
                 return self._chunk(self._choice(item.index, text, scores))
             case Started() as started:

@@ -29,7 +29,6 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
         num_choices=body.n or 1,
         num_scores=body.logprobs,
         num_prompt_logprobs=body.prompt_logprobs,
-        hides_answer=body.max_tokens == 0,
     )
     if body.stream:
         frames = CompletionFrames(head, options=body.stream_options, shape=shape)

@@ -24,7 +24,7 @@ from app.schemas.models import Model
 from app.schemas.tools import FunctionCall, MessageToolCall
 from app.translation.moderation import chat_moderation
 from app.translation.streaming import Answer
-from deployments.generation import EndReason, Finished, ModelCard, Started, TokenScore, ToolCall
+from deployments.generation import Finished, ModelCard, Started, TokenScore, ToolCall
 
 LEAST_LOGPROB = -9999.0
 
@@ -156,8 +156,6 @@ def completion(
             computed = sorted(computed, key=lambda answer: -answer.mean_logprob)[: shape.num_choices]
         choices += [_completion_choice(len(choices) + index, answer, shape) for index, answer in enumerate(computed)]
     counts = usage([answer.finished for answer in answers], answers_per_prompt)
-    if shape.hides_answer:
-        counts = counts.model_copy(update={"completion_tokens": 0, "total_tokens": counts.prompt_tokens})
     return Completion(
         id=head.response_id,
         created=head.created_s,
@@ -176,23 +174,16 @@ class CompletionShape:
         num_choices: answers returned per prompt.
         num_scores: return log-probabilities and this many top tokens; None for none.
         num_prompt_logprobs: the same for the prompt, in a separate field.
-        hides_answer: only the echo of the prompt was requested.
     """
 
     num_choices: int = 1
     num_scores: int | None = None
     num_prompt_logprobs: int | None = None
-    hides_answer: bool = False
 
     @property
     def has_scores(self) -> bool:
         """Whether the response may be large."""
         return self.num_scores is not None or self.num_prompt_logprobs is not None
-
-    def end_reason(self, finished: Finished) -> EndReason:
-        """Return why a choice ended; an echo alone, as it was to, unless it was withheld."""
-        was_withheld = finished.reason is EndReason.CONTENT_FILTER
-        return EndReason.LENGTH if self.hides_answer and not was_withheld else finished.reason
 
 
 def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> CompletionChoice:
@@ -201,13 +192,13 @@ def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> Co
     if shape.num_scores is not None:
         told = TextScores()
         echoed = echoed_scores(answer.started, shape.num_scores)
-        logprobs = told.next(echoed + (() if shape.hides_answer else answer.scores))
+        logprobs = told.next(echoed + answer.scores)
     return CompletionChoice(
         index=index,
-        text=echo if shape.hides_answer else echo + answer.text,
+        text=echo + answer.text,
         logprobs=logprobs,
         # A text completion has no calls.
-        finish_reason=cast("WireFinishReason", shape.end_reason(answer.finished).value),
+        finish_reason=cast("WireFinishReason", answer.finished.reason.value),
         prompt_logprobs=prompt_logprobs(answer.started, shape.num_prompt_logprobs),
     )
 

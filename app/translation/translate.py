@@ -382,8 +382,7 @@ def _generation(
         params=params,
         # Beam search does not sample.
         open_params=frozenset(name for name in BOUNDS if getattr(body, name) is None and not body.use_beam_search),
-        # The engine computes at least one token; for an echo alone, it is not returned.
-        max_tokens=max(1, max_tokens) if max_tokens is not None else None,
+        max_tokens=max_tokens,
         bad_words=tuple(dict.fromkeys(body.bad_words or ())),
         dry_breakers=() if params.dry is None else _dry_breakers(body),
         stop=_stop_strings(body, limits),

@@ -237,6 +237,8 @@ class Answer:
                         return
                     yield self._started(batch)
                 last_s = self._measure(len(batch.token_ids), last_s)
+                if self._request.max_tokens == 0:
+                    break
                 for delta in _deltas(parts, await self._fed(text, batch, hidden), text):
                     yield delta
                 if text.is_cut or text.is_flagged or batch.finish_reason is not None:
@@ -333,6 +335,8 @@ class Answer:
     ) -> Finished:
         if text.is_flagged:
             reason = EndReason.CONTENT_FILTER
+        elif self._request.max_tokens == 0:
+            reason = EndReason.LENGTH
         # A token after the one that completed the stop string may be in the last batch, or not.
         elif parts.has_calls and (text.is_cut or last.finish_reason is not FinishReason.LENGTH):
             reason = EndReason.TOOL_CALLS

@@ -24,7 +24,8 @@ def answer_room(request: GenerationRequest, num_prompt: int, limit: int, *, fiel
     Raises:
         RequestError: the prompt alone, or prompt and answer together, exceed the context.
     """
-    asked = request.max_tokens
+    # The engine computes at least one token; beside an echo alone, it is not shown.
+    asked = None if request.max_tokens is None else max(1, request.max_tokens)
     if asked is not None and request.clips_max_tokens:
         if num_prompt >= limit:
             # Coding agents recognize this wording of Anthropic's and compact the conversation.

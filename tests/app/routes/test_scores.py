@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.generation import EndReason
 from tests.app.routes.test_chat import events
 from tests.app.scripted_gateway import ScriptedGateway
 
@@ -65,9 +66,13 @@ async def test_an_echo_stands_before_the_answer_with_its_tokens(client: httpx.As
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_no_answer_at_all_leaves_the_echo(client: httpx.AsyncClient, is_stream: bool) -> None:
+async def test_no_answer_at_all_leaves_the_echo(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, is_stream: bool
+) -> None:
+    gateway.pieces, gateway.end = [], EndReason.LENGTH
     options = {"stream": True, "stream_options": {"include_usage": True}} if is_stream else {}
     answer = await post(client, TEXT, echo=True, max_tokens=0, logprobs=0, **options)
+    assert gateway.requests[-1].max_tokens == 0
     if not is_stream:
         (choice,) = answer["choices"]
         assert (choice["text"], choice["finish_reason"]) == ("Say: ", "length")

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from app.translation.render import CompletionShape, TextScores, usage
+from app.translation.render import TextScores, usage
 from deployments.generation import EndReason, Finished, TokenScore
 
 
@@ -12,15 +10,6 @@ def test_offsets_count_a_character_once_though_several_tokens_spell_it() -> None
     told = TextScores()
     assert told.next(scores[:4]).text_offset == [0, 0, 1, 1]
     assert told.next(scores[4:]).text_offset == [1, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("reason", "told"), [(EndReason.STOP, EndReason.LENGTH), (EndReason.CONTENT_FILTER, EndReason.CONTENT_FILTER)]
-)
-def test_an_echo_alone_ends_by_its_length_unless_it_was_withheld(reason: EndReason, told: EndReason) -> None:
-    ended = Finished(reason=reason, num_prompt_tokens=5, num_completion_tokens=1, num_cached_tokens=0)
-    assert CompletionShape(hides_answer=True).end_reason(ended) is told
-    assert CompletionShape().end_reason(ended) is reason
 
 
 def test_what_became_of_predictions_is_told_of_all_answers_together_and_is_in_no_sum() -> None:

@@ -215,7 +215,7 @@ def test_scores_are_asked_for_as_each_endpoint_has_them() -> None:
     assert translate(top_logprobs=0).params.num_logprobs is None
     with_echo = choices(logprobs=2, echo=True, max_tokens=0)[0]
     assert (with_echo.params.num_logprobs, with_echo.params.num_prompt_logprobs) == (2, 2)
-    assert (with_echo.echoes, with_echo.max_tokens) == (True, 1)
+    assert (with_echo.echoes, with_echo.max_tokens) == (True, 0)
     assert choices(logprobs=2)[0].params.num_prompt_logprobs is None
 
 

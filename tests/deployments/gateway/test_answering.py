@@ -23,6 +23,7 @@ from deployments.generation import (
     Finished,
     GenerationEvent,
     Prompt,
+    Started,
     TextDelta,
     TextPrompt,
     TokenPrompt,
@@ -193,3 +194,17 @@ async def test_a_cancelation_that_a_frame_tells_of_first_is_not_the_readers(tiny
     canceled.cancel()
     with pytest.raises(ReplicaLostError):
         await reading
+
+
+@pytest.mark.parametrize("params", [{}, {"num_logprobs": 1, "num_prompt_logprobs": 1}])
+async def test_beside_an_echo_alone_no_token_is_counted(gateway: OpenGateway, params: dict[str, Any]) -> None:
+    """Usage in the answer said none, and the record and the limits one."""
+    opened = await gateway()
+    asked = ask(TextPrompt(text="the dog"), max_tokens=0, echoes=True, params=params)
+    started, finished = await events_of(opened, asked)
+    assert isinstance(started, Started)
+    assert isinstance(finished, Finished)
+    assert (started.prompt_text, bool(started.prompt_scores)) == ("the dog", bool(params))
+    assert (finished.reason, finished.num_completion_tokens) == (EndReason.LENGTH, 0)
+    (timeline,) = await opened.own_timelines(asked.request_id)
+    assert (timeline.num_tokens, timeline.outcome) == (0, "length")
