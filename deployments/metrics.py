@@ -208,7 +208,11 @@ def _meter_families(meter: Meter) -> list[Metric]:
         CounterMetricFamily(
             "antiphon:unchecked_requests", "Answers begun while limits could not be asked for.", meter.num_unchecked
         ),
-        GaugeMetricFamily("antiphon:usage_pending", "Usage records that are not stored yet.", spool.num_pending),
+        GaugeMetricFamily(
+            "antiphon:usage_pending",
+            "Usage records that are not stored yet.",
+            spool.num_pending + spool.num_set_aside,
+        ),
         GaugeMetricFamily(
             "antiphon:usage_unwritten",
             "Of those, records in memory only: the disk is full.",

@@ -37,8 +37,8 @@ _logger = logging.getLogger(__name__)
 SETTLE_S = 1.0
 FIRST_WORD_S, FIRST_WORD_POLL_S = 10.0, 0.25
 """How long, and how often, a starting gateway asks for the keys: the accounts restart within seconds."""
-ORPHANS_EVERY = 30
-"""Iterations of the store loop between two scans for spools of dead gateways."""
+ORPHANS_EVERY, ORPHANS_AGAIN = 30, 5
+"""Iterations of the store loop between two scans for spools of dead gateways, after a good and a failed one."""
 ADMIT_TIMEOUT_S = 2.0
 RECORD_TIMEOUT_S = 30.0
 FLUSH_S = 2.0
@@ -168,7 +168,7 @@ class Meter:
         self.spool.add(record)
         self._attempts_by_record[record.record_id] = timeline.base, timeline.attempts
         if len(self._attempts_by_record) > MAX_PENDING:
-            # A dictionary's first entry is the oldest; the spool has dropped its record too.
+            # A dictionary's first entry is the oldest; the spool has set its record aside.
             del self._attempts_by_record[next(iter(self._attempts_by_record))]
 
     async def settle(self) -> None:
@@ -205,7 +205,11 @@ class Meter:
                 _logger.warning("usage records cannot be stored now: %s", error)
 
     async def adopt_orphans(self) -> bool:
-        """Send the records left by dead gateways of this machine; return False if that must be retried."""
+        """Send the records left by dead gateways of this machine, and those that this one has set aside.
+
+        Returns False if that must be retried.
+        """
+        num_set_aside = self.spool.num_set_aside
         # In a thread: a spool may have 100,000 records.
         with closing(self.spool.orphans()) as orphans:
             while (found := await asyncio.to_thread(next, orphans, None)) is not None:
@@ -219,6 +223,7 @@ class Meter:
                     _logger.warning("records of a dead gateway cannot be stored yet: %s", error)
                     return False
                 path.unlink(missing_ok=True)
+        self.spool.num_set_aside -= num_set_aside
         return True
 
     async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
@@ -283,8 +288,7 @@ class Meter:
     async def _send_records(self) -> None:
         # Records added meanwhile wait for the next call, or this one might never end.
         num_left = self.spool.num_pending
-        while num_left > 0:
-            records = self.spool.pending(min(MAX_BATCH, num_left))
+        while records := self.spool.pending(min(MAX_BATCH, num_left)):
             await until_answered(self._accounts.record.remote(await self._completed(records)))
             self.spool.acknowledge(records)
             num_left -= len(records)
@@ -326,8 +330,8 @@ class Meter:
         self._has_ended.clear()
 
     async def _store_once(self) -> None:
-        if not self._num_to_orphans and await self.adopt_orphans():
-            self._num_to_orphans = ORPHANS_EVERY
+        if not self._num_to_orphans:
+            self._num_to_orphans = ORPHANS_EVERY if await self.adopt_orphans() else ORPHANS_AGAIN
         self._num_to_orphans = max(0, self._num_to_orphans - 1)
         await self._store()
         await asyncio.sleep(SETTLE_S)

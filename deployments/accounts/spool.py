@@ -1,13 +1,15 @@
 """Usage records on their way to the ledger, in one file per gateway so that they outlive it.
 
 A record is written, as one line, before the answer's last byte is sent; the file is emptied once the ledger has all
-records. The file of a dead gateway is no longer locked, so the next gateway that scans the folder finds it.
+records. The file of a dead gateway is no longer locked, so the next gateway that scans the folder finds it. While the
+ledger is away, full files are set aside for that scan, too.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import json
 import logging
 import os
@@ -22,7 +24,10 @@ from deployments.accounts.values import UsageRecord
 _logger = logging.getLogger(__name__)
 
 MAX_PENDING = 100_000
-"""Records held in memory; beyond this the oldest are lost, and counted."""
+"""Records held in memory; with so many, their file is set aside, and another one begun."""
+MAX_SET_ASIDE = 10
+"""Files set aside, of some 35 MB each; beyond these, or on a full disk, further records are lost, and counted."""
+LOSSES_PER_LINE = 10_000
 MAX_STALE, MAX_MOVED = 10_000, 1_000
 """With `MAX_STALE` acknowledged records in the file, the pending ones, if at most `MAX_MOVED`, move to a new file."""
 
@@ -32,11 +37,13 @@ class Spool:
 
     Attributes:
         num_unwritten: records that could not be written to the file (a full disk) and are only in memory.
-        num_lost: records dropped from memory because it held `MAX_PENDING`.
+        num_set_aside: records in files that were set aside; reduced by whoever has sent what `orphans` returns.
+        num_lost: records for which there was no room.
     """
 
     def __init__(self, folder: str, name: str) -> None:
         self.num_unwritten = 0
+        self.num_set_aside = 0
         self.num_lost = 0
         self._pending: deque[UsageRecord] = deque()
         self._folder = Path(folder)
@@ -52,9 +59,11 @@ class Spool:
 
     def add(self, record: UsageRecord) -> None:
         """Store a record in the file, and in memory until it is acknowledged."""
-        if len(self._pending) >= MAX_PENDING:
-            self._pending.popleft()
+        if len(self._pending) >= MAX_PENDING and not self._set_aside():
+            if self.num_lost % LOSSES_PER_LINE == 0:
+                _logger.error("usage records are lost: %d wait already", len(self._pending) + self.num_set_aside)
             self.num_lost += 1
+            return
         self._pending.append(record)
         line = _line(record)
         try:
@@ -73,7 +82,7 @@ class Spool:
         return len(self._pending)
 
     def acknowledge(self, records: Sequence[UsageRecord]) -> None:
-        """Drop records that `pending` returned and the ledger has stored; `add` may have dropped some of them."""
+        """Drop records that `pending` returned and the ledger has stored; `add` may have set them aside."""
         for record in records:
             if self._pending and self._pending[0] is record:
                 self._pending.popleft()
@@ -94,6 +103,23 @@ class Spool:
                 _logger.warning("the spool of usage records cannot be emptied: %s", error)
         else:
             self.num_unwritten = self._num_stale = 0
+
+    def _set_aside(self) -> bool:
+        """Leave the pending records, with their file, to the next scan for orphans; return whether that is possible."""
+        own = f"{glob.escape(self._name)}.*.jsonl"
+        if self._file is None or self.num_unwritten or len(list(self._folder.glob(own))) > MAX_SET_ASIDE:
+            return False
+        full, self._file = self._file, None
+        pending, self._pending = self._pending, deque()
+        try:
+            self._begin_file()
+        except OSError:
+            self._file, self._pending = full, pending
+            return False
+        os.close(full)
+        self.num_set_aside += len(pending)
+        self._num_stale = 0
+        return True
 
     def _begin_file(self) -> None:
         """Switch to a new file that holds the pending records.

@@ -376,6 +376,45 @@ async def test_what_a_dead_gateway_left_is_not_read_on_the_event_loop(
     assert threading.current_thread() not in threads
 
 
+async def test_what_a_long_absence_of_the_accounts_has_set_aside_is_stored(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "MAX_PENDING", 2)
+    meter, handle.is_away = a_meter(handle, tmp_path), True
+    for number in range(5):
+        meter.record(a_timeline(f"r{number}"))
+    await meter.settle()
+    assert not await meter.adopt_orphans()
+    handle.is_away = False
+    await meter.settle()
+    assert (meter.spool.num_pending, meter.spool.num_set_aside) == (0, 4)
+    assert await meter.adopt_orphans()
+    assert meter.spool.num_set_aside == meter.spool.num_lost == 0
+    assert len(await meter.records(UsageQuestion(), limit=9)) == 5
+
+
+async def test_records_that_are_set_aside_while_others_are_sent_hold_up_no_settling(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "MAX_PENDING", 2)
+    monkeypatch.setattr(meter_module, "MAX_BATCH", 1)
+    meter = a_meter(handle, tmp_path)
+
+    def heard(name: str, *args: object) -> None:
+        if name == "record":
+            handle.heard = lambda name, *args: None
+            for number in range(2, 4):
+                meter.record(a_timeline(f"r{number}"))
+
+    handle.heard = heard
+    for number in range(2):
+        meter.record(a_timeline(f"r{number}"))
+    await asyncio.wait_for(meter.settle(), 20.0)
+    assert await meter.adopt_orphans()
+    await meter.settle()
+    assert len(await meter.records(UsageQuestion(), limit=9)) == 4
+
+
 @pytest.mark.parametrize("is_swallowed", [False, True])
 async def test_a_task_ends_when_cancelled_though_an_error_took_the_cancellation_s_place(
     monkeypatch: pytest.MonkeyPatch, is_swallowed: bool

@@ -13,6 +13,7 @@ import pytest
 
 from deployments.accounts import spool
 from deployments.accounts.spool import Spool
+from deployments.accounts.values import UsageRecord
 from tests.architecture.source_tree import ROOT
 from tests.deployments.accounts.test_ledger import RECORD
 
@@ -134,29 +135,66 @@ def test_a_full_disk_costs_no_record_while_memory_lasts(tmp_path: Path, monkeypa
     assert [record.record_id for record in records] == ["r1", "again"]
 
 
-def test_memory_is_bounded_and_what_is_lost_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def records_of(count: int) -> list[UsageRecord]:
+    return [replace(RECORD, record_id=f"r{number}") for number in range(count)]
+
+
+def test_while_the_ledger_is_away_memory_and_disk_are_bounded_and_what_is_lost_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file grew for ever, and all that memory had no room for was lost with it once the ledger was back."""
     monkeypatch.setattr(spool, "MAX_PENDING", 3)
-    mine = Spool(str(tmp_path), "mine")
-    for number in range(5):
-        mine.add(replace(RECORD, record_id=f"r{number}"))
-    assert [record.record_id for record in mine.pending(9)] == ["r2", "r3", "r4"]
-    assert mine.num_lost == 2
+    monkeypatch.setattr(spool, "MAX_SET_ASIDE", 2)
+    mine, records = Spool(str(tmp_path), "mine"), records_of(11)
+    for record in records:
+        mine.add(record)
+    assert mine.pending(9) == records[6:9]
+    assert (mine.num_set_aside, mine.num_lost) == (6, 2)
+    assert [line.levelname for line in caplog.records] == ["ERROR"]
+    assert [found for found, _ in mine.orphans()] == [records[:3], records[3:6]]
+    mine.acknowledge(mine.pending(9))
+    assert sum(path.stat().st_size > 0 for path in tmp_path.iterdir()) == 2
 
 
-def test_what_pushes_out_a_record_that_is_being_sent_is_still_to_be_sent(
+def test_a_full_disk_bounds_memory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "MAX_PENDING", 3)
+    mine, records = Spool(str(tmp_path), "mine"), records_of(5)
+    monkeypatch.setattr(os, "write", refused)
+    for record in records:
+        mine.add(record)
+    assert (mine.pending(9), mine.num_set_aside, mine.num_lost) == (records[:3], 0, 2)
+
+
+def test_a_full_file_stays_in_use_if_there_is_no_room_for_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many records as had come meanwhile went with those that were stored, unsent, and were not counted as lost."""
     monkeypatch.setattr(spool, "MAX_PENDING", 3)
-    mine = Spool(str(tmp_path), "mine")
-    records = [replace(RECORD, record_id=f"r{number}") for number in range(5)]
+    mine, records = Spool(str(tmp_path), "mine"), records_of(5)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refused)
+        for record in records[:4]:
+            mine.add(record)
+    mine.acknowledge(records[:1])
+    mine.add(records[4])
+    die(mine)
+    [(found, _)] = list(Spool(str(tmp_path), "other").orphans())
+    assert (found, mine.num_lost) == ([*records[:3], records[4]], 1)
+
+
+def test_what_is_set_aside_while_it_is_being_sent_takes_no_other_record_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "MAX_PENDING", 3)
+    mine, records = Spool(str(tmp_path), "mine"), records_of(5)
     for record in records[:3]:
         mine.add(record)
     sent = mine.pending(2)
     for record in records[3:]:
         mine.add(record)
     mine.acknowledge(sent)
-    assert mine.pending(9) == records[2:]
+    assert mine.pending(9) == records[3:]
+    die(mine)
+    assert [found for found, _ in Spool(str(tmp_path), "other").orphans()] == [records[:3], records[3:]]
 
 
 def test_a_folder_that_cannot_be_made_leaves_records_in_memory(tmp_path: Path) -> None:
