@@ -203,17 +203,14 @@ class CompletionFrames(_Frames):
 
     def event(self, item: ChoiceEvent) -> bytes:
         """Return the frames of one event."""
+        self._count(item)
         match item.event:
             case Finished() as finished:
-                self._count(item)
                 return self._chunk(self._choice(item.index, "", (), finished.reason.value))
             case TextDelta(text=text, scores=scores):
-                self._count(item)
                 return self._chunk(self._choice(item.index, text, scores))
             case Started() as started:
-                self._count(item)
                 return self._opening(item.index, started)
-        return b""
 
     def _opening(self, index: int, started: Started) -> bytes:
         """Return the chunk with the echo and the prompt's log-probabilities; empty if neither was requested."""
