@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -92,8 +93,11 @@ async def retrieve_file(file_id: FileId, context: Context, batches: Batches) -> 
 async def file_content(file_id: FileId, context: Context, batches: Batches) -> Response:
     """Return the content of a file."""
     stored = await batches.file(context.tenant, file_id)
+    parts = batches.content(context.tenant, file_id)
+    # Before the response begins: the content may be gone, or the disk away.
+    first = await anext(parts, b"")
     return StreamingResponse(
-        batches.content(context.tenant, file_id),
+        _joined(first, parts),
         media_type="application/octet-stream",
         # Whoever reads notices where the stream breaks off; a browser never takes it for a page.
         headers={"content-length": str(stored.num_bytes), "x-content-type-options": "nosniff"},
@@ -105,6 +109,12 @@ async def delete_file(file_id: FileId, context: Context, batches: Batches) -> Re
     """Delete a file, unless an unfinished batch reads it."""
     await batches.delete_file(context.tenant, file_id)
     return JsonResponse(DeletedFile(id=file_id))
+
+
+async def _joined(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for part in rest:
+        yield part
 
 
 def _file(stored: StoredFile) -> FileObject:

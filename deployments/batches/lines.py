@@ -10,7 +10,7 @@ import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from deployments.batches.values import LineError
 
@@ -31,8 +31,8 @@ class BadLineError(ValueError):
         self.param = param
 
 
-class InputGoneError(Exception):
-    """The input file is missing, and will not come back: the folder that held it is there."""
+class ContentGoneError(Exception):
+    """A file's content is missing, and will not come back: the folder that held it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +48,12 @@ class LineReader:
     """Reads an input file line by line; a failed read can be retried and skips nothing.
 
     Raises:
-        InputGoneError: there is no such file.
+        ContentGoneError: there is no such file.
         OSError: it cannot be opened now.
     """
 
     def __init__(self, path: str, max_line_bytes: int) -> None:
-        try:
-            self._file = open(path, "rb")  # noqa: SIM115 - `close` does it
-        except FileNotFoundError:
-            if not Path(path).parent.is_dir():
-                raise
-            raise InputGoneError from None
+        self._file = open_content(path)
         self._max_bytes = max_line_bytes
         self._offset = 0
         self.number = 0
@@ -109,6 +104,21 @@ class LineReader:
         self._file.close()
 
 
+def open_content(path: str) -> BinaryIO:
+    """Open a file's content.
+
+    Raises:
+        ContentGoneError: there is no such file.
+        OSError: it cannot be read now.
+    """
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        if not Path(path).parent.is_dir():
+            raise
+        raise ContentGoneError from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputReport:
     """The result of checking an input file: its number of lines and model, or its errors."""
@@ -122,7 +132,7 @@ def check_input(path: str, endpoint: str, *, max_lines: int, max_line_bytes: int
     """Check a whole input file: each line is valid, each `custom_id` unique, one model, at most `max_lines` lines.
 
     Raises:
-        InputGoneError, OSError: as `LineReader`.
+        ContentGoneError, OSError: as `LineReader`.
     """
     errors: list[LineError] = []
     custom_ids: set[str] = set()

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from deployments.batches.lines import (
-    InputGoneError,
+    ContentGoneError,
     InputLine,
     LineReader,
     answered_line,
@@ -27,7 +27,7 @@ from deployments.batches.lines import (
 )
 from deployments.batches.result_file import ResultFile
 from deployments.batches.retries import Retries
-from deployments.batches.store import BatchStore, output_ids
+from deployments.batches.store import BatchStore
 from deployments.batches.values import (
     MAX_LINE_BYTES,
     Batch,
@@ -36,6 +36,7 @@ from deployments.batches.values import (
     InsideAnswer,
     InsideCall,
     LineError,
+    output_ids,
 )
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
@@ -108,7 +109,7 @@ class BatchRunner:
                 await self._validate()
             if self._batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING):
                 await self._work()
-        except InputGoneError:
+        except ContentGoneError:
             # What was answered is kept; of the other lines not even the `custom_id` is known.
             is_cancelled = self._is_cancelled.is_set() or self._batch.status is BatchStatus.CANCELLING
             end = BatchStatus.CANCELLED if is_cancelled else BatchStatus.FAILED

@@ -21,6 +21,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from deployments.batches.lines import ContentGoneError, open_content
 from deployments.batches.pages import delete_rows, forget_ended, read_page
 from deployments.batches.tables import batch_of, batches, file_of, files, metadata
 from deployments.batches.values import (
@@ -37,6 +38,7 @@ from deployments.batches.values import (
     Page,
     PageQuestion,
     StoredFile,
+    output_ids,
 )
 from deployments.config import BatchesConfig
 from deployments.database import open_database
@@ -165,12 +167,16 @@ class BatchStore:
         """Return the part of a file's content that begins at `offset`; empty at the end.
 
         Raises:
-            RequestError: the tenant has no such file.
+            RequestError: the tenant has no such file, or its content is gone.
         """
         stored = self.file(tenant, file_id)
-        with open(self.content_path(stored.file_id), "rb") as file:
-            file.seek(offset)
-            return file.read(MAX_PART_BYTES)
+        try:
+            with open_content(self.content_path(stored.file_id)) as file:
+                file.seek(offset)
+                return file.read(MAX_PART_BYTES)
+        except ContentGoneError:
+            message = f"The content of the file '{file_id}' is gone; upload it again."
+            raise RequestError(message, field="file_id", code="file_not_found") from None
 
     def delete_file(self, tenant: str, file_id: str) -> None:
         """Delete a file of a tenant.
@@ -377,12 +383,6 @@ class BatchStore:
         for path in (*self._uploads.iterdir(), *self._files.iterdir()):
             if path.name not in known:
                 path.unlink(missing_ok=True)
-
-
-def output_ids(batch_id: str) -> tuple[str, str]:
-    """Return the ids of a batch's output and error file, fixed in advance so that a resumed batch reuses them."""
-    name = batch_id.removeprefix("batch_")
-    return f"file-out{name}", f"file-err{name}"
 
 
 def _size(path: Path) -> int:

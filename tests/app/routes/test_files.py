@@ -49,6 +49,13 @@ async def test_a_file_is_kept_described_listed_read_and_deleted(http: httpx.Asyn
     assert (await http.get("/v1/files")).json()["data"] == []
 
 
+async def test_a_content_that_is_gone_is_not_found(http: httpx.AsyncClient, tmp_path: Path) -> None:
+    made = await http.post("/v1/files", data=BATCH, files=named())
+    (tmp_path / "files" / made.json()["id"]).unlink()
+    gone = await http.get(f"/v1/files/{made.json()['id']}/content")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "file_not_found")
+
+
 async def test_under_a_route_prefix_too_a_file_may_be_larger_than_a_body(tmp_path: Path) -> None:
     _, client = await serve(tmp_path, prefix="/llm")
     async with client:

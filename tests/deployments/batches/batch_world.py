@@ -18,8 +18,8 @@ from sqlalchemy.exc import OperationalError
 
 from deployments.batches import result_file
 from deployments.batches.server import BatchServer
-from deployments.batches.store import BatchStore, output_ids
-from deployments.batches.values import Batch, InsideAnswer, InsideCall, NewBatch, NewFile
+from deployments.batches.store import BatchStore
+from deployments.batches.values import Batch, InsideAnswer, InsideCall, NewBatch, NewFile, output_ids
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
 

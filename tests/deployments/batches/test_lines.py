@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments.batches.lines import (
     MAX_ERRORS,
     BadLineError,
-    InputGoneError,
+    ContentGoneError,
     InputReport,
     LineReader,
     answered_line,
@@ -140,7 +140,7 @@ def test_a_model_s_name_is_bounded() -> None:
 
 def test_a_missing_file_is_gone_only_if_its_folder_is_there(tmp_path: Path) -> None:
     """A disk that is not mounted comes back."""
-    with pytest.raises(InputGoneError):
+    with pytest.raises(ContentGoneError):
         LineReader(str(tmp_path / "file"), 9)
     with pytest.raises(FileNotFoundError):
         LineReader(str(tmp_path / "unmounted" / "file"), 9)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from deployments.batches import pages
 from deployments.batches.pages import delete_rows
-from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError, output_ids
+from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError
 from deployments.batches.values import (
     MIN_FILE_BYTES,
     BatchCounts,
@@ -21,6 +21,7 @@ from deployments.batches.values import (
     NewBatch,
     NewFile,
     PageQuestion,
+    output_ids,
 )
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
@@ -232,6 +233,19 @@ def test_a_batch_moves_only_out_of_what_it_is_in_and_outlives_the_process(tmp_pa
     assert store.finish(batch.batch_id, BatchStatus.FAILED) == done
     assert store.unfinished() == []
     store.close()
+
+
+def test_a_content_that_is_gone_is_told_from_a_disk_that_is_away(store: BatchStore) -> None:
+    """Clients were told to come back, until the next start forgot the file."""
+    file_id = upload(store, b"x")
+    content = Path(store.content_path(file_id))
+    content.unlink()
+    with pytest.raises(RequestError) as told:
+        store.read_file("blue", file_id, 0)
+    assert (told.value.field, told.value.code) == ("file_id", "file_not_found")
+    content.parent.rename(content.parents[1] / "away")
+    with pytest.raises(FileNotFoundError):
+        store.read_file("blue", file_id, 0)
 
 
 def test_a_start_sweeps_what_nothing_tells_of(tmp_path: Path, now_s: list[float]) -> None:
