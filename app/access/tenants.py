@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
 RETRY_AFTER_S = 2.0
+BATCHES = " (batches)"
+"""Follows the name of a tenant whose batches are meant; no name of a tenant has a space."""
 
 Computed = TypeVar("Computed", GenerationRequest, EmbeddingRequest)
 """A request to an engine."""
@@ -168,13 +170,23 @@ class TenantGateway:
     Args:
         meter: counts what the tenant uses; None if usage is not counted.
         headers: receives the response's rate limit headers.
+        is_batch: whether it is a line of a batch, which counts apart from the tenant's other requests.
     """
 
-    def __init__(self, gateway: GatewayPort, meter: Meter | None, tenant: Tenant, headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        gateway: GatewayPort,
+        meter: Meter | None,
+        tenant: Tenant,
+        headers: dict[str, str],
+        *,
+        is_batch: bool = False,
+    ) -> None:
         self._gateway = gateway
         self._meter = meter
         self._tenant = tenant
         self._headers = headers
+        self._counted_as = tenant.name + (BATCHES if is_batch else "")
         self._joint: JointAdmission | None = None
 
     def models(self) -> Sequence[ModelCard]:
@@ -198,7 +210,7 @@ class TenantGateway:
         if meter is None or not limits.has_any:
             return self._gateway.generate(own)
         if self._joint is None or self._joint.is_asked:
-            self._joint = JointAdmission(partial(meter.ask, self._tenant.name, limits))
+            self._joint = JointAdmission(partial(meter.ask, self._counted_as, limits))
         size = num_chars(request.prompt)
         self._joint.add(_guess(size))
         return self._metered(own, size, self._joint)
@@ -273,7 +285,7 @@ class TenantGateway:
         Raises:
             ApiError: 429 if the tenant is over one of its limits.
         """
-        meter, name, limits = self._meter, self._tenant.name, self._tenant.limits
+        meter, name, limits = self._meter, self._counted_as, self._tenant.limits
         guess = _guess(size)
         used = _Used()
         if meter is None or not limits.has_any:

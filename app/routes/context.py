@@ -140,7 +140,8 @@ async def _context(request: Request) -> RouteContext:  # a dependency that is no
         tenant = ring.identify(request.headers, {} if meter is None else meter.tenant_by_key)
     else:
         tenant = ring.named(insider)
-    gateway = TenantGateway(context.gateway, meter, tenant, request.state.response_headers)
+    headers, is_batch = request.state.response_headers, insider is not None
+    gateway = TenantGateway(context.gateway, meter, tenant, headers, is_batch=is_batch)
     return replace(context, gateway=gateway, tenant=tenant.name, tenant_limits=tenant.limits)
 
 

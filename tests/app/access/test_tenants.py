@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,12 +15,17 @@ from app.access.tenants import KeyRing, Tenant, TenantGateway, check_admin, give
 from app.http.api import _RESOURCES, create_app
 from app.http.errors import ApiError
 from app.routes.context import GUARDS
+from deployments.accounts.actor import Accounts
 from deployments.accounts.values import Admission, Charge, Quota, TenantLimits
+from deployments.batches.values import InsideCall
+from deployments.config import AccountsConfig
 from deployments.errors import UnavailableError
+from deployments.gateway.inside import answer_inside
 from deployments.generation import TextPrompt
 from deployments.pooled import EmbeddingRequest
 from engine.errors import RequestError
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
+from tests.deployments.accounts.test_meter import LocalHandle, a_meter
 
 ALL, SOME = Tenant(name="all", priority=3), Tenant(name="some", models=frozenset({"shout"}))
 FEW = Tenant(name="few", limits=TenantLimits(concurrent_requests=2))
@@ -206,6 +213,25 @@ async def test_a_tenant_s_moderations_are_its_own_and_count_towards_its_limits(g
     with pytest.raises(ApiError) as refused:
         await own.moderate(["x"])
     assert (refused.value.status, gateway.moderated_for) == (429, ["few"])
+
+
+async def test_lines_of_batches_have_limits_of_their_own(gateway: ScriptedGateway, tmp_path: Path) -> None:
+    """A batch used up its tenant's requests of each minute, and the tenant itself was refused."""
+    config = AccountsConfig(database_url=f"sqlite:///{tmp_path}/a.sqlite", spool_folder=str(tmp_path / "usage"))
+    gateway.meter = a_meter(LocalHandle(Accounts(config)), tmp_path)  # type: ignore[assignment]
+    tenant = Tenant(name="blue", limits=TenantLimits(requests_per_minute=1))
+    app = create_app(
+        gateway, key_ring=KeyRing(tenant_by_name={"blue": tenant}, name_by_digest={key_digest("key-b"): "blue"})
+    )
+    body = {"model": "base", "prompt": "a"}
+    line = InsideCall(
+        tenant="blue", method="POST", path="/v1/completions", request_id="r", body=json.dumps(body).encode()
+    )
+    assert [(await answer_inside(app, line)).status for _ in range(2)] == [200, 429]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        own = [await client.post("/v1/completions", json=body, headers=bearer("key-b")) for _ in range(2)]
+    assert [answer.status_code for answer in own] == [200, 429]
+    assert [request.tenant for request in gateway.requests] == ["blue", "blue"]
 
 
 async def test_a_page_that_loads_from_elsewhere_is_not_served(guarded: httpx.AsyncClient) -> None:
