@@ -14,6 +14,8 @@ help:  ## list all targets
 
 install: $(STAMP)  ## create .venv and install the locked versions
 
+# requirements.lock is `pip freeze --exclude-editable` of a new environment after `pip install -e '.[dev,loadtest]'`,
+# without the `+cpu` of torch's version; clients.lock is `pip freeze` of one with the packages that tests/e2e/clients uses.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PY) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "Python 3.11, 3.12 or 3.13 is required; set PY: make $(MAKECMDGOALS) PY=python3.12"; exit 2; }
