@@ -64,3 +64,9 @@ class ResultFile:
                 self.custom_ids.add(custom_id)
                 self._size += len(line)
         os.ftruncate(self._file, self._size)
+
+
+def output_ids(batch_id: str) -> tuple[str, str]:
+    """Return the ids of a batch's output and error file, fixed in advance so that a resumed batch reuses them."""
+    name = batch_id.removeprefix("batch_")
+    return f"file-out{name}", f"file-err{name}"

@@ -25,7 +25,7 @@ from deployments.batches.lines import (
     failed_line,
     parse_line,
 )
-from deployments.batches.result_file import ResultFile
+from deployments.batches.result_file import ResultFile, output_ids
 from deployments.batches.retries import Retries
 from deployments.batches.store import BatchStore
 from deployments.batches.values import (
@@ -36,7 +36,6 @@ from deployments.batches.values import (
     InsideAnswer,
     InsideCall,
     LineError,
-    output_ids,
 )
 from deployments.config import BatchesConfig
 from deployments.disk import Disk

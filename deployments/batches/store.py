@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from deployments.batches.lines import ContentGoneError, open_content
 from deployments.batches.pages import delete_rows, forget_ended, read_page
+from deployments.batches.result_file import output_ids
 from deployments.batches.tables import batch_of, batches, file_of, files, metadata
 from deployments.batches.values import (
     INPUT_PURPOSE,
@@ -38,7 +39,6 @@ from deployments.batches.values import (
     Page,
     PageQuestion,
     StoredFile,
-    output_ids,
 )
 from deployments.config import BatchesConfig
 from deployments.database import open_database

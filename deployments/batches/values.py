@@ -170,9 +170,3 @@ class InsideAnswer:
     body: bytes = b""
     retry_after_s: float | None = None
     is_final: bool = False
-
-
-def output_ids(batch_id: str) -> tuple[str, str]:
-    """Return the ids of a batch's output and error file, fixed in advance so that a resumed batch reuses them."""
-    name = batch_id.removeprefix("batch_")
-    return f"file-out{name}", f"file-err{name}"

@@ -17,9 +17,10 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from deployments.batches import result_file
+from deployments.batches.result_file import output_ids
 from deployments.batches.server import BatchServer
 from deployments.batches.store import BatchStore
-from deployments.batches.values import Batch, InsideAnswer, InsideCall, NewBatch, NewFile, output_ids
+from deployments.batches.values import Batch, InsideAnswer, InsideCall, NewBatch, NewFile
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
 

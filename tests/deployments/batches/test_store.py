@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from deployments.batches import pages
 from deployments.batches.pages import delete_rows
+from deployments.batches.result_file import output_ids
 from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError
 from deployments.batches.values import (
     MIN_FILE_BYTES,
@@ -21,7 +22,6 @@ from deployments.batches.values import (
     NewBatch,
     NewFile,
     PageQuestion,
-    output_ids,
 )
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
