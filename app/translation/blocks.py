@@ -74,14 +74,14 @@ class BlockReader:
 
     def feed(self, delta: TextDelta) -> Iterator[Step]:
         """Yield the changes of blocks that a piece of the answer causes."""
-        # Scores of text that is held back as a possible call arrive before the text.
         self._waiting_scores += delta.scores
         if delta.reasoning:
-            self._take_scores(delta.reasoning, is_first=False)
+            self._take_scores(delta.reasoning, is_first=False, is_last=False)
             yield from self._grow(BlockKind.THOUGHTS, delta.reasoning)
         if delta.text:
-            is_first = self._open is None or self._open.kind is not BlockKind.TEXT
-            yield from self._grow(BlockKind.TEXT, delta.text, self._take_scores(delta.text, is_first=is_first))
+            is_first = self._open is None or self._open.kind is not BlockKind.TEXT or not self._open.scores
+            scores = self._take_scores(delta.text, is_first=is_first, is_last=not delta.calls)
+            yield from self._grow(BlockKind.TEXT, delta.text, scores)
         for call in delta.calls:
             if call.call_id is not None:
                 yield from self.close()
@@ -95,9 +95,10 @@ class BlockReader:
             block, self._open = self._open, None
             yield Step(block=block, closes=True)
 
-    def _take_scores(self, text: str, *, is_first: bool) -> tuple[TokenScore, ...]:
+    def _take_scores(self, text: str, *, is_first: bool, is_last: bool) -> tuple[TokenScore, ...]:
         """Return the waiting scores of a text's tokens; they and those before them wait no longer."""
-        waiting, place = self._waiting_scores, _place_of(text, self._waiting_scores, is_first=is_first)
+        waiting = self._waiting_scores
+        place = _place_of(text, waiting, is_first=is_first, is_last=is_last)
         self._waiting_scores = waiting[place.stop :]
         return waiting[place]
 
@@ -124,18 +125,25 @@ def blocks_of(answer: Answer) -> list[Block]:
     return reader.blocks
 
 
-def _place_of(text: str, scores: Sequence[TokenScore], *, is_first: bool) -> slice:
-    """Return the slice of the text's tokens: before them are markers and white space, after them held-back tokens.
+def _place_of(text: str, scores: Sequence[TokenScore], *, is_first: bool, is_last: bool) -> slice:
+    """Return the slice of the text's tokens: before them are marks and white space, after them the tokens of calls.
 
     Args:
         is_first: the text begins a block; of any other text, which continues one, no token is left out.
+        is_last: nothing stands behind the text.
     """
     raw, start, end = text.encode(), 0, len(scores)
     if raw not in _bytes_of(scores):
-        # Between two messages there is an empty line, of which there is no token.
-        raw, is_first = raw.removeprefix(PARAGRAPH.encode()), True
+        bare = raw.removeprefix(PARAGRAPH.encode())
+        if bare in _bytes_of(scores):
+            # Between two messages there is an empty line, of which there is no token.
+            raw, is_first = bare, True
+        elif is_first:
+            # The rest of its token is held back, and its score with it.
+            return slice(0, 0)
     if is_first:
-        exact = next((place for place in range(end) if scores[place].raw and _spells(raw, scores[place:])), None)
+        places = () if is_last else range(end)
+        exact = next((place for place in places if scores[place].raw and _spells(raw, scores[place:])), None)
         start = 0 if exact is None else exact
         while exact is None and end - start > 1 and raw in _bytes_of(scores[start + 1 : end]):
             start += 1

@@ -38,6 +38,11 @@ class AnswerParts:
         """Whether the answer has tool calls, all of them complete."""
         return self._calls is not None and self._calls.has_calls
 
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters are held back."""
+        return sum(stage.num_held for stage in (self._split, self._calls) if stage is not None)
+
     def pieces(self, text: str) -> tuple[str, ...]:
         """Return the text in pieces to feed one by one: what each yields comes in the order of `feed`'s result."""
         return (text,)

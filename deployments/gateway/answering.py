@@ -371,7 +371,9 @@ def _deltas(parts: AnswerParts | HarmonyParts, text: str, handler: StreamHandler
     num_behind = len(text)
     for piece in parts.pieces(text):
         num_behind -= len(piece)
-        delta = _delta(parts.feed(piece), handler, num_behind)
+        found = parts.feed(piece)
+        # Scores come with their text, and end with it: what reads them tells texts from marks by that.
+        delta = _delta(found, handler, num_behind + parts.num_held)
         if delta is not None:
             yield delta
 

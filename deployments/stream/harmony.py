@@ -87,6 +87,11 @@ class HarmonyParts:
         """Whether there are calls, all of them complete."""
         return bool(self._arguments) and all(map(_is_object, self._arguments))
 
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters are held back: none, as marks are single tokens."""
+        return 0
+
     def pieces(self, text: str) -> tuple[str, ...]:
         """Return the text in pieces to feed one by one: each is of one message, or a mark between two."""
         return tuple(filter(None, _SIGNS.split(text))) or ("",)

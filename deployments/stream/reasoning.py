@@ -75,6 +75,11 @@ class ReasoningSplit:
         """Whether all further text is content."""
         return not self._is_thinking and not self._may_begin
 
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters are held back."""
+        return len(self._held)
+
     def feed(self, text: str) -> tuple[str, str]:
         """Return the new thoughts and content that are final. White space around the thoughts is stripped."""
         self._held += text

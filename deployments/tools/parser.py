@@ -66,6 +66,11 @@ class CallParser:
         """Whether there are calls, all of them complete."""
         return 0 < self._num_started == self._num_complete
 
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters are held back."""
+        return len(self._held)
+
     def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
         """Return content and call deltas that are final after this text: the content comes before the calls."""
         self._held += text

@@ -11,6 +11,7 @@ from app.translation.blocks import Block, BlockKind, BlockReader
 from deployments.gateway.answer_shape import AnswerParts
 from deployments.generation import TextDelta, TokenScore
 from deployments.stream.reasoning import THINK, ReasoningSplit
+from deployments.stream.stream_handler import HeldScores
 from deployments.tools.formats import FORMATS
 from deployments.tools.parser import CallParser
 
@@ -22,16 +23,18 @@ CALL = ["<function=f>", "\n<parameter=a>", "\nx", "\n", "</parameter>", "\n</fun
 def blocks_of(tokens: Sequence[str], cuts: Iterable[int]) -> list[Block]:
     """Return the blocks of an answer that comes in batches of tokens, which end at these places."""
     calls = CallParser(FORMATS["qwen3_coder"], TOOLS, new_call_id=lambda: "id")
-    parts, reader, start = AnswerParts(ReasoningSplit(THINK, has_begun=False), calls), BlockReader(), 0
+    parts, reader, held = AnswerParts(ReasoningSplit(THINK, has_begun=False), calls), BlockReader(), HeldScores()
+    start = num_chars = 0
     for end in (*sorted({cut for cut in cuts if cut < len(tokens)}), len(tokens)):
-        scores = tuple(
-            TokenScore(place, token, token.encode(), 0.0) for place, token in enumerate(tokens[start:end], start)
-        )
+        for place, token in enumerate(tokens[start:end], start):
+            held.add(num_chars, num_chars + len(token), TokenScore(place, token, token.encode(), 0.0))
+            num_chars += len(token)
         reasoning, text, found = parts.feed("".join(tokens[start:end]))
+        scores = held.release(num_chars - parts.num_held)
         list(reader.feed(TextDelta(text=text, reasoning=reasoning, calls=found, scores=scores)))
         start = end
     reasoning, text, found = parts.close()
-    list(reader.feed(TextDelta(text=text, reasoning=reasoning, calls=found)))
+    list(reader.feed(TextDelta(text=text, reasoning=reasoning, calls=found, scores=held.close(None))))
     return reader.blocks
 
 
@@ -44,6 +47,23 @@ def test_every_token_of_a_text_keeps_its_log_probability_though_others_are_spell
     thoughts, text = blocks_of(ANSWER, cuts)
     assert (thoughts.text, text.text) == ("a<", "<< a a<fun<<\n\na")
     assert [score.token_id for score in text.scores] == [*range(5, len(ANSWER))]
+
+
+@given(
+    marks=st.sampled_from([["<", "think", ">", "</", "think", ">"], ["<think", ">\n", "</think", ">\n\n"]]),
+    text=st.sampled_from([["think", "!"], [">", " a"], ["</", "b", ">"], [" a", "<"], ["a<", "b"], ["a"], [" ", "<"]]),
+    cuts=st.sets(st.integers(1, 9)),
+)
+def test_a_text_that_begins_like_a_mark_of_several_tokens_keeps_its_log_probabilities_alone(
+    marks: list[str], text: list[str], cuts: set[int]
+) -> None:
+    """Those of the mark's own tokens stood in their place."""
+    half = len(marks) // 2
+    tokens = [*marks[:half], "a", *marks[half:], *text]
+    _, block = blocks_of(tokens, cuts)
+    assert block.text == "".join(text).lstrip()
+    spelled = [score.token_id for score in block.scores]
+    assert spelled == list(range(len(tokens) - len([part for part in text if part.strip()]), len(tokens)))
 
 
 @given(cuts=st.sets(st.integers(1, len(CALL) + 2)))
