@@ -3,20 +3,23 @@
 A request with `ignore_eos` is expected to generate up to its limit. Any other request ahead is expected to generate as
 many tokens as its flow's answers have on average. A request that asks for admission is charged its own `max_tokens`,
 unless the context ends first. The prefix cache is expected to hold the same share of each prompt as it has held
-so far.
+so far. If several requests have the same prompt, as the choices of one answer do, it is computed once and counts once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
-from engine.request import Request
+from engine.request import Pooling, Request
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog, Load
 from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
+
+TAIL_TOKENS = 64
+"""Compared first: prompts with a long beginning in common mostly differ here."""
 
 
 class BacklogReader:
@@ -41,11 +44,16 @@ class BacklogReader:
         rank = rank_of(request.priority, tag=self._queue.next_tag(flow_of(request)), arrival=1 << 62)
         ahead = sorted((live for live in waiting if live.rank < rank), key=lambda live: live.rank)
         arriving = [other for other in unread if other.priority <= request.priority]
+        prompts = _Prompts(self._config)
+        # Its own first: what others compute of it is no wait, but its own work.
+        prompts.add(request)
         return Backlog(
-            running=tuple(map(self.load, sorted(running, key=lambda live: live.rank))),
+            running=tuple(
+                prompts.once(live.request, self.load(live)) for live in sorted(running, key=lambda live: live.rank)
+            ),
             waiting=(
-                *map(self.load, ahead),
-                *(self._new_load(other, self._expected_output(other)) for other in arriving),
+                *(prompts.once(live.request, self.load(live)) for live in ahead),
+                *(prompts.once(other, self._new_load(other, self._expected_output(other))) for other in arriving),
             ),
             takes_row=self._takes_row(request, running, waiting, arriving),
         )
@@ -105,3 +113,27 @@ class BacklogReader:
             held[flow_of(live.request)] > share and live.request.priority >= request.priority and not live.has_yielded
             for live in running
         )
+
+
+class _Prompts:
+    """The prompts of a backlog, each of which is computed for one of its requests and found by the others."""
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        self._is_shared = config.enable_prefix_cache
+        self._known: dict[Hashable, tuple[int, ...]] = {}
+
+    def add(self, request: Request) -> bool:
+        """Record the prompt of a request; return whether that of an earlier one is the same."""
+        needs_all = request.params.num_prompt_logprobs is not None or request.pooling is Pooling.MEAN
+        if needs_all or not self._is_shared:
+            return False
+        ids = request.prompt_ids
+        key = request.adapter, request.salt, len(ids), ids[-TAIL_TOKENS:]
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = ids
+        return known == ids
+
+    def once(self, request: Request, load: Load) -> Load:
+        """Return the load of a request, without its prompt if that counts already."""
+        return load._replace(prompt_tokens=1) if self.add(request) else load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.request import Request
+from engine.request import Pooling, Request
 from engine.scheduling.forecast import Backlog, Load
 from tests.engine.scripted import Harness, a_config, a_request
 
@@ -55,7 +55,7 @@ def test_what_is_left_of_a_request() -> None:
     harness = busy(deadline_s=50.0)
     assert backlog(harness).running == (Load(1, 7, (3 + 9) // 4 + 1, 50.0),)
     harness.add(a_request("waits", range(1, 11), prior_output_ids=(5, 6), max_tokens=6))
-    unread = a_request("unread", range(1, 11), prior_output_ids=(5, 6), max_tokens=6)
+    unread = a_request("unread", range(2, 12), prior_output_ids=(5, 6), max_tokens=6)
     assert backlog(harness, unread).waiting == (Load(12, 4, 4 + 1), Load(12, 4, 4 + 1))
 
 
@@ -183,3 +183,32 @@ def test_everybody_s_share_is_a_row_at_least() -> None:
 def test_nobody_gives_a_row_up_where_all_are_of_one_flow() -> None:
     assert not backlog(a_flood(0), tenant="flood").takes_row
     assert not backlog(a_flood(3), tenant="flood").takes_row
+
+
+def prompt_tokens(harness: Harness, *unread: Request, **fields: object) -> list[float]:
+    """What is left of the prompts of those who wait before a request that comes now."""
+    return [load.prompt_tokens for load in backlog(harness, *unread, **fields).waiting]
+
+
+def test_a_prompt_that_several_have_is_computed_once_and_is_no_wait_for_who_has_it_too() -> None:
+    harness = busy()
+    harness.add(*(a_request(f"choice{number}", range(1, 13)) for number in range(2)))
+    choices = [a_request(f"choice{number}", range(1, 13)) for number in range(2, 4)]
+    assert prompt_tokens(harness, *choices) == [12, 1, 1, 1]
+    assert prompt_tokens(harness, *choices, prompt=range(1, 13)) == [1, 1, 1, 1]
+    assert prompt_tokens(harness, *choices, prompt=(2, *range(2, 13))) == [12, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"salt": "s"}, {"adapter": "a"}, {"num_prompt_logprobs": 0}, {"pooling": Pooling.MEAN}]
+)
+def test_who_does_not_find_it_computes_it_again(fields: dict[str, object]) -> None:
+    harness = busy()
+    harness.add(a_request("plain", range(1, 13)), a_request("other", range(1, 13), **fields))
+    assert prompt_tokens(harness) == [12, 12]
+
+
+def test_without_a_prefix_cache_each_computes_its_own() -> None:
+    harness = Harness(a_config(max_num_seqs=1, enable_prefix_cache=False))
+    unread = [a_request(f"{number}", range(1, 13)) for number in range(2)]
+    assert prompt_tokens(harness, *unread, prompt=range(1, 13)) == [12, 12]
