@@ -16,7 +16,7 @@ class RowState:
     """Sampling state of a row from admission to release."""
 
     params: SamplingParams
-    num_prompt_tokens: int
+    prompt_ids: Sequence[int]
     stop_ids: tuple[int, ...]
     has_penalties: bool
     edits: LogitEdits | None

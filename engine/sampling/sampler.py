@@ -122,7 +122,11 @@ class Sampler:
         self._output_counts: torch.Tensor | None = None
 
     def admit(self, row: int, request: Request, output_ids: Sequence[int]) -> None:
-        """Assign a row to a request; `output_ids` are all tokens it has generated so far, here or elsewhere."""
+        """Assign a row to a request, maybe the one that has it.
+
+        Args:
+            output_ids: all tokens that it has generated so far, here or elsewhere.
+        """
         params = request.params
         has_penalties = params.has_penalties
         follower = None
@@ -130,10 +134,11 @@ class Sampler:
             assert self._grammars is not None
             follower = self._grammars.follow(params.grammar, output_ids)
         stop_ids = {*self._eos_ids, *params.stop_token_ids}
+        before = self._state_by_row.get(row)
         self._lineup = None
         self._state_by_row[row] = RowState(
             params=params,
-            num_prompt_tokens=len(request.prompt_ids),
+            prompt_ids=request.prompt_ids,
             stop_ids=tuple(sorted(i for i in stop_ids if 0 <= i < self._vocab_size)),
             has_penalties=has_penalties,
             edits=LogitEdits.of(params, self._vocab_size, output_ids, self._device),
@@ -142,8 +147,10 @@ class Sampler:
         )
         if has_penalties:
             in_prompt, output_counts = self._penalty_tables()
-            in_prompt[row] = False
-            in_prompt[row].index_fill_(0, placed(request.prompt_ids, self._device), True)
+            # A draft model admits a request again for each draft: reading a long prompt takes many times longer.
+            if before is None or not before.has_penalties or before.prompt_ids is not request.prompt_ids:
+                in_prompt[row] = False
+                in_prompt[row].index_fill_(0, placed(request.prompt_ids, self._device), True)
             outputs = placed(output_ids, self._device)
             output_counts[row] = 0
             output_counts[row].index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
@@ -268,7 +275,7 @@ class Sampler:
         masked = [
             (line, token_id)
             for line in lineup.delayed
-            if positions[line] - lineup.states[line].num_prompt_tokens < lineup.params[line].min_tokens
+            if positions[line] - len(lineup.states[line].prompt_ids) < lineup.params[line].min_tokens
             for token_id in lineup.states[line].stop_ids
         ]
         if masked:

@@ -110,6 +110,7 @@ class DraftModel:
         self._read_token_s = 0.0
         self._step_ids = counter(1)
         self._free_rows = [*range(config.max_num_seqs)]
+        self._released_rows: list[int] = []
         self._free_blocks = [*range(config.num_blocks)]
         # Least recently used first.
         self._reading_by_id: OrderedDict[RequestId, _Reading] = OrderedDict()
@@ -170,8 +171,7 @@ class DraftModel:
     def _run(self, rows: list[StepRow]) -> dict[RequestId, int]:
         """Compute a step; return the token drawn for each row that did not fail."""
         rows.sort(key=lambda row: row.num_tokens > 1)
-        # Whatever the sampler knew of a row is of its last draft.
-        released = tuple(row.row for row in rows if row.is_admission)
+        released, self._released_rows = tuple(self._released_rows), []
         plan = StepPlan(step_id=next(self._step_ids), rows=tuple(rows), released_rows=released)
         started_s = self._clock()
         self._runner.submit(plan)
@@ -242,6 +242,7 @@ class DraftModel:
     def _forget(self, request_id: RequestId) -> None:
         reading = self._reading_by_id.pop(request_id)
         self._free_rows.append(reading.row)
+        self._released_rows.append(reading.row)
         for table in reading.tables:
             self._free_blocks.extend(table)
 

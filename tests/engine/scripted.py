@@ -329,8 +329,8 @@ class ScriptedRunner:
         for row in plan.rows:
             tables = self._tables_by_row.setdefault(row.row, [])
             if row.is_admission:
-                assert row.row not in self._owner_by_row, "a row is given away twice"
-                self._owner_by_row[row.row] = row.request.request_id
+                owner = self._owner_by_row.setdefault(row.row, row.request.request_id)
+                assert owner == row.request.request_id, "a row is given away twice"
                 self._pooled_by_row.pop(row.row, None)
                 tables[:] = [list(blocks) for blocks in row.block_tables]
             assert self._owner_by_row[row.row] == row.request.request_id, "a row changed hands without admission"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
+from engine.sampling.placing import placed
 from engine.sampling.sampler import Sampler, SampleResult
 from tests.oracles import naive_sampler
 
@@ -206,6 +208,28 @@ def test_a_row_given_to_another_request_keeps_nothing_of_the_first() -> None:
     sampler.release(0)
     sampler.admit(0, make_request(penalty), [])
     assert sampler.sample(logits.clone(), [0], [2]).token_ids == [5]
+
+
+def test_a_request_that_is_admitted_to_its_row_again_has_its_prompt_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, read = tuple(range(1, 30)), list[int]()
+    penalty = make_params(temperature=0, repetition_penalty=1e9)
+    one, other = make_request(penalty, prompt), make_request(penalty, tuple(range(20)))
+
+    def counted(values: Sequence[Any], *args: Any) -> torch.Tensor:
+        read.append(len(values))
+        return placed(values, *args)
+
+    monkeypatch.setattr("engine.sampling.sampler.placed", counted)
+    sampler, logits = Sampler(2, VOCAB, CPU, EOS), torch.arange(VOCAB, 0.0, -1).expand(1, VOCAB)
+    plain = make_request(make_params(temperature=0), prompt)
+    chosen = []
+    for request, output in ((one, []), (one, [0]), (one, [0, 30]), (other, []), (plain, []), (one, [])):
+        sampler.admit(0, request, output)
+        chosen += sampler.sample(logits.clone(), [0], [len(request.prompt_ids) + len(output)]).token_ids
+    # The least penalized of the likeliest: what neither prompt nor output has.
+    assert chosen == [0, 30, 31, 20, 0, 0]
+    assert read.count(len(prompt)) == 2
+    assert read.count(len(other.prompt_ids)) == 1
 
 
 def test_an_all_greedy_batch_computes_one_maximum_and_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
