@@ -31,6 +31,9 @@ from engine.step import Snapshot, StepRow
 
 SEEK_AGAIN_S = 0.25
 """Looking up a long prompt takes milliseconds, which would otherwise be added to each step while it waits."""
+LONG_BLOCKS, LOOK_AGAIN_BLOCK_S = 256, 1e-5
+"""The same for a prompt that found no room, if so many of its blocks are cached: the time for each of them is some
+twenty times that of its lookup."""
 
 
 class BlockTables:
@@ -79,6 +82,8 @@ class BlockTables:
         lacking = self._lacking(tables, num_computed, live.num_tokens)
         num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
         if sum(lacking) + num_revived + spare * len(tables) > self._pool.num_free:
+            if len(shared) >= LONG_BLOCKS:
+                live.next_open_s = self._clock() + len(shared) * LOOK_AGAIN_BLOCK_S
             return False
         for block in shared:
             self._pool.share(block)
@@ -91,8 +96,14 @@ class BlockTables:
             self._states.open(live, names[:num_shared], self._reach.longest(names, self._index.__contains__))
         return True
 
+    def found_no_room(self, live: LiveRequest) -> bool:
+        """Return whether `try_open` failed for a request, and too recently to look up its prefix again."""
+        return self._clock() < live.next_open_s
+
     def num_to_compute(self, live: LiveRequest) -> int:
-        """Return how many tokens of a request without blocks are not in the cache."""
+        """Return how many tokens of a request without blocks are not in the cache; all if it `found_no_room`."""
+        if self.found_no_room(live):
+            return live.num_tokens
         num_shared = self._num_found(self.shareable(live))
         return live.num_tokens - num_shared * self._block_tokens
 

@@ -34,7 +34,12 @@ class CacheLending:
             self._gate.lend(run)
 
     def try_open(self, live: LiveRequest, *, spare: int) -> bool:
-        """Open a request's tables (`BlockTables.try_open`), reclaiming lent blocks if there are too few free ones."""
+        """Open a request's tables (`BlockTables.try_open`), reclaiming lent blocks if there are too few free ones.
+
+        Returns False at once for one that has just found no room beside others.
+        """
+        if spare and self._tables.found_no_room(live):
+            return False
         while not self._tables.try_open(live, spare=spare):
             if not self._take_back():
                 return False

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from adapters.identity import AdapterDigest
+from engine.cache.block_tables import LONG_BLOCKS
+from engine.cache.prefix_index import BlockName
+from engine.cache.reach import Reach
 from engine.request import FinishReason
 from engine.scheduling import live_request
 from engine.scheduling.pins import MAX_SKIPS
+from tests.engine.scheduling.test_own_step import teach
 from tests.engine.scheduling.test_scheduler import assert_right, shape
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
+from tests.oracles.naive_scheduler import VOCAB_SIZE
 
 # --- who comes first ---
 
@@ -182,3 +188,41 @@ def test_the_pin_of_a_request_without_blocks_is_given_back() -> None:
     harness.step()
     assert +harness.gate.pins == {"x": 1}
     harness.finish()
+
+
+@pytest.mark.parametrize("tenant", ["", "newcomer"])
+def test_a_long_prefix_that_finds_no_room_is_not_looked_up_before_each_step(
+    monkeypatch: pytest.MonkeyPatch, tenant: str
+) -> None:
+    """Of 100,000 tokens, that took milliseconds."""
+    now_s, num_prefix = 0.0, LONG_BLOCKS * 4
+    config = a_config(max_model_len=2 * num_prefix, num_blocks=LONG_BLOCKS + 20, max_batched_tokens=num_prefix)
+    harness = Harness(config, clock=lambda: now_s)
+    teach(harness.scheduler.admission.costs)
+    prefix, lookups = tuple(i % VOCAB_SIZE for i in range(num_prefix)), []
+    longest = Reach.longest
+
+    def looked_up(reach: Reach, names: Sequence[BlockName], has: Callable[[BlockName], bool]) -> int:
+        lookups.append(now_s)
+        return longest(reach, names, has)
+
+    monkeypatch.setattr(Reach, "longest", looked_up)
+    runs, waits = a_request("runs", prefix, max_tokens=40), a_request("waits", (*prefix, *(1,) * 60), tenant=tenant)
+    harness.add(runs)
+    for _ in range(33):
+        harness.step()
+    harness.add(waits)
+    lookups.clear()
+    for _ in range(3):
+        harness.step()
+    num_first = len(lookups)
+    assert not harness.tokens("waits")
+    for _ in range(2):
+        harness.step()
+    assert len(lookups) == num_first <= 2
+    now_s = 1.0
+    harness.step()
+    assert len(lookups) > num_first
+    now_s = 2.0
+    harness.finish()
+    assert_right(harness, runs, waits)
