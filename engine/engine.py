@@ -218,6 +218,7 @@ class Engine:
         self._scheduler.admission.costs.observe(
             num_decodes=plan.num_tokens - num_prefill_tokens - plan.num_draft_tokens,
             num_prompt_tokens=num_prefill_tokens,
+            num_pairs=plan.num_prefill_pairs,
             num_draft_tokens=plan.num_draft_tokens,
             # Includes the host's work between two steps, but not that of a draft model, which is weighed by itself.
             took_s=ran_s - max(self._busy_since_s, self._free_at_s) - plan.drafting_s,

@@ -176,6 +176,11 @@ class StepPlan:
         """Number of tokens of rows that compute more than one, without drafts."""
         return sum(row.end - row.start for row in self.rows if row.end - row.start > 1)
 
+    @property
+    def num_prefill_pairs(self) -> int:
+        """Number of pairs of one of these tokens and one before it in its request."""
+        return sum((row.end - row.start) * (row.start + row.end) for row in self.rows if row.end - row.start > 1) // 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:

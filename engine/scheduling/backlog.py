@@ -17,6 +17,7 @@ from engine.request import Pooling, Request
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog, Load
 from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
+from engine.scheduling.step_costs import pairs_of
 
 TAIL_TOKENS = 64
 """Compared first: prompts with a long beginning in common mostly differ here."""
@@ -76,12 +77,14 @@ class BacklogReader:
         return self._load(request, num_known, self._uncached_share, num_known, max(1, num_output - num_prior))
 
     def _load(self, request: Request, num_wanted: int, share: float, num_known: int, num_left: int) -> Load:
+        prompt_tokens = num_wanted * share if num_wanted > 1 else num_wanted
         return Load(
-            prompt_tokens=num_wanted * share if num_wanted > 1 else num_wanted,
+            prompt_tokens=prompt_tokens,
             output_tokens=num_left,
             # One more block per table: the scheduler keeps that many free for each running request.
             num_blocks=self._reach.resting(num_known + num_left) + len(self._reach.windows),
             deadline_s=request.deadline_s,
+            num_pairs=pairs_of(num_known - prompt_tokens, num_known) if num_wanted > 1 else 0.0,
         )
 
     @property

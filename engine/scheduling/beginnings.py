@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from engine.cache.prefix_index import BlockName
 from engine.config import ResolvedConfig
 from engine.scheduling.live_request import LiveRequest
-from engine.scheduling.step_costs import StepCosts
+from engine.scheduling.step_costs import StepCosts, pairs_of
 
 MIN_GAIN = 2.0
 """Smallest gain in relation to the cost: short prompts take longer than their share of a long one."""
@@ -63,7 +63,8 @@ class Beginnings:
         if not self._coming:
             return False
         num_coming = sum(name in self._coming for name in shareable(live))
-        return self._costs.prompt_s(num_coming * self._block_tokens) > MIN_GAIN * self._costs.fixed_s
+        num_tokens = num_coming * self._block_tokens
+        return self._costs.prompt_s(num_tokens, pairs_of(0, num_tokens)) > MIN_GAIN * self._costs.fixed_s
 
     def delays_others(self, live: LiveRequest, num_to_compute: Callable[[LiveRequest], int], num_left: int) -> bool:
         """Whether first tokens come earlier on average without a waiting prompt in this step.
@@ -75,7 +76,9 @@ class Beginnings:
         # The lookup of a long prompt takes milliseconds, and admission repeats it.
         if self._has_streams or not self._num_completed or self._num_tokens < MIN_TOKENS:
             return False
-        gain_s = self._num_completed * self._costs.prompt_s(num_to_compute(live))
+        num_tokens = num_to_compute(live)
+        pairs = pairs_of(live.num_tokens - num_tokens, live.num_tokens)
+        gain_s = self._num_completed * self._costs.prompt_s(num_tokens, pairs)
         return gain_s > MIN_GAIN * num_left * self._costs.fixed_s
 
     def _expect(self, live: LiveRequest, start: int, end: int) -> None:

@@ -31,12 +31,14 @@ class Load(NamedTuple):
         output_tokens: tokens still to be drawn, at least 1.
         num_blocks: cache blocks that it holds when it ends.
         deadline_s: monotonic time by which it must end; None for no deadline.
+        num_pairs: pairs of one of the tokens to compute and one before it.
     """
 
     prompt_tokens: float
     output_tokens: int
     num_blocks: int
     deadline_s: float | None = None
+    num_pairs: float = 0.0
 
 
 class Backlog(NamedTuple):
@@ -98,7 +100,8 @@ def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts,
     before = (*backlog.running, *backlog.waiting)
     *places, place = _places(load, backlog, capacity)
     tokens = backlog.num_prompt_tokens + sum(other.prompt_tokens for other in before if other.prompt_tokens > 1)
-    prompt_s, own_prompt_s = costs.prompt_s(tokens), _prompt_s(load, costs)
+    num_pairs = sum(other.num_pairs for other in before if other.prompt_tokens > 1)
+    prompt_s, own_prompt_s = costs.prompt_s(tokens, num_pairs), _prompt_s(load, costs)
     without_s = costs.step_s(min(len(before), capacity.num_rows))
     step_s = costs.step_s(min(len(before) + 1, capacity.num_rows))
     breaks_s = 0.0
@@ -160,7 +163,7 @@ def _place(load: Load, row_free: int, prompts_done: float, capacity: Capacity) -
 
 def _prompt_s(load: Load, costs: StepCosts) -> float:
     # A single token counts as a decoding row.
-    return costs.prompt_s(load.prompt_tokens) if load.prompt_tokens > 1 else 0.0
+    return costs.prompt_s(load.prompt_tokens, load.num_pairs) if load.prompt_tokens > 1 else 0.0
 
 
 def _prompt_steps(load: Load, capacity: Capacity) -> float:

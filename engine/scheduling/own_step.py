@@ -42,13 +42,13 @@ class OwnSteps:
         self.may_be = True
         """Whether the last step was not an own step."""
 
-    def note(self, num_decodes: int, num_prompt_tokens: int, *, is_own: bool) -> None:
-        """Record a step that begins."""
+    def note(self, num_decodes: int, num_prompt_tokens: int, num_pairs: float = 0, *, is_own: bool) -> None:
+        """Record a step that begins; `num_pairs` as in `StepCosts.prompt_s`."""
         self.may_be = not is_own
         if is_own:
             self._owed_s += self._costs.base_s or 0.0
         else:
-            self._others_s = self._costs.step_s(num_decodes) + self._costs.prompt_s(num_prompt_tokens)
+            self._others_s = self._costs.step_s(num_decodes) + self._costs.prompt_s(num_prompt_tokens, num_pairs)
             self._owed_s = max(0.0, self._owed_s - MAX_PRICE * self._others_s)
 
     def pays(self, running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) -> bool:

@@ -198,7 +198,7 @@ class Scheduler:
     def _planned(self, draft: StepDraft, *, is_own: bool) -> StepPlan | None:
         if draft.is_empty:
             return None
-        self._own_steps.note(draft.num_decodes, draft.num_prompt_tokens, is_own=is_own)
+        self._own_steps.note(draft.num_decodes, draft.num_prompt_tokens, draft.num_pairs, is_own=is_own)
         self._num_plans += 1
         self._fair_queue.note_step()
         self._step_clock.begin(self._num_plans, self._clock())

@@ -2,11 +2,13 @@
 
 A step is modeled to last
 
-    base + per_row * decoding rows + per_token * prompt tokens
+    base + per_row * decoding rows + per_token * prompt tokens + per_pair * pairs of a prompt token and one before it
 
 seconds. `base` and `per_row` are a least-squares line through the steps that only decode, weighted toward the newest.
-`per_token` is what that line leaves unexplained in steps that compute prompts; the cost of a draft token is what all of
-these leave unexplained in steps with drafts, from which nothing else is learned. The line says little about the fixed
+`per_token` is what that line leaves unexplained in steps that compute the beginnings of prompts, and `per_pair` what
+both leave unexplained far behind: there, attention takes most of the time, which must not be charged to short prompts.
+The cost of a draft token is what all of these leave unexplained in steps with drafts, from which nothing else is
+learned. The line says little about the fixed
 cost of a step if all steps have about as many rows, so for steps of prompts alone it is learned from such steps.
 """
 
@@ -26,8 +28,15 @@ MIN_SPREAD = 0.25
 """Variance of the number of rows below which the cost of a row is not updated."""
 MEMORY = 0.95
 """Decay per step of earlier steps in the rates of prompt tokens and of draft tokens."""
+BEGINNING_TOKENS = 2048
+"""A prompt's tokens begin it if they have on average at most this many before them."""
 MAX_SURPRISE = 4.0
 """A step counts for at most this many times its expected time: it may have waited for something else."""
+
+
+def pairs_of(start: float, end: float) -> float:
+    """Return the pairs of a token at a position in [start, end) and one before it."""
+    return (end - start) * (start + end) / 2
 
 
 class StepCosts:
@@ -38,6 +47,7 @@ class StepCosts:
         self._mean_rows = self._mean_s = self._spread = self._joint_spread = self._row_s = 0.0
         # Of steps whose decodes could be told from their prompts, and what the prompts took of them.
         self._known_prompt_tokens = self._known_prompt_s = 0.0
+        self._known_pairs = self._known_pairs_s = 0.0
         self._draft_tokens = self._draft_tokens_s = 0.0
         self._prompt_tokens = self._prompt_steps_s = 0.0
         self._num_steps = self._num_prompt_steps = 0
@@ -45,13 +55,20 @@ class StepCosts:
         self._measured_at_s = 0.0
 
     def observe(
-        self, *, num_decodes: int, num_prompt_tokens: int, num_draft_tokens: int = 0, took_s: float, now_s: float
+        self,
+        *,
+        num_decodes: int,
+        num_prompt_tokens: int,
+        num_pairs: int = 0,
+        num_draft_tokens: int = 0,
+        took_s: float,
+        now_s: float,
     ) -> None:
         """Record a step."""
         if took_s <= 0:
             return
         if num_draft_tokens:
-            without_s = self.step_s(num_decodes) + self.prompt_s(num_prompt_tokens)
+            without_s = self.step_s(num_decodes) + self.prompt_s(num_prompt_tokens, num_pairs)
             most_s = MAX_SURPRISE * (without_s + num_draft_tokens * self.draft_token_s)
             # May be negative: steps are as often shorter than expected as longer.
             self._draft_tokens = MEMORY * self._draft_tokens + num_draft_tokens
@@ -59,7 +76,7 @@ class StepCosts:
             self._measured_at_s = now_s
             return
         is_decode = num_prompt_tokens < MIN_PROMPT_TOKENS
-        expected_s = self.step_s(num_decodes) + self.prompt_s(num_prompt_tokens)
+        expected_s = self.step_s(num_decodes) + self.prompt_s(num_prompt_tokens, num_pairs)
         if min(self._num_steps, MIN_STEPS if is_decode else self._num_prompt_steps) >= MIN_STEPS and expected_s > 0:
             took_s = min(took_s, MAX_SURPRISE * expected_s)
         if is_decode:
@@ -68,10 +85,10 @@ class StepCosts:
             self._prompt_tokens = MEMORY * self._prompt_tokens + num_prompt_tokens
             self._prompt_steps_s = MEMORY * self._prompt_steps_s + took_s
             if self._num_steps >= MIN_STEPS:
-                self._learn_prompt(num_prompt_tokens, max(0.0, took_s - self.step_s(num_decodes)))
+                self._learn_prompt(num_prompt_tokens, num_pairs, max(0.0, took_s - self.step_s(num_decodes)))
                 if not num_decodes:
                     # Only now: before the cost of a token is known, the whole step would count as its fixed cost.
-                    self._learn_base(max(0.0, took_s - self.prompt_s(num_prompt_tokens)))
+                    self._learn_base(max(0.0, took_s - self.prompt_s(num_prompt_tokens, num_pairs)))
         self._measured_at_s = now_s
 
     @property
@@ -97,16 +114,24 @@ class StepCosts:
         step_s = self.step_s(num_rows)
         return seconds / step_s if step_s else 0.0
 
-    def prompt_s(self, num_tokens: float) -> float:
-        """Return the seconds that prompt tokens add to the steps that compute them; 0 before any are measured."""
-        return num_tokens * self._known_prompt_s / self._known_prompt_tokens if self._known_prompt_tokens else 0.0
+    def prompt_s(self, num_tokens: float, num_pairs: float = 0.0) -> float:
+        """Return the seconds that prompt tokens add to the steps that compute them; 0 before any are measured.
+
+        Args:
+            num_pairs: pairs of one of these tokens and one before it; 0 leaves out what they take.
+        """
+        if not self._known_prompt_tokens:
+            return 0.0
+        return num_tokens * self._known_prompt_s / self._known_prompt_tokens + num_pairs * self._pair_s
 
     def saved_s(self, num_rows: int, num_tokens: int) -> float:
         """Return the seconds that fetching prompt tokens may take and still beat computing them beside `num_rows` rows.
 
         A request whose tokens are fetched joins one step later. Infinite before prompt tokens are measured.
         """
-        return self.prompt_s(num_tokens) - self.step_s(num_rows) if self._num_prompt_steps else math.inf
+        if not self._num_prompt_steps:
+            return math.inf
+        return self.prompt_s(num_tokens, pairs_of(0, num_tokens)) - self.step_s(num_rows)
 
     @property
     def draft_token_s(self) -> float:
@@ -142,11 +167,19 @@ class StepCosts:
         # A step without rows must not take negative time.
         self._row_s = min(self._row_s, self._mean_s / max(1.0, self._mean_rows))
 
-    def _learn_prompt(self, num_tokens: int, left_s: float) -> None:
+    @property
+    def _pair_s(self) -> float:
+        return max(0.0, self._known_pairs_s / self._known_pairs) if self._known_pairs else 0.0
+
+    def _learn_prompt(self, num_tokens: int, num_pairs: int, left_s: float) -> None:
         # Sums, not a mean of rates: a few tokens in a step that something else held up would outweigh a long prompt.
         self._num_prompt_steps += 1
+        if num_pairs > BEGINNING_TOKENS * num_tokens and self._known_prompt_tokens:
+            self._known_pairs = MEMORY * self._known_pairs + num_pairs
+            self._known_pairs_s = MEMORY * self._known_pairs_s + left_s - self.prompt_s(num_tokens)
+            return
         self._known_prompt_tokens = MEMORY * self._known_prompt_tokens + num_tokens
-        self._known_prompt_s = MEMORY * self._known_prompt_s + left_s
+        self._known_prompt_s = MEMORY * self._known_prompt_s + max(0.0, left_s - num_pairs * self._pair_s)
 
     def _learn_base(self, left_s: float) -> None:
         self._num_alone += 1

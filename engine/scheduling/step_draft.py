@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engine.config import ResolvedConfig
 from engine.scheduling.live_request import LiveRequest
+from engine.scheduling.step_costs import pairs_of
 from engine.step import StepRow
 
 KEPT_SHARE = 4
@@ -21,6 +22,7 @@ class StepDraft:
     Attributes:
         num_decodes: requests with a single token to compute, which may be the last of a prompt.
         num_prompt_tokens: tokens of all other requests: prompts, recomputed outputs, and tokens forced by a grammar.
+        num_pairs: pairs of one of these tokens and one before it.
         drafting_s: seconds for which a draft model was used.
     """
 
@@ -29,6 +31,7 @@ class StepDraft:
         self._prefill_cap = prefill_cap
         self.num_decodes = 0
         self.num_prompt_tokens = 0
+        self.num_pairs = 0.0
         self.drafting_s = 0.0
         # Rows of logits that fit in the runner's buffers: one per request, more for scores and draft tokens.
         self._num_free_logits = config.num_logits
@@ -81,6 +84,7 @@ class StepDraft:
             self.num_decodes += 1
         else:
             self.num_prompt_tokens += count
+            self.num_pairs += pairs_of(self._end_by_live[live] - count, self._end_by_live[live])
 
     def put_decode(self, live: LiveRequest) -> None:
         """Add one token of a decoding request; `put` may add the tokens that a grammar forces."""

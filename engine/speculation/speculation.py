@@ -76,7 +76,7 @@ class Speculation:
         decoding = step.decoding() if self.is_on and self._costs.has_decode_steps else []
         if not decoding or not step.num_free:
             return
-        step_s = self._costs.step_s(len(decoding)) + self._costs.prompt_s(step.num_prompt_tokens)
+        step_s = self._costs.step_s(len(decoding)) + self._costs.prompt_s(step.num_prompt_tokens, step.num_pairs)
         offers = [
             Offer(live, draft, self._drafter(live).acceptance) for live in decoding if (draft := self._offer(live))
         ]

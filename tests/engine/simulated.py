@@ -27,7 +27,7 @@ class ExactCosts(StepCosts):
     def step_s(self, num_rows: int) -> float:
         return self._exact[0] + self._exact[1] * num_rows
 
-    def prompt_s(self, num_tokens: float) -> float:
+    def prompt_s(self, num_tokens: float, num_pairs: float = 0.0) -> float:
         return self._exact[2] * num_tokens
 
 

@@ -56,13 +56,13 @@ def test_what_is_left_of_a_request() -> None:
     assert backlog(harness).running == (Load(1, 7, (3 + 9) // 4 + 1, 50.0),)
     harness.add(a_request("waits", range(1, 11), prior_output_ids=(5, 6), max_tokens=6))
     unread = a_request("unread", range(2, 12), prior_output_ids=(5, 6), max_tokens=6)
-    assert backlog(harness, unread).waiting == (Load(12, 4, 4 + 1), Load(12, 4, 4 + 1))
+    assert backlog(harness, unread).waiting == (Load(12, 4, 4 + 1, None, 72), Load(12, 4, 4 + 1, None, 72))
 
 
 def test_no_block_is_counted_beyond_the_context() -> None:
     harness = busy()
     unread = a_request("unread", range(1, 21), max_tokens=1000)
-    assert backlog(harness, unread).waiting == (Load(20, 64 - 20, 64 // 4 + 1),)
+    assert backlog(harness, unread).waiting == (Load(20, 64 - 20, 64 // 4 + 1, None, 200),)
 
 
 @pytest.mark.parametrize("windows", [(0,), (0, 8, 8)])

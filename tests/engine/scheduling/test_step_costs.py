@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduling.step_costs import MAX_AGE_S, MIN_STEPS, StepCosts
+from engine.scheduling.step_costs import MAX_AGE_S, MIN_STEPS, StepCosts, pairs_of
 
 ROWS = 32
 
@@ -106,3 +106,17 @@ def test_drafts_are_never_thought_to_make_a_step_shorter() -> None:
     for _ in range(9):
         costs.observe(num_decodes=4, num_prompt_tokens=0, num_draft_tokens=8, took_s=1e-6, now_s=0.0)
     assert costs.draft_token_s == 0
+
+
+@settings(max_examples=30)
+@given(pair_s=st.floats(0, 1e-6), token_s=st.floats(1e-5, 1e-3), longest=st.integers(8, 100))
+def test_what_a_long_context_takes_is_not_charged_to_short_prompts(pair_s: float, token_s: float, longest: int) -> None:
+    costs, size = measured(0.01, 0.0, token_s), 1000
+    for start in range(0, longest * size, size):
+        pairs = int(pairs_of(start, start + size))
+        took_s = 0.01 + size * token_s + pairs * pair_s
+        costs.observe(num_decodes=4, num_prompt_tokens=size, num_pairs=pairs, took_s=took_s, now_s=0.0)
+    # The first steps, in which the two cannot be told apart, count as tokens alone.
+    assert 0.9 * size * token_s <= costs.prompt_s(size) <= 1.1 * (size * token_s + pairs_of(0, 2 * size) * pair_s)
+    pairs = pairs_of((longest - 1) * size, longest * size)
+    assert costs.prompt_s(size, pairs) == pytest.approx(size * token_s + pairs * pair_s, rel=0.2)
