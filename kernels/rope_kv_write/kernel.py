@@ -113,8 +113,8 @@ def rope_kv_write_kernel(
         place = slot * SPAN_HEADS + kv_head
         tl.store(k_spans + place, span, mask=is_key)
         tl.store(v_spans + place, span, mask=is_value)
-        kept_low = held(wide_low, span, LIMIT, k_cache.dtype.element_ty)
-        kept_high = held(wide_high, span, LIMIT, k_cache.dtype.element_ty)
+        kept_low = held(wide_low, span[:, None], LIMIT, k_cache.dtype.element_ty)
+        kept_high = held(wide_high, span[:, None], LIMIT, k_cache.dtype.element_ty)
     target = row[:, None] * HEAD_DIM + lanes[None, :]
     to_key = is_key[:, None] & inside[None, :]
     tl.store(k_cache + target, kept_low, mask=to_key)

@@ -8,16 +8,16 @@ from kernels.overlap import take_turn
 
 @triton.jit
 def span_of(rows):
-    """Return the spans of float32 rows [n, width]; NaN for a row that is not finite."""
+    """Return the spans of float32 rows [..., width]; NaN for a row that is not finite."""
     # A maximum drops NaN; zero times NaN or infinity keeps it.
-    return tl.max(tl.abs(rows), axis=1) + tl.sum(rows * 0.0, axis=1)
+    return tl.max(tl.abs(rows), axis=-1) + tl.sum(rows * 0.0, axis=-1)
 
 
 @triton.jit
 def held(rows, span, LIMIT: tl.constexpr, HELD: tl.constexpr):
-    """Quantize float32 rows [n, width] with spans `span` [n] to type HELD."""
+    """Quantize float32 rows with spans `span`, which broadcast to them, to type HELD."""
     # Zeros stay zeros, and tiny rows become zeros.
-    scaled = rows * tl.div_rn(LIMIT, tl.where(span < 1e-30, LIMIT, span))[:, None]
+    scaled = rows * tl.div_rn(LIMIT, tl.where(span < 1e-30, LIMIT, span))
     if tl.int8 == HELD:
         # Adding 1.5 * 2^23 rounds to the nearest integer, ties to even; a conversion would truncate.
         scaled = (scaled + 12582912.0) - 12582912.0
@@ -26,24 +26,20 @@ def held(rows, span, LIMIT: tl.constexpr, HELD: tl.constexpr):
 
 @triton.jit
 def store_held(numbers, held_numbers, spans, row, columns, width, LIMIT: tl.constexpr):
-    """Quantize and store one row [BLOCK], zeros from `width` on, as `quantize_rows_kernel` does."""
-    rows = numbers.to(tl.float32)[None, :]
-    span = span_of(rows)
-    place = row * width + columns[None, :]
-    rounded = held(rows, span, LIMIT, held_numbers.dtype.element_ty)
-    tl.store(held_numbers + place, rounded, mask=(columns < width)[None, :])
-    tl.store(spans + row + tl.arange(0, 1), span)
+    """Quantize and store one row [BLOCK], zeros from `width` on."""
+    # A span in a tensor of one element would be broadcast in a layout in which each thread has the whole row.
+    wide = numbers.to(tl.float32)
+    span = span_of(wide)
+    rounded = held(wide, span, LIMIT, held_numbers.dtype.element_ty)
+    tl.store(held_numbers + row * width + columns, rounded, mask=columns < width)
+    tl.store(spans + row, span)
 
 
 @triton.jit
 def quantize_rows_kernel(x, out, spans, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """Program r quantizes row r of `x` [rows, width], read once, to the type of `out`; BLOCK is at least `width`."""
     take_turn(OVERLAPS)
-    at = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    place = at[:, None] * width + columns[None, :]
-    inside = (columns < width)[None, :]
-    rows = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    span = span_of(rows)
-    tl.store(out + place, held(rows, span, LIMIT, out.dtype.element_ty), mask=inside)
-    tl.store(spans + at, span)
+    numbers = tl.load(x + row * width + columns, mask=columns < width, other=0.0)
+    store_held(numbers, out, spans, row, columns, width, LIMIT)
