@@ -109,7 +109,7 @@ def prefill_attention_kernel(
             v_span = tl.load(v_spans + slots * SPAN_HEADS)
         # Slots past the row's own tokens were never written and may be NaN: the last token stands in for them.
         slots = slots_of(table, tl.minimum(start + BLOCK_N + n, stop - 1), BLOCK_TOKENS)
-        scores = tl.dot(queries, tl.trans(k).to(queries.dtype), input_precision="ieee")
+        scores = tl.dot(queries, tl.trans(_number(k, queries.dtype)), input_precision="ieee")
         if IS_QUANTIZED:
             scores *= k_span[None, :]
         if HAS_SOFTCAP:
@@ -134,12 +134,21 @@ def prefill_attention_kernel(
         total = total * faded + tl.sum(weights, axis=1)
         if IS_QUANTIZED:
             weights *= v_span[None, :]
-        values = v.to(queries.dtype)
+        values = _number(v, queries.dtype)
         mixed = tl.dot(weights.to(values.dtype), values, mixed * faded[:, None], input_precision="ieee")
         highest = higher
     if IS_QUANTIZED:
         mixed *= unit
     tl.store(out + corner + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_asked)
+
+
+@triton.jit
+def _number(held, dtype: tl.constexpr):
+    """Return elements of the cache in `dtype`."""
+    if held.dtype.is_fp8():
+        # The compiler's own way, through float16, takes a slow instruction for each number.
+        held = held.to(tl.float32)
+    return held.to(dtype)
 
 
 @triton.jit
