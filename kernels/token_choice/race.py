@@ -27,21 +27,21 @@ def _better(value, token, best, best_token):
 def winner_of_part(logits, low, high, none, highest, temperature, seed, position, BLOCK: tl.constexpr):
     """Return the best score of a race among tokens `low` to `high`, and the first token that has it.
 
-    Each of BLOCK / 4 lanes handles the four tokens whose noise comes from one Philox counter.
+    The noise of four adjacent tokens comes from one Philox counter: a tile is [counters, 4].
     """
-    drawn = tl.full([BLOCK // 4], float("-inf"), tl.float32)
-    drawn_token = tl.zeros([BLOCK // 4], tl.int32)
+    drawn = tl.full([BLOCK // 4, 4], float("-inf"), tl.float32)
+    drawn_token = tl.zeros([BLOCK // 4, 4], tl.int32)
     for start in range(low, high, BLOCK):
         counter = start // 4 + tl.arange(0, BLOCK // 4)
         zero = counter * 0
         words = tl.philox(seed, counter, zero + position.to(tl.int32), zero, zero)
-        for lane in tl.static_range(4):
-            token = counter * 4 + lane
-            value = tl.load(logits + token, mask=token < high, other=float("-inf"))
-            score = _gumbel(words[lane]) - distance_of(value, highest, temperature)
-            drawn, drawn_token = _better(score, token, drawn, drawn_token)
-    score = tl.max(drawn, axis=0)
-    return score, tl.min(tl.where(drawn == score, drawn_token, none), axis=0)
+        word = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3])).reshape([BLOCK // 4, 4])
+        token = counter[:, None] * 4 + tl.arange(0, 4)[None, :]
+        value = tl.load(logits + token, mask=token < high, other=float("-inf"))
+        score = _gumbel(word) - distance_of(value, highest, temperature)
+        drawn, drawn_token = _better(score, token, drawn, drawn_token)
+    score = tl.max(tl.max(drawn, axis=1), axis=0)
+    return score, tl.min(tl.min(tl.where(drawn == score, drawn_token, none), axis=1), axis=0)
 
 
 @triton.jit
