@@ -53,8 +53,13 @@ TARGETS = {
     "sm_89": Target(backend="cuda", arch=89, warp_size=32, shared_bytes=99 * 1024),
     "sm_120": Target(backend="cuda", arch=120, warp_size=32, shared_bytes=99 * 1024),
 }
+MAX_SHARED_STORES = 160
+"""Most vectors that each thread of a program may write to shared memory, loops counted once; the usual is below 50. A
+layout in which every thread has the whole of a tensor takes hundreds to leave.
+"""
 USUAL_TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 """Those for which there is to be no complaint; the others are desktop GPUs, on which a few kernels spill."""
+_VECTOR_STORE = re.compile(r"\bst\.shared\.v4\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,8 @@ def compile_for(name: str, launch: Launch) -> Usage:
         complaint = f"it does not wait for the preceding kernel before {touch}"
     elif shared_bytes > target.shared_bytes:
         complaint = f"{shared_bytes} bytes of shared memory, {target.shared_bytes} are there"
+    elif (num_stores := len(_VECTOR_STORE.findall(ptx))) > MAX_SHARED_STORES:
+        complaint = f"each thread writes {num_stores} vectors to shared memory"
     elif spill_bytes:
         complaint = f"{spill_bytes} bytes of registers spilled"
     return Usage(

@@ -87,6 +87,41 @@ def test_a_trap_in_a_kernel_s_place_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert ahead_of_time.compile_for("sm_100", launch).complaint is None
 
 
+ROUNDED = """
+import torch
+from kernels.ahead_of_time import compile_for
+from kernels.architecture import pretending
+from kernels.launches import round_fp8
+from kernels.recording import recording
+
+with pretending("sm_90"), recording() as found:
+    round_fp8(64, 4096)
+for launch in found:
+    print(launch.kernel, compile_for("sm_90", launch).complaint)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_rows_are_rounded_where_they_are_held() -> None:
+    """The span of a row was a tensor of one element, and so each thread wrote the whole row to shared memory."""
+    told = dict(line.split(maxsplit=1) for line in run_uninterpreted("-c", ROUNDED).splitlines())
+    kernels = ("quantize_rows", "add_rms_norm", "activate_and_multiply")
+    assert told == {f"{name}_kernel": "None" for name in kernels}
+
+
+def test_a_tensor_that_leaves_a_layout_of_the_whole_in_every_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(asm={"cubin": b""}, metadata=SimpleNamespace(shared=0))
+    monkeypatch.setattr(ahead_of_time, "compile_launch", lambda *_: made)
+    monkeypatch.setattr(ahead_of_time, "_resources", lambda _: (4, 0))
+    launch = Launch(module="m", kernel="k", signature=(), constants=(), aligned=(), options=())
+    for num_stores in (50, 1024):
+        stores = "\tst.shared.v4.b32 \t[%r1], {%r2, %r3, %r4, %r5};\n" * num_stores
+        made.asm["ptx"] = f".entry k()\n{{\n{stores}\tret;\n}}\n"
+        complaint = ahead_of_time.compile_for("sm_90", launch).complaint
+        assert complaint == (None if num_stores == 50 else "each thread writes 1024 vectors to shared memory")
+
+
 def test_launches_are_shaped_for_the_gpu_that_is_pretended() -> None:
     with pretending("gfx942"):
         assert current() == "gfx942"
