@@ -28,7 +28,11 @@ MAX_WIDE_ROWS = 64
 MAX_ROWS = 2
 """Maximum rows for `row_linear`, which would be compute-bound with more."""
 MAX_ROW_DEPTH = 4096
-"""Maximum inputs of a tile in `row_linear`."""
+"""Maximum inputs of a tile of 16-bit weights in `row_linear`; of FP8 ones, a program with more has fewer outputs."""
+MAX_FP8_DEPTH, FP8_WARP_DEPTH = 16384, 1024
+"""Maximum inputs of a tile of FP8 weights, and inputs for each of its warps, by registers: those of two rows and of
+more would spill.
+"""
 BITS_BY_DTYPE = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
 """The bits of 128 and of 1024, whose last four mantissa bits are worth 8, 4, 2 and 1."""
 
@@ -177,15 +181,16 @@ def usual_row_cut(depth: int, *, is_gated: bool, is_fp8: bool, has_norm: bool) -
     """Return the tiling for one row, measured to be the fastest within all layers of a model (H200).
 
     A depth between one and two tiles is loaded as one: the fewer times a program waits for memory, the better. FP8
-    weights have half the bytes, so a usual depth is loaded as a whole, before the preceding kernel has finished; for a
-    larger depth each thread has few inputs, because loads in flight take registers besides the sums. That has not been
+    weights have half the bytes, so a whole depth is loaded before the preceding kernel has finished. In a loop, the
+    compiler takes the next tile apart into bytes at once, so that each program would wait for it. That has not been
     measured yet, nor have tiles for normed inputs, which leave as many registers free as others do.
     """
-    if is_fp8 and depth > MAX_ROW_DEPTH:
+    if is_fp8 and depth > MAX_FP8_DEPTH:
         return RowCut(block_n=2 if is_gated else 4, block_k=2048, num_warps=8)
     if is_fp8:
-        most = MAX_ROW_DEPTH
-    elif is_gated:
+        block_k, block_n = triton.next_power_of_2(depth), 1 if is_gated and depth > MAX_ROW_DEPTH else 2
+        return RowCut(block_n=block_n, block_k=block_k, num_warps=max(4, block_k // FP8_WARP_DEPTH))
+    if is_gated:
         most = 1024
     elif has_norm:
         most = MAX_ROW_DEPTH if depth <= MAX_ROW_DEPTH else 1024
