@@ -28,6 +28,8 @@ MAX_ROWS = 2
 """Up to this many rows are multiplied separately. More rows share experts and would be compute-bound that way."""
 ROW_OUTPUTS, ROW_DEPTH, ROW_NUMBERS = 2, 1024, 8192
 """For one or two rows: outputs and inputs of a tile, and elements of a tile over all experts of a row."""
+MAX_FP8_DEPTH = 8192
+"""For one or two rows, up to this many inputs of FP8 weights are one tile, as in `kernels.streamed_linear.launch`."""
 SUM_BLOCK = 1024
 Biases = tuple[torch.Tensor, torch.Tensor]
 ExpertMatrix = Matrix | Mxfp4Matrix
@@ -248,7 +250,11 @@ def _multiply_rows(
     has_bias, (up_bias, down_bias) = biases is not None, biases or (x, x)
     (rows, hidden), chosen, width = x.shape, routing.experts.shape[1], down.shape[1]
     inner = torch.empty(rows * chosen, width, dtype=x.dtype, device=x.device)
-    expert_gate_up_kernel[(rows * chosen, triton.cdiv(width, ROW_OUTPUTS))](
+    is_whole = isinstance(gate_up, Fp8Matrix) and hidden <= MAX_FP8_DEPTH
+    block_k = triton.next_power_of_2(hidden) if is_whole else min(ROW_DEPTH, triton.next_power_of_2(hidden))
+    # More inputs of more outputs would not fit into registers.
+    block_n = ROW_OUTPUTS if block_k < MAX_FP8_DEPTH else 1
+    expert_gate_up_kernel[(rows * chosen, triton.cdiv(width, block_n))](
         x,
         routing.experts,
         *_parts_of(gate_up),
@@ -260,8 +266,8 @@ def _multiply_rows(
         HAS_BIAS=has_bias,
         ACTIVATION=activation,
         LIMIT=_limit_of(gate_up),
-        BLOCK_N=ROW_OUTPUTS,
-        BLOCK_K=min(ROW_DEPTH, triton.next_power_of_2(hidden)),
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
         num_warps=4,
         **overlap(),
     )
