@@ -30,9 +30,10 @@ def store_held(numbers, held_numbers, spans, row, columns, width, LIMIT: tl.cons
     # A span in a tensor of one element would be broadcast in a layout in which each thread has the whole row.
     wide = numbers.to(tl.float32)
     span = span_of(wide)
+    # Stored first: a register fewer is in use after that, and none spills.
+    tl.store(spans + row, span)
     rounded = held(wide, span, LIMIT, held_numbers.dtype.element_ty)
     tl.store(held_numbers + row * width + columns, rounded, mask=columns < width)
-    tl.store(spans + row, span)
 
 
 @triton.jit
