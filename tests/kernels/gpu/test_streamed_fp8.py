@@ -90,7 +90,9 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width", "depth"), [(1, 16, 64), (2, 34, 1400), (1, 2, 1024), (2, 26, 4112), (2, 10, 16400)])
+@pytest.mark.parametrize(
+    ("rows", "width", "depth"), [(1, 16, 64), (2, 34, 1400), (1, 2, 1024), (2, 26, 4112), (2, 10, 16400)]
+)
 def test_few_rows_are_multiplied_as_they_are(dtype: torch.dtype, rows: int, width: int, depth: int) -> None:
     """Also gated, and with a matrix that no cut divides."""
     matrix = to_fp8(randn(width, depth, dtype=torch.float32))
