@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from deployments.exposition import join, write
 from deployments.generation import READY, HealthReport
@@ -24,8 +25,31 @@ from engine.trace import RequestTrace
 PROBE_TIMEOUT_S = 3.0
 SCRAPE_TIMEOUT_S = 8.0
 """Below Prometheus' own timeout of 10 s."""
-PARTS_START_S, PARTS_POLL_S = 20.0, 0.2
+PARTS_START_S, PARTS_POLL_S = 20.0, 0.5
 """How long a starting gateway waits for other parts, and how often it asks for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the replicas of a deployment answer, each None or its trouble, and what Serve says if none answers."""
+
+    answers: list[str | None]
+    told: DeploymentStatusOverview | None
+
+    @property
+    def is_at_zero(self) -> bool:
+        """Whether Serve has scaled the deployment to zero."""
+        return self.told is not None and self.told.status == "HEALTHY" and not self.told.replica_states
+
+    def state(self) -> str:
+        if self.answers:
+            return READY if None in self.answers else str(self.answers[0])
+        return READY if self.is_at_zero or self._is_between() else "No replica answers."
+
+    def _is_between(self) -> bool:
+        """Whether Serve starts the first replica or stops the last one; one that has lost them is UNHEALTHY."""
+        told = self.told
+        return told is not None and told.status in ("UPSCALING", "DOWNSCALING") and "RUNNING" not in told.replica_states
 
 
 class Overview:
@@ -47,22 +71,36 @@ class Overview:
         self._parts = {name: handle for name, handle in parts.items() if handle is not None}
         self.health = SharedCall(self._ask_health).result
         self.metrics = SharedCall(self._ask_metrics).result
+        # Two threads must not be in `serve.status` at once: while it reads how a deployment scales, it changes globals.
+        self._serve_status = SharedCall(lambda: asyncio.to_thread(serve.status)).result
 
     async def until_parts_answer(self) -> None:
-        """Wait until each part has a replica that answers, for up to `PARTS_START_S`.
+        """Wait until each part has a replica that answers or is scaled to zero, for up to `PARTS_START_S`.
 
         While a configuration that adds a part is rolled out, older gateways serve until a new one has started.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(PARTS_START_S):
-                await asyncio.gather(*map(_until_answered, self._parts.values()))
+                while not all(found.answers or found.is_at_zero for found in await self._ask(self._parts.values())):
+                    await asyncio.sleep(PARTS_POLL_S)
 
     async def _ask_health(self) -> HealthReport:
-        states = iter(await asyncio.gather(*map(_state, (*self._models.values(), *self._parts.values()))))
+        found = await self._ask([*self._models.values(), *self._parts.values()])
+        states = (one.state() for one in found)
         return HealthReport(
             state_by_model={name: next(states) for name in self._models},
             state_by_part={name: next(states) for name in self._parts},
         )
+
+    async def _ask(self, handles: Collection[DeploymentHandle]) -> list[_Found]:
+        """Ask each deployment's replicas for trouble, and Serve about deployments without an answer."""
+        answers = await asyncio.gather(*(ask_all(one, "trouble", timeout_s=PROBE_TIMEOUT_S) for one in handles))
+        applications: Mapping[str, ApplicationStatusOverview] = {}
+        if not all(answers):
+            with suppress(*UNREACHED):
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    applications = (await self._serve_status()).applications
+        return [_Found(told, _deployment(applications, one)) for told, one in zip(answers, handles, strict=True)]
 
     async def _ask_metrics(self) -> bytes:
         handles = (gateways(), *self._models.values())
@@ -95,27 +133,8 @@ def gateways() -> DeploymentHandle:
     return serve.get_deployment_handle(context.deployment, context.app_name)
 
 
-async def _until_answered(handle: DeploymentHandle) -> None:
-    while not await ask_all(handle, "trouble", timeout_s=PROBE_TIMEOUT_S):
-        await asyncio.sleep(PARTS_POLL_S)
-
-
-async def _state(handle: DeploymentHandle) -> str:
-    troubles = await ask_all(handle, "trouble", timeout_s=PROBE_TIMEOUT_S)
-    if not troubles:
-        return READY if await _has_none_to_have(handle) else "No replica answers."
-    return READY if None in troubles else str(troubles[0])
-
-
-async def _has_none_to_have(handle: DeploymentHandle) -> bool:
-    """Tell whether Serve has scaled the deployment to zero, or is just starting its first replica."""
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            status = await asyncio.to_thread(serve.status)
-        deployment = status.applications[handle.app_name].deployments[handle.deployment_name]
-    except (KeyError, *UNREACHED):
-        return False
-    if deployment.status == "HEALTHY":
-        return not deployment.replica_states
-    # A deployment that has lost its replicas is UNHEALTHY.
-    return deployment.status in ("UPSCALING", "DOWNSCALING") and "RUNNING" not in deployment.replica_states
+def _deployment(
+    applications: Mapping[str, ApplicationStatusOverview], handle: DeploymentHandle
+) -> DeploymentStatusOverview | None:
+    application = applications.get(handle.app_name)
+    return None if application is None else application.deployments.get(handle.deployment_name)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from deployments.errors import UnavailableError
-from deployments.gateway.overview import Overview
+from deployments.gateway.overview import PARTS_START_S, Overview
 from deployments.handles import ask_all
 from deployments.timeline import Timeline
 from tests.deployments.in_process import Broadcasted, at_once
@@ -57,6 +60,25 @@ async def test_a_model_scaled_to_zero_is_ready_and_one_that_lost_its_replicas_is
     assert (await Overview({"base": HANDLE}, {}).health()).state_by_model == {"base": state}
 
 
+async def test_serve_is_asked_once_about_all_that_are_scaled_to_zero(
+    replicas: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `status` fails if two threads are in it at once: with two deployments at zero, /health was a 500."""
+    serve_says(monkeypatch, "HEALTHY", {})
+    status, is_asked = serve.status, threading.Lock()
+
+    def status_of_one() -> Any:
+        assert is_asked.acquire(blocking=False), "two at once"
+        time.sleep(0.05)
+        is_asked.release()
+        return status()
+
+    monkeypatch.setattr("ray.serve.status", status_of_one)
+    overview = Overview({"base": HANDLE}, {"safety": HANDLE, "tokenizer": HANDLE})
+    _, report = await asyncio.gather(overview.until_parts_answer(), overview.health())
+    assert report.is_ready
+
+
 async def test_without_serves_controller_nobody_is_said_to_be_ready(
     replicas: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +103,7 @@ async def test_a_replica_that_says_nothing_hides_none_that_answers(monkeypatch: 
     def broadcast(method: str) -> Broadcasted:
         return Broadcasted(asyncio.Event().wait(), at_once(RayServeException("it is gone")), at_once(None))
 
-    handle: Any = SimpleNamespace(broadcast=broadcast)
+    handle: Any = SimpleNamespace(app_name="ours", deployment_name="Model-base", broadcast=broadcast)
     assert (await Overview({"base": handle}, {}).health()).is_ready
     assert await ask_all(handle, "traces", timeout_s=0.01) == [None]
 
@@ -135,6 +157,7 @@ async def test_a_gateway_waits_for_its_parts_but_not_for_ever(
     replicas: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that began before its classifier had loaded answered with a 503."""
+    serve_says(monkeypatch, "UPDATING", {"STARTING": 1})
     monkeypatch.setattr("deployments.gateway.overview.PARTS_POLL_S", 0.01)
     overview = Overview({}, {"safety": HANDLE, "tokenizer": None})
     waiting = asyncio.create_task(overview.until_parts_answer())
@@ -145,3 +168,12 @@ async def test_a_gateway_waits_for_its_parts_but_not_for_ever(
     replicas.clear()
     monkeypatch.setattr("deployments.gateway.overview.PARTS_START_S", 0.03)
     await overview.until_parts_answer()
+
+
+async def test_a_gateway_waits_for_no_part_that_is_scaled_to_zero(
+    replicas: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every gateway took 20 seconds longer to start while the tokenizer was at zero."""
+    serve_says(monkeypatch, "HEALTHY", {})
+    async with asyncio.timeout(PARTS_START_S / 2):
+        await Overview({}, {"tokenizer": HANDLE}).until_parts_answer()
