@@ -148,7 +148,8 @@ def _lint_application(
             lines.append(f"{here}.name: '{name}' is declared twice; Serve would use only the last")
         seen.add(name)
         if isinstance(scaling := deployment.get("autoscaling_config"), dict):
-            lines += _validation_lines(AutoscalingConfig, scaling, f"{here}.autoscaling_config")
+            defaults = AutoscalingConfig.default().model_dump() if deployment.get("num_replicas") == "auto" else {}
+            lines += _validation_lines(AutoscalingConfig, defaults | scaling, f"{here}.autoscaling_config")
         if name not in known:
             lines.append(f"{here}.name: no deployment '{name}'; {hint(name, known)}")
         scales = deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config") is not None

@@ -69,6 +69,16 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
     assert lint(("port: 8000", "request_timeout_s: null")) == []
 
 
+def test_scaling_is_checked_with_the_defaults_that_serve_gives_it(lint: Lint) -> None:
+    """Without `max_replicas` there is at most one replica, and with `num_replicas: auto` there are up to 100."""
+    bounds = "{min_replicas: 1, max_replicas: 2}"
+    [line] = lint((bounds, "{min_replicas: 2}"))
+    assert line.startswith("applications[0].deployments[1].autoscaling_config: max_replicas (1) must be greater")
+    assert lint((bounds, "{min_replicas: 2}, num_replicas: auto")) == []
+    [line] = lint((bounds, "{min_replicas: 200}, num_replicas: auto"))
+    assert line.startswith("applications[0].deployments[1].autoscaling_config: max_replicas (100) must be greater")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
