@@ -135,8 +135,11 @@ def too_many_cpus(tree: Mapping[str, Any], num_cores: float) -> str | None:
 def _least_replicas(deployment: Mapping[str, Any]) -> float:
     """Return how many replicas a deployment has at least while it starts."""
     replicas, scaling = deployment.get("num_replicas"), deployment.get("autoscaling_config") or {}
+    if not isinstance(replicas, int):
+        initial = scaling.get("initial_replicas")
+        replicas = scaling.get("min_replicas", 1) if initial is None else initial
     # Serve takes numbers as text, too.
-    return float(replicas if isinstance(replicas, int) else scaling.get("min_replicas", 1))
+    return float(replicas)
 
 
 def find_cluster_file(environment: Mapping[str, str]) -> ClusterFile | None:

@@ -133,6 +133,7 @@ def test_a_port_may_be_text(port: object) -> None:
         ("{num_replicas: 3, ray_actor_options: {num_gpus: 0.5}}", 1.5),
         ("{autoscaling_config: {min_replicas: 2}}", 2),
         ("{autoscaling_config: {min_replicas: 0}}", 0),
+        ("{autoscaling_config: {min_replicas: 0, initial_replicas: 2}}", 2),
         ("{autoscaling_config: {min_replicas: '2'}, ray_actor_options: {num_gpus: '0.5'}}", 1),
     ],
 )
@@ -154,6 +155,7 @@ def test_gpus_are_wanted_by_replicas_of_models_that_run_there(deployment: str, e
         ("[{name: Gateway, num_replicas: 4, ray_actor_options: {num_gpus: 0}}]", "replicas request 4.5 CPUs ('Gatew"),
         ("[{name: Model-a, autoscaling_config: {min_replicas: 0}, ray_actor_options: {num_cpus: 64}}]", None),
         ("[{name: Model-a, autoscaling_config: {max_replicas: 9}, ray_actor_options: {num_cpus: 3.8}}]", None),
+        ("[{name: Model-a, autoscaling_config: {initial_replicas: 9, max_replicas: 9}}]", "replicas request 4.7 CPUs"),
     ],
 )  # fmt: skip
 def test_more_cpus_than_there_are_are_not_waited_for(deployments: str, words: str | None) -> None:
