@@ -37,12 +37,14 @@ from deployments.config import (
 from deployments.gateway.gateway import Gateway
 from deployments.registry.registry_actor import Registry
 from deployments.replica.model_replica import ModelReplica
-from deployments.tokenizer.tokenizer import Tokenizer
+from deployments.tokenizer.tokenizer import ENCODE_TIMEOUT_S, Tokenizer
 
 _logger = logging.getLogger(__name__)
 
 DRAIN_S = 600.0
 """Maximum time for streams to end before their replica is stopped; an idle replica stops at once."""
+_LATE_CALLS_S = 20.0
+"""For so long after its stop, calls may still reach a deployment that gateways call; each then has its time limit."""
 _SURGE = 100
 """Percentage of extra replicas that rolling updates start before old ones stop, for small deployments only. A device
 may have no room for two replicas of a model, so requests wait for the new one."""
@@ -76,7 +78,9 @@ def build(settings: Settings) -> serve.Application:
         safety = _safety(config.safety)
     tokenizer = None
     if settings.tokenizer.placement == "deployment":
-        tokenizer = _helper("Tokenizer", Tokenizer, config.models, max_requests=_TOKENIZER_REQUESTS)
+        tokenizer = _helper(
+            "Tokenizer", Tokenizer, config.models, max_requests=_TOKENIZER_REQUESTS, longest_s=ENCODE_TIMEOUT_S
+        )
     rerankers = {reranker.name: _reranker(reranker) for reranker in config.rerankers}
     app = partial(
         create_app,
@@ -144,17 +148,18 @@ def _request_router(model: ModelConfig, channel: ChannelConfig) -> RequestRouter
 def _safety(config: SafetyConfig) -> serve.Application:
     from deployments.classifiers.safety import Safety
 
-    return _helper("Safety", Safety, config, max_requests=_SAFETY_REQUESTS)
+    return _helper("Safety", Safety, config, max_requests=_SAFETY_REQUESTS, longest_s=config.timeout_s)
 
 
 def _reranker(config: RerankerConfig) -> serve.Application:
     from deployments.classifiers.reranking import Reranker
 
-    return _helper(f"Reranker-{config.name}", Reranker, config, max_requests=_RERANKER_REQUESTS)
+    name = f"Reranker-{config.name}"
+    return _helper(name, Reranker, config, max_requests=_RERANKER_REQUESTS, longest_s=config.timeout_s)
 
 
-def _helper(name: str, actor: type, config: object, *, max_requests: int) -> serve.Application:
-    """Bind a stateless deployment that gateways call."""
+def _helper(name: str, actor: type, config: object, *, max_requests: int, longest_s: float) -> serve.Application:
+    """Bind a stateless deployment that gateways call, for at most `longest_s` each time."""
     return _bound(
         name,
         actor,
@@ -163,6 +168,7 @@ def _helper(name: str, actor: type, config: object, *, max_requests: int) -> ser
         max_queued_requests=_GATEWAY_REQUESTS,
         ray_actor_options={"num_cpus": CPUS_BY_PART[name.partition("-")[0]]},
         max_surge_percent=_SURGE,
+        graceful_shutdown_timeout_s=_LATE_CALLS_S + longest_s,
     )
 
 

@@ -17,6 +17,7 @@ from app.builder import _request_router, build
 from app.resolved import batches_config, gateway_config, mistakes, registry_config
 from app.settings import Settings
 from deployments.config import ChannelConfig
+from deployments.tokenizer.tokenizer import ENCODE_TIMEOUT_S
 from engine.errors import ConfigError
 from tests.deployments.tiny_models import CONTEXT, write_chat_model, write_cross_encoder, write_guard
 
@@ -127,6 +128,21 @@ def test_each_part_is_a_deployment_unless_it_is_placed_inline(placement: str, na
     (models,) = [argument for argument in app._bound_deployment.init_args if isinstance(argument, dict)]
     found = {part._bound_deployment.name for part in (app, *bound, *models.values())}
     assert found == names
+
+
+def test_a_part_that_is_stopped_outlives_its_longest_call(folder: Path, tmp_path: Path) -> None:
+    """Serve ended a reranker's replica after 20 seconds, and calls that could have taken 30 got a 503."""
+    judge = {"name": "judge", "path": str(write_cross_encoder(tmp_path / "judge")), "timeout_s": 30}
+    safety = {"path": str(folder / "guard"), "timeout_s": 45}
+    bound = build(settings(folder, rerankers=[judge], safety=safety))._bound_deployment
+    parts = [argument for argument in bound.init_args if hasattr(argument, "_bound_deployment")]
+    limits = {
+        part._bound_deployment.name: part._bound_deployment._deployment_config.graceful_shutdown_timeout_s
+        for part in (*parts, *bound.init_kwargs["rerankers"].values())
+    }
+    assert limits["Reranker-judge"] > 30
+    assert limits["Safety"] > 45
+    assert limits["Tokenizer"] > ENCODE_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
