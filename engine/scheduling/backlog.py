@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
 
 from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
@@ -17,6 +18,7 @@ from engine.request import Pooling, Request
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog, Load
 from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
+from engine.scheduling.overtaking import passes
 from engine.scheduling.step_costs import pairs_of
 
 TAIL_TOKENS = 64
@@ -48,14 +50,16 @@ class BacklogReader:
         prompts = _Prompts(self._config)
         # Its own first: what others compute of it is no wait, but its own work.
         prompts.add(request)
+        by_rank = sorted(running, key=lambda live: live.rank)
+        held = [prompts.once(live.request, self.load(live)) for live in by_rank]
+        queued = [prompts.once(live.request, self.load(live)) for live in ahead]
+        queued += [prompts.once(other, self._new_load(other, self._expected_output(other))) for other in arriving]
+        if request.deadline_s is None and all(load.deadline_s is None for load in (*held, *queued)):
+            passed = partial(_passed, num_tokens=len(request.prompt_ids) + len(request.prior_output_ids))
+            held, queued = [*map(passed, held)], [*map(passed, queued)]
         return Backlog(
-            running=tuple(
-                prompts.once(live.request, self.load(live)) for live in sorted(running, key=lambda live: live.rank)
-            ),
-            waiting=(
-                *(prompts.once(live.request, self.load(live)) for live in ahead),
-                *(prompts.once(other, self._new_load(other, self._expected_output(other))) for other in arriving),
-            ),
+            running=tuple(held),
+            waiting=tuple(queued),
             takes_row=self._takes_row(request, running, waiting, arriving),
         )
 
@@ -116,6 +120,13 @@ class BacklogReader:
             held[flow_of(live.request)] > share and live.request.priority >= request.priority and not live.has_yielded
             for live in running
         )
+
+
+def _passed(load: Load, num_tokens: int) -> Load:
+    """Return what of a load comes before a prompt of `num_tokens`: as much as its own if it passes the load's."""
+    if not passes(num_tokens, load.prompt_tokens):
+        return load
+    return load._replace(prompt_tokens=num_tokens, num_pairs=load.num_pairs * num_tokens / load.prompt_tokens)
 
 
 class _Prompts:

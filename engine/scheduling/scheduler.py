@@ -17,7 +17,8 @@ request ends. The last one rests on three bounds:
 - Every other order (admission, prefill, and in reverse preemption) follows the rank that a request got on arrival. It
   may lose rank once, to a flow with fewer rows than its share. The rank is the flow's turn
   (`engine.scheduling.fair_queue`), which virtual time reaches, with bounded head starts for priorities and for
-  deadlines at risk (`Rank`). So only finitely many requests can ever come before it.
+  deadlines at risk (`Rank`). So only finitely many requests can ever come before it. A prompt of several steps leaves
+  at most half of its share of each to shorter ones (`engine.scheduling.overtaking`).
 - Once a request has been skipped `MAX_SKIPS` times for lack of an adapter slot, no adapter request that ranks behind
   it is admitted before it: the pins that hold the slots run out.
 """
@@ -41,6 +42,7 @@ from engine.scheduling.forecast import Backlog
 from engine.scheduling.hopeless import hopeless
 from engine.scheduling.lending import CacheLending
 from engine.scheduling.live_request import BY_RANK, PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
+from engine.scheduling.overtaking import in_turn
 from engine.scheduling.own_step import OwnSteps, newcomers
 from engine.scheduling.pins import Pins, is_ready
 from engine.scheduling.row_shares import who_yields
@@ -304,9 +306,7 @@ class Scheduler:
         candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
         pins, can_admit, has_streams = Pins(self._gate), True, draft.num_decodes > 0
         beginnings = Beginnings(self._config, self.admission.costs, self._running, has_streams=has_streams)
-        for num, live in enumerate(sorted(candidates, key=BY_RANK)):
-            if not draft.share(live):
-                return
+        for num, live in enumerate(in_turn(candidates, draft)):
             if live.row is not None:
                 draft.put(live, is_admission=False)
             elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live, self._tables.shareable):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from engine.config import ResolvedConfig
 from engine.scheduling.live_request import LiveRequest
@@ -29,6 +30,7 @@ class StepDraft:
     def __init__(self, config: ResolvedConfig, prefill_cap: int) -> None:
         self._budget = config.max_batched_tokens
         self._prefill_cap = prefill_cap
+        self._num_held_back = 0
         self.num_decodes = 0
         self.num_prompt_tokens = 0
         self.num_pairs = 0.0
@@ -64,7 +66,16 @@ class StepDraft:
         if live.wants_scores:
             # All rows of logits, for as many steps as the prompt takes, would keep everyone else from being admitted.
             budget = min(budget, max(1, self._num_free_logits - self._num_kept_logits))
-        return max(0, min(live.num_wanted - num_drafted, budget))
+        return max(0, min(live.num_wanted - num_drafted, budget - self._num_held_back))
+
+    @contextmanager
+    def holding_back(self, num_tokens: int) -> Iterator[None]:
+        """Hold tokens of the budget back from what is added in the block."""
+        self._num_held_back = num_tokens
+        try:
+            yield
+        finally:
+            self._num_held_back = 0
 
     def end_of(self, live: LiveRequest) -> int:
         """Return the number of the request's tokens that are computed once the step is done."""

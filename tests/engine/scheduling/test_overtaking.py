@@ -1,0 +1,125 @@
+"""Short prompts beside one that takes many steps: of 16 tokens in a step, it leaves them a half."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.errors import OverloadError
+from engine.scheduling.overtaking import MIN_RATIO
+from tests.engine.scheduling.test_scheduler import assert_right, shape
+from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
+
+WIDE = a_config(max_model_len=512, num_blocks=400, max_num_seqs=8, max_batched_tokens=16)
+LONG = tuple(1 + index * index % 23 for index in range(240))
+
+
+def under_way(gate: ScriptedGate | None = None, **fields: object) -> Harness:
+    """A prompt of 240 tokens, of which a step has computed 16."""
+    harness = Harness(WIDE, gate)
+    harness.add(a_request("long", LONG, **fields))
+    assert shape(harness) == [("long", 0, 16)]
+    return harness
+
+
+def test_a_short_prompt_gets_its_first_token_at_once_and_the_long_one_the_rest_of_the_step() -> None:
+    harness = under_way()
+    short = a_request("short", (7, 8, 9))
+    harness.add(short)
+    assert shape(harness) == [("long", 16, 29), ("short", 0, 3)]
+    assert harness.tokens("short")
+    harness.finish()
+    assert_right(harness, short, a_request("long", LONG))
+
+
+def test_short_prompts_together_get_at_most_a_half_in_order_of_rank() -> None:
+    harness = under_way()
+    harness.add(*(a_request(name, (index,) * 6) for index, name in enumerate("abc", start=1)))
+    assert shape(harness) == [("long", 16, 24), ("a", 0, 6), ("b", 0, 2)]
+    # Who has begun decodes, and a prompt goes on as it began.
+    assert shape(harness)[:3] == [("a", 6, 7), ("long", 24, 32), ("b", 2, 6)]
+
+
+def test_an_endless_stream_of_short_prompts_makes_a_long_one_at_most_twice_as_long() -> None:
+    harness = under_way()
+    num_steps = 1
+    while not harness.tokens("long"):
+        harness.add(*(a_request(f"{num_steps} {index}", (index + 1,) * 4, max_tokens=1) for index in range(6)))
+        harness.step()
+        num_steps += 1
+    assert num_steps <= 2 * len(LONG) / WIDE.max_batched_tokens
+
+
+def test_a_prompt_of_more_than_a_fraction_waits_for_its_turn() -> None:
+    harness = under_way()
+    num_left = len(LONG) - 16
+    harness.add(a_request("medium", (5,) * (num_left // MIN_RATIO + 1)))
+    assert shape(harness) == [("long", 16, 32)]
+
+
+def test_nobody_passes_while_anybody_has_a_deadline() -> None:
+    """What was promised at admission relied on the order."""
+    harness = under_way(deadline_s=1e9)
+    harness.add(a_request("short"))
+    assert shape(harness) == [("long", 16, 32)]
+    harness = under_way()
+    harness.add(a_request("medium", (5,) * 40, deadline_s=1e9), a_request("short"))
+    assert shape(harness) == [("long", 16, 32)]
+
+
+def test_nobody_passes_a_prompt_whose_tokens_are_scored() -> None:
+    harness = Harness(WIDE)
+    harness.add(a_request("long", LONG, num_prompt_logprobs=0))
+    harness.step()
+    begun = shape(harness)[0][2]
+    harness.add(a_request("short"))
+    assert shape(harness)[0][:2] == ("long", begun)
+    harness.finish()
+
+
+def test_a_long_prompt_that_waits_for_its_adapter_holds_back_nobody() -> None:
+    harness = Harness(WIDE, ScriptedGate(load_steps={"slow": 5}))
+    harness.add(a_request("long", LONG, adapter="slow"), a_request("medium", (5,) * 60))
+    assert shape(harness) == [("medium", 0, 16)]
+
+
+def test_a_prompt_without_room_in_the_cache_is_not_passed_by_others_that_wait() -> None:
+    """They would take the blocks that it waits for."""
+    harness = Harness(a_config(max_model_len=512, num_blocks=64, max_num_seqs=8, max_batched_tokens=16))
+    harness.add(a_request("first", (3,) * 100, max_tokens=30))
+    while not harness.tokens("first"):
+        harness.step()
+    harness.add(a_request("long", LONG), a_request("short"))
+    while not harness.reason("first"):
+        assert {name for name, _, _ in shape(harness)} == {"first"}
+    assert shape(harness) == [("long", 0, 13), ("short", 0, 3)]
+
+
+def test_a_prompt_that_passes_another_is_foretold_to_wait_for_as_much_as_it_has_itself() -> None:
+    harness = under_way()
+    harness.add(a_request("queued", LONG[::-1]))
+    found = harness.scheduler.backlog(a_request("comes", (1, 2, 3, 4)), ())
+    assert [load.prompt_tokens for load in (*found.running, *found.waiting)] == [4, 4]
+    pairs = [load.num_pairs for load in (*found.running, *found.waiting)]
+    assert pairs == [4 * (16 + 240) / 2, 4 * 240 / 2]
+    # In order of rank, if it has a deadline: nobody passes then.
+    found = harness.scheduler.backlog(a_request("comes", (1, 2, 3, 4), deadline_s=1e9), ())
+    assert [load.prompt_tokens for load in (*found.running, *found.waiting)] == [224, 240]
+
+
+def test_an_idle_server_with_one_long_prompt_takes_short_ones() -> None:
+    harness = Harness(a_config(max_model_len=512, num_blocks=400, max_batched_tokens=16, max_queue_s=1.0))
+    costs = harness.scheduler.admission.costs
+    for _ in range(20):
+        costs.observe(num_decodes=1, num_prompt_tokens=0, took_s=0.01, now_s=0.0)
+        costs.observe(num_decodes=0, num_prompt_tokens=16, took_s=0.17, now_s=0.0)
+    harness.add(a_request("long", LONG))
+    harness.step()
+    admission = harness.scheduler.admission
+    for prompt, is_refused in [((1, 2, 3), False), ((1,) * 40, True)]:
+        request = a_request("comes", prompt)
+        backlog = harness.scheduler.backlog(request, ())
+        if is_refused:
+            with pytest.raises(OverloadError):
+                admission.check_time(request, backlog, 16, 0.0)
+        else:
+            admission.check_time(request, backlog, 16, 0.0)
