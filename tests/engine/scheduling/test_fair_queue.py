@@ -124,6 +124,25 @@ def test_a_flow_s_own_requests_keep_their_order(requests: list[tuple[str, int, i
         last[flow] = tag
 
 
+def test_virtual_time_never_goes_back() -> None:
+    """A request that priority has put before others is served with a later tag than theirs."""
+    queue = a_queue()
+    early, late = (queue.tag("a", num_prompt=1000, max_output=64) for _ in range(2))
+    queue.note_service(late)
+    queue.note_service(early)
+    assert queue.tag("b", num_prompt=1, max_output=1) == late
+
+
+def test_a_flow_is_remembered_as_long_as_it_has_requests_however_many_flows_there_are() -> None:
+    """Its end would find nothing otherwise, and end the engine's thread."""
+    queue, flows = a_queue(), range(MAX_KNOWN_FLOWS + 2)
+    for flow in (*flows, *flows):
+        queue.tag(flow, num_prompt=1, max_output=1)
+    for flow in (*flows, *flows):
+        queue.end(flow, num_output=1)
+    assert len(queue._flows) == MAX_KNOWN_FLOWS
+
+
 def test_memory_of_flows_is_bounded() -> None:
     queue = a_queue()
     for index in range(2 * MAX_KNOWN_FLOWS):
