@@ -91,3 +91,30 @@ def test_who_has_no_row_gets_one_though_a_step_is_always_under_way(steps_ahead: 
         harness.step()
     assert harness.reason("light") is not None
     harness.finish()
+
+
+def test_nobody_loses_a_row_to_a_step_that_is_planned_before_the_one_under_way_is_done() -> None:
+    """What that one writes would lie in blocks that another has by then, and its token in a row of another."""
+    harness = Harness(a_config(max_num_seqs=2, num_blocks=200), steps_ahead=1)
+    harness.add(*(a_request(f"flood{place}", tenant="flood", max_tokens=40) for place in range(2)))
+    harness.step()
+    harness.add(a_request("light", tenant="light", max_tokens=2))
+    assert harness.under_way
+    assert harness.step() is None
+    assert harness.scheduler.counters.num_preemptions == 0
+    harness.step()
+    assert harness.scheduler.counters.num_preemptions == 1
+    harness.finish()
+
+
+def test_who_has_yielded_once_runs_to_its_end_whoever_comes() -> None:
+    """A long answer of a tenant that has two would else begin anew for each short one of another."""
+    harness = Harness(a_config(max_num_seqs=2, num_blocks=200))
+    harness.add(*(a_request(f"long{place}", tenant="long", max_tokens=40) for place in range(2)))
+    harness.step()
+    for number in range(8):
+        harness.add(a_request(f"short{number}", tenant=f"short{number}", max_tokens=2))
+        for _ in range(4):
+            harness.step()
+    assert harness.scheduler.counters.num_preemptions == 2
+    harness.finish()
