@@ -62,7 +62,7 @@ class Landmarks:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.stride_blocks = 1 << max(0, (num_blocks - 1) // MAX_LANDMARKS).bit_length()
+        self.stride_blocks = 1 << ((num_blocks - 1) // MAX_LANDMARKS).bit_length()
         self._marks: set[int] = set()
         # The landmarks that only lower tiers hold, oldest first.
         self._below: OrderedDict[int, None] = OrderedDict()
@@ -98,7 +98,6 @@ class Landmarks:
 
     def _sink(self, mark: int) -> None:
         self._below[mark] = None
-        self._below.move_to_end(mark)
         if len(self._below) > MAX_LANDMARKS:
             self._marks.discard(self._below.popitem(last=False)[0])
 
@@ -137,7 +136,7 @@ class PrefixIndex:
 
     def insert(self, name: BlockName, block: BlockId, index: int) -> None:
         """Index a full, computed block, the `index`-th of its chain or `ASIDE`; the first block of a name keeps it."""
-        if name not in self._block_by_name and block not in self._name_by_block:
+        if name not in self._block_by_name:
             self._block_by_name[name] = block
             self._name_by_block[block] = name
             self._depth_by_block[block] = index

@@ -106,6 +106,24 @@ def test_landmarks_are_every_so_manieth_name_that_is_indexed() -> None:
     for block in (0, 1, 9):
         index.evict(BlockId(block))
     assert landmarks.copy() == {landmark(names[3])}
+    for i in (0, 1):
+        landmarks.add_below(names[i], i)
+    assert landmarks.copy() == {landmark(names[1]), landmark(names[3])}
+
+
+def test_of_lower_tiers_what_is_no_landmark_or_was_dropped_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "MAX_LANDMARKS", 3)
+    landmarks, names = Landmarks(4), [BlockName(bytes([number]) * 32) for number in range(10)]
+    assert landmarks.stride_blocks == 2
+    marks = {landmark(name) for name in names[3:8:2]}
+    for number, name in enumerate(names[:8]):
+        landmarks.add(name, number)
+    for name in names[:8]:
+        landmarks.drop(name, is_below=True)
+    assert landmarks.copy() == marks
+    landmarks.drop(names[5])
+    landmarks.add_below(names[9], 9)
+    assert landmarks.copy() == marks - {landmark(names[5])} | {landmark(names[9])}
 
 
 @pytest.mark.parametrize("num_blocks", [1, MAX_LANDMARKS, MAX_LANDMARKS + 1, 48_000, 1_000_000])

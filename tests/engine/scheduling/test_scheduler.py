@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from engine.errors import RequestError
-from engine.request import FinishReason, Request, RequestId
+from engine.request import FinishReason, Pooling, Request, RequestId
+from engine.scheduling.fair_queue import NEW_SHARE
 from engine.scheduling.hopeless import DEADLINE_PASSED
 from tests.engine.scripted import Harness, a_config, a_request
 from tests.oracles.naive_scheduler import EOS_IDS, answer_alone
@@ -289,6 +290,20 @@ def test_nobody_is_admitted_in_a_step_that_pre_empted() -> None:
     assert not any(row.is_admission for row in plan.rows)
 
 
+def test_nobody_is_pre_empted_under_a_step() -> None:
+    """What it writes would lie in blocks that are free by then, and its token belong to who has no row."""
+    harness = Harness(a_config(num_blocks=6, max_model_len=24), steps_ahead=1)
+    requests = [a_request("a", range(1, 8), max_tokens=12), a_request("b", range(8, 13), max_tokens=12)]
+    harness.add(*requests)
+    is_under_way = False
+    while not harness.scheduler.counters.num_preemptions:
+        is_under_way = bool(harness.under_way)
+        harness.step()
+    assert not is_under_way
+    harness.finish()
+    assert_right(harness, *requests)
+
+
 def test_a_large_request_is_not_overtaken_for_ever_by_small_ones() -> None:
     harness = Harness(a_config(num_blocks=6, max_model_len=24))
     harness.add(a_request("s0", (1,), max_tokens=8))
@@ -305,7 +320,7 @@ def test_a_large_request_is_not_overtaken_for_ever_by_small_ones() -> None:
 
 def test_a_request_that_needs_the_whole_cache_runs_alone() -> None:
     harness = Harness(a_config(num_blocks=4, max_model_len=16))
-    requests = [a_request(name, range(i, i + 10), max_tokens=6) for i, name in enumerate("abc")]
+    requests = [a_request(name, range(i, i + 10 + i), max_tokens=6 - i) for i, name in enumerate("abcd")]
     harness.add(*requests)
     harness.finish()
     assert_right(harness, *requests)
@@ -477,6 +492,18 @@ def test_a_long_prompt_with_scores_keeps_nobody_out(scores: int | None) -> None:
     for _ in range(5):
         harness.step()
     assert harness.tokens("short")
+
+
+def test_only_who_answers_tells_how_long_the_answers_of_its_flow_are() -> None:
+    harness = Harness(a_config(max_num_seqs=1))
+    queue, flow = harness.scheduler._fair_queue, ("", None)
+    before = queue.mean_output(flow)
+    harness.add(a_request("answers", max_tokens=4))
+    harness.step()
+    harness.add(a_request("vector", pooling=Pooling.LAST), a_request("cancelled"))
+    harness.cancel("cancelled")
+    harness.finish()
+    assert queue.mean_output(flow) == before + NEW_SHARE * (4 - before)
 
 
 def test_who_is_cancelled_before_its_turn_costs_its_flow_nothing() -> None:
