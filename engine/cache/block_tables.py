@@ -251,8 +251,6 @@ class BlockTables:
 
     def _try_lengthen(self, tables: Sequence[list[BlockId]], counts: Sequence[int]) -> bool:
         """Append `counts[i]` new blocks to each table i; False changes nothing."""
-        if not any(counts):
-            return True
         taken = self._pool.try_take(sum(counts), self._clock())
         if taken is None:
             return False

@@ -67,7 +67,7 @@ class Reach:
         """Return for each table which of the first `count` blocks are in the window of the token after them."""
         end = count * self.block_tokens
         first = (max(0, end - window + 1) // self.block_tokens if window else 0 for window in self.windows)
-        return [range(min(start, count), count) for start in first]
+        return [range(start, count) for start in first]
 
     def longest(self, names: Sequence[BlockName], has: Callable[[BlockName], bool]) -> int:
         """Return how many leading blocks of a chain can be reused if exactly the parts that satisfy `has` are there."""
@@ -85,7 +85,7 @@ class Reach:
         end = len(names)
         for i in range(end - 1, -1, -1):
             # The token after `end` blocks sees nothing before its window.
-            if i < max(0, end * self.block_tokens - window + 1) // self.block_tokens:
+            if i < (end * self.block_tokens - window + 1) // self.block_tokens:
                 break
             if not has(name_in(names[i], table)):
                 end = i

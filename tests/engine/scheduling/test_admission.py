@@ -137,9 +137,28 @@ def test_who_is_refused_for_its_deadline_fits_when_it_comes_back() -> None:
     back_at_s = simulated.now_s + refused.value.retry_after_s
     assert refused.value.retry_after_s > 1
     assert not refused.value.is_final
+    assert "without other requests" not in str(refused.value)
     while simulated.now_s < back_at_s:
         simulated.step()
     simulated.engine.add(a_request("late", max_tokens=80, deadline_s=simulated.now_s + 3.0))
+
+
+@pytest.mark.parametrize("cap", [None, 5])
+def test_the_time_of_a_long_prompt_beside_an_answer_is_foretold_at_most_two_fifths_late(cap: int | None) -> None:
+    def begun() -> SimulatedEngine:
+        simulated = SimulatedEngine(replace(ROOMY, max_prefill_tokens_with_decodes=cap), MACHINE)
+        simulated.engine.add(a_request("answers", max_tokens=300))
+        simulated.step()
+        return simulated
+
+    beside = begun()
+    began_s = beside.now_s
+    beside.engine.add(a_request("long", prompt_of(200)))
+    beside.finish(["long"])
+    took_s = beside.ended_at_by_id["long"] - began_s
+    begun().engine.add(a_request("long", prompt_of(200), deadline_s=began_s + 1.4 * took_s))
+    with pytest.raises(OverloadError):
+        begun().engine.add(a_request("long", prompt_of(200), deadline_s=began_s + 0.95 * took_s))
 
 
 def test_who_is_refused_for_a_deadline_that_nobody_could_keep_need_not_come_back() -> None:

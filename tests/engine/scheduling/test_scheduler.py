@@ -376,6 +376,39 @@ def test_a_cancelled_request_returns_everything_wherever_it_is() -> None:
     harness.check_all_returned()
 
 
+def test_a_step_under_way_gives_nothing_to_who_has_the_id_of_one_that_it_computes() -> None:
+    harness = Harness(steps_ahead=1)
+    harness.add(a_request("a", range(1, 6)))
+    harness.step()
+    harness.cancel("a")
+    assert [emission.finish_reason for emission in harness.scheduler.drain()] == [FinishReason.CANCELLED]
+    harness.add(other := a_request("a", range(6, 9)))
+    harness.finish()
+    assert harness.reason("a") is FinishReason.LENGTH
+    assert harness.tokens("a") == answer_alone(other, harness.config.max_model_len).token_ids
+
+
+def test_a_token_that_is_not_drawn_yet_is_none_of_the_answer() -> None:
+    harness = Harness(steps_ahead=1)
+    harness.add(a_request("a", max_tokens=9))
+    harness.step()
+    harness.step()
+    harness.cancel("a")
+    assert harness.scheduler.counters.trace_by_id[RequestId("a")].num_output_tokens == 1
+    assert len(harness.tokens("a")) == 1
+
+
+@pytest.mark.parametrize(("max_tokens", "max_model_len"), [(5, 64), (60, 8)])
+def test_the_last_token_is_never_computed_though_it_is_not_known_as_the_next_step_is_planned(
+    max_tokens: int, max_model_len: int
+) -> None:
+    harness = Harness(a_config(max_model_len=max_model_len), steps_ahead=1)
+    harness.add(a_request("a", max_tokens=max_tokens))
+    harness.finish()
+    assert [row.end for plan in harness.runner.plans for row in plan.rows] == [3, 4, 5, 6, 7]
+    assert len(harness.tokens("a")) == 5
+
+
 def test_cancelling_what_is_not_alive_does_nothing() -> None:
     harness = Harness()
     harness.add(a_request("a", max_tokens=1))
