@@ -140,16 +140,15 @@ def _places(load: Load, backlog: Backlog, capacity: Capacity) -> Iterator[_Place
         num_used += other.num_blocks
         yield place
     for other in (*backlog.waiting, load):
-        needed = min(other.num_blocks, capacity.num_blocks)
-        while ends and (len(ends) >= capacity.num_rows or num_used + needed > capacity.num_blocks):
+        while ends and (len(ends) >= capacity.num_rows or num_used + other.num_blocks > capacity.num_blocks):
             end, num_blocks = heapq.heappop(ends)
             num_used -= num_blocks
             if not (other is load and backlog.takes_row):
-                now = max(now, end)
+                now = end
         place = _place(other, now, prompts_done, capacity)
         prompts_done = max(prompts_done, place.start + _prompt_steps(other, capacity))
-        heapq.heappush(ends, (place.end, needed))
-        num_used += needed
+        heapq.heappush(ends, (place.end, other.num_blocks))
+        num_used += other.num_blocks
         yield place
 
 

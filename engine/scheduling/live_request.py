@@ -80,7 +80,7 @@ class LiveRequest:
         queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
         tables: its block tables, one for each table of the cache's layout; empty while it waits.
         row: index in the runner's buffers while the request runs, None while it waits.
-        is_guest: whether it holds one of the extra rows for newcomers (`ResolvedConfig.num_guest_rows`).
+        is_guest: whether its row is one of the extra ones for newcomers (`ResolvedConfig.num_guest_rows`).
         num_settled: tokens before it are in the cache; the steps in flight compute the rest of `num_computed`.
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that did not admit it only because every adapter slot was taken.

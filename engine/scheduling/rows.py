@@ -48,7 +48,7 @@ class Rows:
         self._free.append(live.row)
         self._released.append(live.row)
         self._num_guests -= live.is_guest
-        live.row, live.is_guest = None, False
+        live.row = None
 
     def released(self) -> tuple[int, ...]:
         """Return the rows given back since the last call."""

@@ -289,9 +289,8 @@ class Scheduler:
             while live.row is not None and not self._lending.try_extend(live):
                 if self._num_under_way:
                     return False
-                victim = max(self._running, key=BY_RANK)
-                draft.drop_decode(victim)
-                self._preempt(victim)
+                # Whoever ranks last is in no draft yet.
+                self._preempt(max(self._running, key=BY_RANK))
             if live.row is not None and live.is_decoding:
                 draft.put_decode(live)
         return True

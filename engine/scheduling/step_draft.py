@@ -101,12 +101,10 @@ class StepDraft:
         """Add one token of a decoding request; `put` may add the tokens that a grammar forces."""
         assert self._budget > 0, "there are more decodes than budget"
         self._end_by_live[live] = live.num_computed + 1
-        self._take_decode(live, 1)
-
-    def drop_decode(self, live: LiveRequest) -> None:
-        """Remove a decoding request if it was added."""
-        if self._end_by_live.pop(live, None) is not None:
-            self._take_decode(live, -1)
+        self._budget -= 1
+        self._num_free_logits -= 1
+        if live.num_wanted == 1:
+            self.num_decodes += 1
 
     def decoding(self) -> list[LiveRequest]:
         """Return the decoding requests whose last known token the step computes."""
@@ -146,10 +144,3 @@ class StepDraft:
 
     def _num_drafted(self, live: LiveRequest) -> int:
         return self.end_of(live) - live.num_computed
-
-    def _take_decode(self, live: LiveRequest, count: int) -> None:
-        """Take `count` single tokens from the budget; a negative count gives them back."""
-        self._budget -= count
-        self._num_free_logits -= count
-        if live.num_wanted == 1:
-            self.num_decodes += count

@@ -42,6 +42,14 @@ def test_it_waits_for_blocks_where_rows_are_free() -> None:
     backlog = Backlog(running=(Load(1, 30, 60),))
     assert forecast(Load(50, 3, 40), backlog, CAPACITY, COSTS, 0.0).start_s < 2 * 0.012
     assert forecast(Load(50, 3, 41), backlog, CAPACITY, COSTS, 0.0).start_s > 30 * 0.012
+    # What has ended gives its blocks back: the one before it and itself go on side by side.
+    backlog = Backlog(running=(Load(1, 30, 60),), waiting=(Load(1, 9, 60),))
+    assert forecast(Load(50, 3, 40), backlog, CAPACITY, COSTS, 0.0).start_s == pytest.approx(31 * 0.012)
+
+
+def test_its_prompt_waits_for_those_that_running_requests_still_compute() -> None:
+    backlog = Backlog(running=(Load(120, 30, 5),))
+    assert forecast(Load(50, 3, 5), backlog, CAPACITY, COSTS, 0.0).start_s == pytest.approx(3.4 * 0.012 + 120 * 0.0001)
 
 
 def test_it_waits_for_no_row_that_another_flow_gives_up() -> None:
@@ -51,8 +59,8 @@ def test_it_waits_for_no_row_that_another_flow_gives_up() -> None:
 
 
 def test_it_tells_whose_deadline_it_would_break() -> None:
-    backlog = Backlog(running=(Load(1, 10, 5, 0.115),))
-    found = forecast(Load(50, 3, 5), backlog, CAPACITY, COSTS, 0.0)
+    backlog = Backlog(running=(Load(1, 10, 5, 7.122),))
+    found = forecast(Load(50, 3, 5), backlog, CAPACITY, COSTS, 7.0)
     # Alone in the batch it ends after 10 steps of 11 ms, with another and its prompt after 125 ms.
     assert found.breaks_s == pytest.approx(0.11)
     for hopeless_or_easy_s in (0.1, 0.2):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.request import Request
-from engine.scheduling.own_step import MAX_PRICE, OwnSteps
+from engine.scheduling.own_step import MAX_AT_ONCE, MAX_PRICE, OwnSteps
 from engine.scheduling.step_costs import StepCosts
 from tests.engine.scheduling.test_row_shares import live
 from tests.engine.scheduling.test_scheduler import assert_right
@@ -155,6 +155,20 @@ def test_it_goes_before_one_step_once_and_not_before_the_next() -> None:
     assert len(step_with(harness, *(a_request(name, tenant=name) for name in "ab"))) == 2
     # Whoever was too late for it is computed beside the others.
     assert len(names(harness)) > NUM_DECODES
+
+
+def test_a_long_time_without_any_is_no_credit_for_more_than_a_burst() -> None:
+    costs = StepCosts()
+    teach(costs)
+    own_steps, num_own = OwnSteps(costs), 0
+    for _ in range(5000):
+        own_steps.note(NUM_DECODES, 0, is_own=False)
+    while own_steps.pays([live("a", "a", 0)], [live("b", "b", 1)]) and num_own < 100:
+        own_steps.note(0, 3, is_own=True)
+        own_steps.note(NUM_DECODES, 0, is_own=False)
+        num_own += 1
+    # The others pay for some meanwhile.
+    assert MAX_AT_ONCE <= num_own <= 1.5 * MAX_AT_ONCE
 
 
 def test_where_every_request_is_a_newcomer_they_cost_the_others_a_bounded_part_of_their_time() -> None:

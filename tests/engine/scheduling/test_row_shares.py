@@ -23,9 +23,11 @@ def live(name: str, flow: str, place: int, *, has_yielded: bool = False, priorit
 
 
 def test_the_last_of_the_largest_yield_to_the_first_of_another() -> None:
-    running = [live(f"a{place}", "a", place) for place in range(4)]
+    running = [live(f"a{place}", "a", place) for place in (2, 0, 3, 1)]
+    guest = live("c0", "c", 4)
+    guest.is_guest = True
     waiting = [live(f"b{place}", "b", 10 + place) for place in range(3)]
-    pairs = list(who_yields(running, waiting, 4, lambda _: True))
+    pairs = list(who_yields([guest, *running], waiting, 4, lambda _: True))
     assert [(victim.request.request_id, behind.request.request_id) for victim, behind in pairs] == [
         ("a3", "b1"),
         ("a2", "b1"),
@@ -38,6 +40,16 @@ def test_nobody_yields_to_his_own_flow_or_to_one_that_is_not_ready_or_a_second_t
     assert list(who_yields(running, [live("b", "b", 9)], 4, lambda _: False)) == []
     worn = [live(f"a{place}", "a", place, has_yielded=True) for place in range(4)]
     assert list(who_yields(worn, [live("b", "b", 9)], 4, lambda _: True)) == []
+
+
+def test_where_there_are_more_flows_than_rows_each_that_has_several_yields_down_to_one() -> None:
+    running = [live(name, name[0], place) for place, name in enumerate(["a0", "a1", "d0", "d1"])]
+    waiting = [live(name, name, 10 + place) for place, name in enumerate("bcef")]
+    pairs = list(who_yields(running, waiting, 4, lambda _: True))
+    assert [(victim.request.request_id, behind.request.request_id) for victim, behind in pairs] == [
+        ("d1", "b"),
+        ("a1", "c"),
+    ]
 
 
 def test_nobody_yields_to_lower_priority() -> None:
@@ -71,6 +83,7 @@ def test_nobody_falls_below_his_share_and_nobody_gets_more(
     seen = set()
     for victim, behind in who_yields(running, waiting, num_rows, lambda _: True):
         assert not victim.has_yielded
+        assert flow_of(victim.request) != flow_of(behind.request)
         assert victim.request.request_id not in seen
         seen.add(victim.request.request_id)
         after[flow_of(victim.request)] -= 1
