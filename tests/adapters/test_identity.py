@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from adapters.errors import AdapterError
-from adapters.identity import adapter_digest
+from adapters.identity import adapter_digest, content_digest
+from adapters.peft_format import parse_config
+from adapters.tensor_file import TensorEntry, TensorFile
 from tests.adapters.handmade import make_config, make_tensors, write
 
 
@@ -78,6 +81,51 @@ def test_bytes_cannot_be_moved_from_one_tensor_to_its_neighbour(tmp_path: Path) 
     one = {"a": torch.arange(6.0)[:2].clone(), "b": torch.arange(6.0)[2:].clone()}
     two = {"a": torch.arange(6.0)[:4].clone(), "b": torch.arange(6.0)[4:].clone()}
     assert adapter_digest(write(tmp_path / "1", tensors=one)) != adapter_digest(write(tmp_path / "2", tensors=two))
+
+
+DATA = bytes(range(24))
+
+
+def digest_of(*entries: tuple[str, str, tuple[int, ...], int, int], **changes: Any) -> str:
+    """Of tensors (name, dtype, shape, start, end) over the same bytes."""
+    config = parse_config("demo", json.dumps(make_config(**changes)).encode())
+    by_name = {
+        name: TensorEntry(name=name, dtype=dtype, shape=shape, start=start, end=end)
+        for name, dtype, shape, start, end in entries
+    }
+    return content_digest(config, TensorFile(entry_by_name=by_name, data=bytearray(DATA)))
+
+
+def test_equal_bytes_under_other_names_types_or_shapes_are_another_adapter() -> None:
+    a, b = ("a", "F16", (2, 3), 0, 12), ("b", "F16", (6,), 12, 24)
+    digests = [
+        digest_of(a, b),
+        digest_of(a, ("c", *b[1:])),
+        digest_of(("a", "BF16", *a[2:]), b),
+        digest_of((*a[:2], (3, 2), *a[3:]), b),
+        digest_of(("a", "F16", (4,), 0, 8), ("b", "F16", (8,), 8, 24)),
+        digest_of(("a", "F16", (12,), 0, 24)),
+        digest_of(a, b, alpha_pattern={"q_proj": 4}),
+        digest_of(a, b, rank_pattern={"q_proj": 4}),
+    ]
+    assert len(set(digests)) == len(digests)
+    # Where in its file a tensor lies, and what else lies there, is no part of it.
+    assert digest_of(b, a) == digest_of(a, b)
+    assert digest_of(("a", "F16", (1,), 4, 6)) != digest_of(("a", "F16", (1,), 6, 8))
+
+
+def test_the_digest_stays_what_it_is() -> None:
+    """Registries keep names by it, and caches on disk: with another one, every adapter would be a new one to them."""
+    assert digest_of(("b", "F16", (6,), 12, 24), ("a", "F16", (2, 3), 0, 12), rank_pattern={"x": 3}) == (
+        "7c030e87b3cefd2ff02c1ef6eadc4a98e63f16c761c0935f66f091c8dc037347"
+    )
+
+
+def test_a_pickle_alone_is_refused_by_its_name(tmp_path: Path) -> None:
+    folder = write(tmp_path / "mine")
+    os.rename(tmp_path / "mine" / "adapter_model.safetensors", tmp_path / "mine" / "adapter_model.bin")
+    with pytest.raises(AdapterError, match=r"adapter_model\.bin is a pickle"):
+        adapter_digest(folder)
 
 
 def test_errors_name_the_folder_or_the_alias_and_no_path(tmp_path: Path) -> None:

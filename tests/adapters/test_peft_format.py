@@ -55,6 +55,7 @@ def test_patterns_give_a_module_its_own_rank_and_alpha_and_the_first_match_count
         ({"layers_to_transform": [3, 4]}, [Q3], ["model.layers.0.self_attn.q_proj"]),
         ({"layers_to_transform": 0, "layers_pattern": "layers"}, ["model.layers.0.self_attn.q_proj"], [Q3]),
         ({"layers_to_transform": [3], "layers_pattern": ["blocks"]}, [], [Q3]),
+        ({"layers_to_transform": [0], "target_modules": [Q3, "up_proj"]}, [Q3], ["model.layers.3.mlp.up_proj"]),
         ({"layers_to_transform": [3], "layers_pattern": ["h", r"l\w+s"]}, [Q3], ["model.layers.0.mlp.up_proj"]),
         ({"exclude_modules": ["k_proj", "3.self_attn.q_proj"]}, ["model.layers.0.self_attn.q_proj"], [Q3]),
         ({"exclude_modules": r".*layers\.[12]?\d\..*"}, ["model.layers.30.self_attn.q_proj"], [Q3]),

@@ -147,6 +147,13 @@ def changed(added: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
         ({"modules_to_save": ["model.norm"]}, {"model.norm.weight": (16,)}, (-1, "norm")),
         ({"modules_to_save": ["embed_tokens"]}, {"model.embed_tokens.weight": (32, 16)}, (-1, "embed_tokens")),
         ({"modules_to_save": ["lm_head"]}, {"lm_head.weight": (32, 16)}, (-1, "lm_head")),
+        (
+            {"modules_to_save": ["lm_head"], "use_dora": True},
+            {"lm_head.weight": (32, 16)}
+            | {f"model.layers.{layer}.self_attn.q_proj.lora_magnitude_vector": (16,) for layer in (0, 1)},
+            (-1, "lm_head"),
+        ),
+        ({"ensure_weight_tying": True}, {}, (0, "q_proj")),
     ],
 )
 def test_biases_embeddings_norms_and_the_head_have_their_places(
@@ -222,6 +229,7 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path,
 
 
 def test_a_rank_over_the_bound_is_refused_naming_both(tmp_path: Path) -> None:
+    assert check(tmp_path, make_config(), make_tensors(), max_rank=4)
     with pytest.raises(AdapterError, match="rank 4, more than the 3"):
         check(tmp_path, make_config(), make_tensors(), max_rank=3)
     with pytest.raises(AdapterError, match="rank 300, more than the 64"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from engine.cache.prefix_index import BlockName
 from engine.cache.reach import Reach
 from engine.request import FinishReason
 from engine.scheduling import live_request
-from engine.scheduling.pins import MAX_SKIPS
+from engine.scheduling.pins import MAX_SKIPS, Pins
 from tests.engine.scheduling.test_own_step import teach
+from tests.engine.scheduling.test_row_shares import live
 from tests.engine.scheduling.test_scheduler import assert_right, shape
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 from tests.oracles.naive_scheduler import VOCAB_SIZE
@@ -180,6 +182,31 @@ def test_the_base_model_goes_on_while_a_slot_is_kept_free_for_a_patient_adapter(
     harness.add(a_request("base", max_tokens=1))
     harness.step()
     assert harness.tokens("base")
+
+
+def test_a_slot_that_is_kept_free_is_given_to_nobody_who_comes_after() -> None:
+    gate, digests = ScriptedGate(num_slots=1), [AdapterDigest(name) for name in "xyz"]
+    for digest in digests:
+        gate.prepare(digest)
+    assert gate.try_pin(digests[0])
+    there, patient, other = (live(name, name, place) for place, name in enumerate("xyz"))
+    for request, digest in zip((there, patient, other), digests, strict=True):
+        request.request = replace(request.request, adapter=digest)
+    patient.num_skips = MAX_SKIPS
+    pins = Pins(gate)
+    assert [pins.try_pin(request) for request in (patient, other, there)] == [False, False, False]
+
+
+def test_nobody_loses_a_row_to_who_waits_for_its_adapter() -> None:
+    harness = Harness(a_config(max_num_seqs=2), ScriptedGate(load_steps={"x": 5}))
+    harness.add(*(a_request(f"flood{i}", tenant="flood", max_tokens=30) for i in range(2)))
+    harness.step()
+    harness.add(a_request("light", tenant="light", adapter="x"))
+    counts = []
+    for _ in range(8):
+        harness.step()
+        counts.append(harness.scheduler.counters.num_preemptions)
+    assert counts == [0] * 5 + [1] * 3
 
 
 def test_the_pin_of_a_request_without_blocks_is_given_back() -> None:
