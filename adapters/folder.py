@@ -86,7 +86,7 @@ def read_part(name: str, folder: str, file: str, offset: int) -> bytes:
 
 
 def refuse_pickle(name: str, folder: str) -> None:
-    """Refuse a folder whose tensors are pickled, before any of its files is opened.
+    """Refuse a folder whose tensors are pickled, before they are opened.
 
     Raises:
         AdapterError: there is no safetensors file, but a pickle.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NewType
 
-from adapters.folder import read_config_bytes, refuse_pickle
+from adapters.folder import read_config_bytes
 from adapters.peft_format import LoraConfig, parse_config
 from adapters.tensor_file import TensorEntry, TensorFile, read_tensor_file
 
@@ -59,7 +59,6 @@ def read_adapter(name: str, folder: str, check: Check | None = None) -> tuple[Lo
     Raises:
         AdapterError: a file is missing, leads out of the folder, is not what it claims to be, or `check` raises it.
     """
-    refuse_pickle(name, folder)
     config = parse_config(name, read_config_bytes(name, folder))
     return config, read_tensor_file(name, folder, None if check is None else partial(check, name, config))
 

@@ -60,9 +60,8 @@ def reference(name: str, folder: str, check: Check | None = None) -> AdapterRef:
     """Return a reference, under a name, to the adapter that is now in a folder.
 
     Raises:
-        AdapterError: the name is invalid, the folder does not hold a readable adapter, or `check` refuses it.
+        AdapterError: the folder does not hold a readable adapter, or `check` refuses it.
     """
-    check_name(name)
     path = os.path.realpath(folder)
     return AdapterRef(name=name, path=path, digest=content_digest(*read_adapter(name, path, check)))
 
@@ -74,7 +73,8 @@ def reference_in(root: str, name: str, allowed: Sequence[str] = (), check: Check
         allowed: further folders that adapters may be loaded from.
 
     Raises:
-        AdapterError: as `reference`, or the sub-folder is a link that leads out of all these folders.
+        AdapterError: as `reference`, the name is invalid, or the sub-folder is a link that leads out of all these
+            folders.
     """
     check_name(name)
     path = permitted_folder(os.path.abspath(os.path.join(root, name)), (root, *allowed))

@@ -152,7 +152,7 @@ class AdapterStore:
         with self._change(name):
             removed = max(removed, self._last_removed(name))
             self._database.execute("INSERT OR REPLACE INTO last_removed VALUES (?, ?)", (name, removed))
-            if number is None or len(entry.versions) == 1:
+            if number is None:
                 for table in ("version", "split", "trial"):
                     self._database.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
                 return

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from adapters.errors import AdapterError
-from adapters.folder import CONFIG_FILE, TENSOR_FILE
+from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE
 from adapters.sources import AdapterSources, SourceError
 from tests.adapters.handmade import write
 
@@ -213,9 +213,20 @@ def test_the_bytes_of_an_adapter_are_bounded(server: Server, target: Path, files
 
 def test_the_time_of_a_fetch_is_bounded(server: Server, target: Path, files: dict[str, bytes]) -> None:
     put(server, "/x", files)
-    now_s = iter([0.0, 9.0, 11.0])
+    now_s = iter([100.0, 109.0, 111.0])
     with pytest.raises(SourceError, match="longer than 10 s"):
         sources(f"{server.url}/", clock=lambda: next(now_s)).fetch("a", f"{server.url}/x", str(target))
+
+
+def test_tensors_may_be_longer_than_a_configuration_and_both_bounds_may_be_reached(
+    server: Server, target: Path, files: dict[str, bytes]
+) -> None:
+    files = {CONFIG_FILE: files[CONFIG_FILE], TENSOR_FILE: bytes(MAX_CONFIG_BYTES + 1)}
+    put(server, "/x", files)
+    num_bytes, now_s = sum(map(len, files.values())), iter([100.0])
+    permitted = sources(f"{server.url}/", max_bytes=num_bytes, clock=lambda: next(now_s, 110.0))
+    permitted.fetch("a", f"{server.url}/x", str(target))
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == files
 
 
 def test_a_source_that_sends_little_by_little_is_looked_at_as_often(

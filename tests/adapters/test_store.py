@@ -156,6 +156,23 @@ def test_the_oldest_versions_without_traffic_make_room(tmp_path: Path) -> None:
     store.close()
 
 
+def test_no_version_makes_room_before_it_is_needed_nor_the_last_that_was_no_trial() -> None:
+    store = AdapterStore(":memory:", max_versions=6)
+    for index in range(6):
+        store.add(ref("sql", f"d{index}"), "m")
+        assert numbers(store) == [*range(1, index + 2)]
+    store.route("sql", {1: 100})
+    for index in range(4):
+        store.add(ref("sql", f"trial{index}"), "m", percent=0)
+    # The sixth is the one that takes over when the first goes.
+    assert numbers(store) == [1, 6, 7, 8, 9, 10]
+    store.add(ref("sql", "more"), "m", percent=0)
+    assert numbers(store) == [1, 6, 8, 9, 10, 11]
+    store.remove("sql", 1)
+    assert store.catalogue().entries["sql"].split == ((6, 100),)
+    store.close()
+
+
 def test_versions_with_traffic_and_the_newest_make_no_room() -> None:
     store = AdapterStore(":memory:", max_versions=3)
     for digest in "abc":
