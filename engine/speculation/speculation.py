@@ -155,8 +155,7 @@ class Speculation:
 
     def _drafter(self, live: LiveRequest) -> Drafter:
         if live.drafter is None:
-            agreement = 0.0 if self._model is None else self._agreement.first(live.request.adapter)
-            live.drafter = Drafter(live.request, agreement)
+            live.drafter = Drafter(live.request, self._agreement.first(live.request.adapter))
         return live.drafter
 
     def _most(self, live: LiveRequest) -> int:

@@ -276,6 +276,12 @@ def shared_out(
     return [offer.num_wanted for offer in offers]
 
 
+def test_the_likeliest_come_first_wherever_they_stand() -> None:
+    """One that is not worth a token ends it for all, so that it must not be asked before others."""
+    assert shared_out([0.01, 0.5, 0.9], num_rows=3, token_s=0.001, length=4) == [0, 1, 4]
+    assert shared_out([0.01, 0.5, 0.9], num_rows=3, num_free=1, token_s=0.001) == [0, 0, 1]
+
+
 def test_beside_others_drafts_do_not_make_a_step_longer_than_they_may() -> None:
     (alone,) = shared_out([0.99], num_rows=1)
     (beside_others,) = shared_out([0.99], num_rows=3)
