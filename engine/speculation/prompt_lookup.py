@@ -48,6 +48,6 @@ class PromptLookup:
         """Return `count` tokens that may come next, or none; a match near the end of the text repeats cyclically."""
         gram = self._ids[-NUM_GRAM:]
         end = self._end_by_hash[hash(tuple(gram)) & self._mask]
-        if not end or self._ids[end - NUM_GRAM : end] != gram:
+        if self._ids[end - NUM_GRAM : end] != gram:
             return []
         return list(islice(cycle(self._ids[end : end + count]), count))

@@ -390,6 +390,17 @@ def test_what_is_known_is_not_tried_again_by_every_request_that_names_it(bench: 
     assert pool.error(ref.digest) is None
 
 
+def test_one_whose_files_have_moved_is_read_where_they_are_now(bench: Bench) -> None:
+    (ref,) = bench.refs(1)
+    pool = bench.pool([ref])
+    (bench.folder / "a0" / "adapter_model.safetensors").unlink()
+    pool.prepare(ref.digest)
+    bench.wait_until(lambda: pool.error(ref.digest))
+    pool.learn(replace(ref, path=write(bench.folder / "moved", tensors=make_tensors(seed=0))))
+    assert pool.error(ref.digest) is None
+    bench.pin(pool, ref.digest)
+
+
 def test_what_is_unloaded_while_it_is_read_does_not_stay(bench: Bench) -> None:
     """Nobody could free it any more: no name stands for it."""
     ref = bench.refs(1)[0]
