@@ -189,6 +189,15 @@ def test_an_infinite_logit_fails_even_a_penalized_row_and_its_count_stays_right(
     assert [sampler.sample(flat.clone(), [0], [3 + i]).token_ids[0] for i in range(2)] == [5, 0]
 
 
+@pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
+def test_each_penalty_counts_where_it_is_the_only_one(name: str) -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 3], logits[0, 4] = 2.0, 1.5
+    for value, expected in ((2.0, 4), (1.0 if name == "repetition_penalty" else 0.0, 3)):
+        params = make_params(temperature=0.0, **{name: value})
+        assert sample_once(logits, [params], [[3]]).token_ids == [expected]
+
+
 def test_min_tokens_masks_end_and_stop_ids_until_enough_are_out() -> None:
     sampler = Sampler(1, VOCAB, CPU, EOS)
     sampler.admit(0, make_request(make_params(temperature=0, min_tokens=2, stop_token_ids=(4,))), [])

@@ -151,7 +151,8 @@ def test_what_is_forced_is_what_would_have_been_drawn(
 def test_no_token_is_forced_where_each_is_asked_about() -> None:
     forced = {"grammar": "g"}
     assert make_params(**forced).can_jump
-    for asked in ({"num_logprobs": 0}, {"min_tokens": 1}, {"ignore_eos": True}, {"bad_words": ((1,),)}):
+    alone = ({"num_logprobs": 0}, {"min_tokens": 1}, {"ignore_eos": True})
+    for asked in (*alone, {"bad_words": ((1,),)}, {"allowed_token_ids": (1,)}):
         assert not make_params(**forced, **asked).can_jump
     assert not make_params().can_jump
 
