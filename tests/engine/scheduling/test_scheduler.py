@@ -8,6 +8,7 @@ from engine.errors import RequestError
 from engine.request import FinishReason, Pooling, Request, RequestId
 from engine.scheduling.fair_queue import NEW_SHARE
 from engine.scheduling.hopeless import DEADLINE_PASSED
+from engine.scheduling.request_bounds import check_request
 from tests.engine.scripted import Harness, a_config, a_request
 from tests.oracles.naive_scheduler import EOS_IDS, answer_alone
 
@@ -497,6 +498,16 @@ def test_a_request_that_can_never_be_served_is_refused_with_field_and_bound(
     assert (refusal.value.field, refusal.value.code) == (field, code)
     assert all(word in refusal.value.message for word in words)
     harness.check_all_returned()
+
+
+def test_who_wants_a_vector_needs_no_room_and_no_model_for_an_answer() -> None:
+    config = a_config(generates=False, max_model_len=8)
+    check_request(a_request("fills it", range(8), pooling=Pooling.LAST, max_tokens=0), config)
+    with pytest.raises(RequestError, match="8 tokens, but the input has 9") as too_long:
+        check_request(a_request("too long", range(9), pooling=Pooling.LAST), config)
+    with pytest.raises(RequestError, match="embedding model") as generates:
+        check_request(a_request("answers"), config)
+    assert (too_long.value.field, generates.value.field) == ("input", "model")
 
 
 def test_a_request_that_the_cache_can_never_hold_is_refused_with_both_numbers() -> None:
