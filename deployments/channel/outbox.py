@@ -54,9 +54,8 @@ class Outbox:
             self.num_bytes -= sum(map(payload_bytes, taken))
             return taken
         taken = self.take_all()
-        if taken:
-            num_streams = len({e.request_id for e in taken})
-            self._next_s = now_s + min(MAX_SPACING_S, num_streams * self._spacing_s)
+        num_streams = len({e.request_id for e in taken})
+        self._next_s = now_s + min(MAX_SPACING_S, num_streams * self._spacing_s)
         return taken
 
     def take_all(self) -> list[Emission]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-import socket
 
 GREETING = b"ANTIPHN1"
 NONCE_BYTES = 32
@@ -35,7 +34,6 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
         ChannelError: the peer does not know the secret, or dialed another gateway.
         OSError, EOFError: the connection has ended.
     """
-    tune_socket(writer)
     nonce = secrets.token_bytes(NONCE_BYTES)
     writer.write(GREETING + nonce)
     answer = await reader.readexactly(NONCE_BYTES + MAC_BYTES)
@@ -43,7 +41,6 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
     if not hmac.compare_digest(answer[NONCE_BYTES:], _mac(secret, b"dialer", nonces, gateway_id)):
         raise ChannelError("the peer does not know the secret, or meant another gateway")
     writer.write(_mac(secret, b"listener", nonces, gateway_id))
-    await writer.drain()
 
 
 async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, gateway_id: str) -> None:
@@ -53,7 +50,6 @@ async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
         ChannelError: this is not a token channel, or the gateway does not know the secret.
         OSError, EOFError: the connection has ended, which is how a listener refuses.
     """
-    tune_socket(writer)
     greeting = await reader.readexactly(len(GREETING) + NONCE_BYTES)
     if not greeting.startswith(GREETING):
         raise ChannelError("not a token channel of this version")
@@ -63,16 +59,6 @@ async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     answer = await reader.readexactly(MAC_BYTES)
     if not hmac.compare_digest(answer, _mac(secret, b"listener", nonces, gateway_id)):
         raise ChannelError("the gateway does not know the secret")
-
-
-def tune_socket(writer: asyncio.StreamWriter) -> None:
-    """Send small frames without delay, and detect within a minute a host that has vanished silently."""
-    connection: socket.socket = writer.get_extra_info("socket")
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):  # Not on every platform.
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _mac(secret: bytes, role: bytes, nonces: bytes, gateway_id: str) -> bytes:

@@ -87,24 +87,18 @@ class PieceDetokenizer:
         self._kind_of = kind_of
         self._has_begun = has_begun
         self._held: list[int] = []
-        self._ends_in_raw_bytes = False
 
     def feed(self, token_id: int) -> str:
         """Return the new text that no later token can change."""
         kind = self._kind_of(token_id)
         if kind is TokenKind.HIDDEN:
             return ""
-        is_raw = kind is TokenKind.RAW_BYTE
-        run = self._take_held() if self._held and self._ends_in_raw_bytes and not is_raw else ""
         self._held.append(token_id)
-        self._ends_in_raw_bytes = is_raw
-        return run if is_raw else run + self._take_held()
+        return "" if kind is TokenKind.RAW_BYTE else self._take_held()
 
     def close(self) -> str:
         """Return the text held back, such as a run of byte tokens at the end of the answer."""
-        text = self._decode_held() if self._held else ""
-        self._held = []
-        return text
+        return self._decode_held()
 
     def _take_held(self) -> str:
         text = self._decode_held()

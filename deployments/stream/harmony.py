@@ -110,7 +110,7 @@ class HarmonyParts:
 
         With tools, such a text is the beginning of a call: their grammar permits no other.
         """
-        if not self._has_marks and self._header and not self._tools:
+        if not self._has_marks and not self._tools:
             self._texts[_Kind.CONTENT] = [self._header]
         return self._taken()
 

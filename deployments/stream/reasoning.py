@@ -132,7 +132,7 @@ class ReasoningSplit:
 
 def overlap(text: str, mark: str) -> int:
     """Return the length of the longest proper prefix of `mark` that `text` ends with."""
-    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
+    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 class ReasoningCounter:

@@ -46,22 +46,19 @@ class OutputScreen:
         return tuple(windows)
 
     def close(self) -> tuple[str, ...]:
-        """End the text and return its last window, to be judged; nothing if no text is held."""
+        """End the text and return its last window, to be judged; nothing if no text is held. No `feed` may follow."""
         if not self._held:
             return ()
         last = self._held[self._next_window :]
         self._awaited.append(len(last))
-        self._next_window = len(self._held)
         return (last,)
 
     def release(self, verdict: Verdict) -> str:
         """Apply the verdict on the oldest pending window and return the text that may be sent now."""
         num_chars = self._awaited.popleft()
-        if verdict.flagged and not self.flagged:
-            self.flagged = verdict.flagged
-            self._held = ""
+        self.flagged = self.flagged or verdict.flagged
         if self.flagged:
-            return ""
+            self._held = ""
         text, self._held = self._held[:num_chars], self._held[num_chars:]
         self._next_window -= num_chars
         return text

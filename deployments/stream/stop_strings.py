@@ -33,14 +33,11 @@ class StopStrings:
             return "", None
         if not self._automata:
             return text, None
-        found: tuple[int, int, str] | None = None
-        for automaton in self._automata:
-            end = automaton.advance(text, is_deaf=self.is_deaf)
-            if end is not None and (found is None or (end, -len(automaton.stop)) < found[:2]):
-                found = end, -len(automaton.stop), automaton.stop
+        ends = [(automaton.advance(text, is_deaf=self.is_deaf), automaton.stop) for automaton in self._automata]
+        found = [(end, -len(stop), stop) for end, stop in ends if end is not None]
         buffer = self._held + text
-        if found is not None:
-            end, minus_length, stop = found
+        if found:
+            end, minus_length, stop = min(found)
             self._is_closed, self._held = True, ""
             return buffer[: len(buffer) - len(text) + end + minus_length], stop
         num_safe = len(buffer) - max(automaton.num_matched for automaton in self._automata)
@@ -50,7 +47,6 @@ class StopStrings:
     def close(self) -> str:
         """Return the text held back: with no more text to come, it cannot become a stop string."""
         held, self._held = self._held, ""
-        self._is_closed = True
         return held
 
 

@@ -79,7 +79,7 @@ def test_a_length_that_no_frame_has_is_refused_before_anything_is_read(length: i
 
 @pytest.mark.parametrize(
     ("position", "value", "message"),
-    [(0, 0, "not a token frame"), (2, 9, "version 9"), (3, 1, "not a token frame"), (7, 255, "cannot hold")],
+    [(0, 0, "not a token frame"), (2, 9, "version 9"), (3, 1, "not a token frame"), (7, 255, "ends within")],
 )
 def test_a_wrong_header_is_refused(position: int, value: int, message: str) -> None:
     body = bytearray(bytes.fromhex(EXAMPLE)[4:])
@@ -127,7 +127,9 @@ def test_what_became_of_a_prediction_travels_with_each_emission() -> None:
 
 
 def test_the_payload_is_what_the_frame_grows_by() -> None:
-    one = emission(token_ids=(1, 2, 3), error="no")
+    """What a slow reader may leave unread is bounded by it, and most of it may be log-probabilities."""
+    scores = (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.0), (9, -2.0)), 1), TokenLogprobs(-3.0, (), 4))
+    one = emission(token_ids=(1, 2, 3), error="no", logprobs=scores, prompt_logprobs=scores[:1])
     assert len(encode_frame([one, one])) - len(encode_frame([one])) == payload_bytes(one)
 
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from deployments.channel.token_handshake import ChannelError, accept, introduce
+from deployments.channel.token_handshake import NONCE_BYTES, ChannelError, accept, introduce
 
 SECRET = b"0123456789abcdef"
 
@@ -28,11 +28,6 @@ async def shake(listener_secret: bytes, dialer_secret: bytes, meant: str = "g") 
     )
 
 
-@pytest.fixture(autouse=True)
-def unix_sockets_have_no_tcp_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.channel.token_handshake.tune_socket", lambda _: None)
-
-
 async def test_two_that_know_the_secret_agree() -> None:
     assert await shake(SECRET, SECRET) == [None, None]
 
@@ -47,3 +42,14 @@ async def test_an_answer_for_another_gateway_is_refused() -> None:
     refused, ended = await shake(SECRET, SECRET, meant="another")
     assert isinstance(refused, ChannelError)
     assert isinstance(ended, EOFError)
+
+
+async def test_what_greets_otherwise_is_refused_before_anything_is_sent_to_it() -> None:
+    ours, theirs = socket.socketpair()
+    left, right = await asyncio.open_connection(sock=ours), await asyncio.open_connection(sock=theirs)
+    left[1].write(b"ANTIPHN0" + bytes(NONCE_BYTES))
+    with pytest.raises(ChannelError, match="version"):
+        await introduce(*right, SECRET, "g")
+    right[1].close()
+    assert await left[0].read() == b""
+    left[1].close()

@@ -54,6 +54,8 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
         ("<|channel|>analysis to=functions.f code<|message|>{}<|call|>", ("", "", called("{}")), True),
         ("<|channel|>commentary to=functions.unknown<|message|>{}", ("", "{}", ()), False),
         ("<|channel|>commentary to=python<|message|>1", ("", "1", ()), False),
+        ("<|channel|>analysis to=python code<|message|>1", ("1", "", ()), False),
+        ("<|channel|>analysis<|message|>H<|message|>m.", ("Hm.", "", ()), False),
         (
             "<|channel|>commentary<|message|>I'll look.<|end|><|start|>assistant<|channel|>commentary to=functions.f"
             "<|message|>{}",
@@ -126,6 +128,7 @@ def test_nothing_that_is_told_has_a_sign_in_it(pieces: list[str]) -> None:
             "json",
         ),
         ("<|channel|>final<|message|>a json<|constrain|>", ("", "a ", ()), "json"),
+        ("<|channel|>final<|message|>a<|constrain|> json", ("", "a ", ()), "json"),
         ("<|channel|>final<|message|>A fin", ("", "A fin", ()), None),
         (' to=functions.json<|channel|>commentary json<|message|>{"json": 1}', ("", '{"', ()), "json"),
     ],

@@ -33,6 +33,8 @@ def split(pieces: Sequence[str], *, has_begun: bool = False) -> tuple[str, str]:
         ("Yes. <think>no</think>", False, ("", "Yes. <think>no</think>")),
         ("<think>So", False, ("So", "")),
         ("<think>So </thi", False, ("So </thi", "")),
+        ("<think>So \n", False, ("So", "")),
+        ("<think>", False, ("", "")),
         ("<thi", False, ("", "<thi")),
         ("Plain", False, ("", "Plain")),
         ("  ", False, ("", "  ")),

@@ -32,6 +32,14 @@ def test_a_clean_verdict_that_was_out_when_a_window_was_flagged_lets_nothing_go(
     assert [screen.release(FOUND), screen.release(CLEAN)] == ["", ""]
 
 
+def test_the_first_window_that_is_flagged_says_why() -> None:
+    screen = OutputScreen(window_chars=2, overlap_chars=0)
+    assert screen.feed("abcde") == ("ab", "cd")
+    screen.release(FOUND)
+    screen.release(Verdict(score_by_hazard={}, flagged=("violence",)))
+    assert screen.flagged == ("hate",)
+
+
 def test_a_short_text_is_one_window() -> None:
     screen = OutputScreen(window_chars=200, overlap_chars=50)
     assert screen.feed("short") == ()
