@@ -130,7 +130,7 @@ class BatchedModel(Generic[Item, Result]):
         """Take items for one call, without those that nobody waits for any more."""
         batch: list[_Waiting[Item, Result]] = []
         is_other_due = self._is_other_due
-        if is_other_due and self._others:
+        if is_other_due:
             self._take(self._others[0], batch, 1)
         self._take_from(self._urgent, batch)
         num_before = len(batch)

@@ -67,6 +67,19 @@ async def test_what_nobody_waits_for_any_more_is_not_called() -> None:
     assert doubler.batches == [[1], [5]]
 
 
+async def test_a_model_is_not_called_for_nothing_once_all_who_waited_have_left() -> None:
+    doubler = Doubler()
+    model = a_model(doubler)
+    first = await held(doubler, model, [1])
+    left = asyncio.create_task(model.results([2, 3]))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait({left})
+    doubler.gate.set()
+    assert [await first, await model.results([4])] == [[2], [8]]
+    assert doubler.batches == [[1], [4]]
+
+
 async def test_what_is_urgent_goes_first() -> None:
     doubler = Doubler()
     model = a_model(doubler)
