@@ -98,3 +98,23 @@ async def test_nothing_else_that_is_refused_waits(attempts: list[Sequence[Emissi
     found = Resumption(Lost(*attempts, [LAST]), CALL, max_resumes=1).tokens()
     with pytest.raises(OverloadError, match="Too many"):
         [batch async for batch in found]
+
+
+async def test_all_attempts_share_the_time_of_the_request_and_each_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, told = [10.0], list[str]()
+
+    def note_loss() -> None:
+        told.append("lost")
+        now_s[0] += 4.0
+
+    monkeypatch.setattr(resumption.time, "monotonic", lambda: now_s[0])
+    # On the second replica more of the prompt may be cached; the client is told of the first.
+    lost = Lost([emission(1, 0, 0)], [replace(emission(2, 0, 0), num_cached_tokens=9)], [LAST])
+    call = replace(CALL, timeout_s=6.0)
+    attempts = Resumption(lost, call, max_resumes=2, on_attempt=told.append, on_resume=note_loss)
+    batches = [batch async for batch in attempts.tokens()]
+    assert [(batch.token_ids, batch.num_cached_tokens) for batch in batches] == [((1,), 3), ((2,), 3), ((3,), 3)]
+    assert [call.timeout_s for call in lost.calls] == [6.0, 2.0, 0.0]
+    ids = [call.request_id for call in lost.calls]
+    assert told == [ids[0], "lost", ids[1], "lost", ids[2]]
+    assert len({*ids, CALL.request_id}) == 4
