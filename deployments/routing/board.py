@@ -89,7 +89,7 @@ class Board:
         sent: list[RequestId] = []
         with self._lock:
             for state in self._state_by_id.values():
-                if state.source is source and state.report is not None:
+                if state.source is source:
                     state.forget()
                     state.lost_until_s = now_s + LOST_S
                     sent += map(RequestId, state.sent)

@@ -69,7 +69,7 @@ class ReplicaState:
         """Apply a report. Changes without a preceding whole report over the same connection are ignored."""
         if report.is_whole:
             self.landmarks.clear()
-        elif source is not self.source or self.report is None:
+        elif source is not self.source:
             return
         self.report, self.heard_at_s, self.source, self.lost_until_s = report, now_s, source, None
         for mark in report.landmarks_dropped:

@@ -112,6 +112,13 @@ async def test_what_cannot_be_served_names_its_field(
     assert serving.replicas.calls == []
 
 
+async def test_a_vector_may_be_asked_for_in_all_its_dimensions_or_fewer(gateway: OpenGateway) -> None:
+    opened = await gateway()
+    for dimensions in (1, 32):
+        (vector,) = (await opened.embed(asked("x", dimensions=dimensions))).vectors
+        assert len(vector) == 4 * dimensions
+
+
 async def test_an_input_whose_replica_dies_goes_to_another(gateway: OpenGateway, serving: Serving) -> None:
     opened = await gateway()
     serving.replicas.engine.hold_after_steps = 1

@@ -120,6 +120,12 @@ def test_a_cold_adapter_has_one_home_and_a_hot_one_several() -> None:
     assert 3 <= len(homes(2, 2000, 0.025, 200.0)) <= 8
 
 
+def test_a_loaded_adapter_draws_its_requests_wherever_it_is() -> None:
+    for adapter in range(8):
+        board = board_with(report_of("a", adapters=((adapter,), ())), report_of("b"))
+        assert board.choose(asked(adapter=adapter), AB, 0.0)[0] == "a"
+
+
 def test_memory_is_bounded_by_what_is_open() -> None:
     board = board_with(report_of("a"), report_of("b"))
     for i in range(100):

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.channel.token_frames import LENGTH, FrameError, encode_frame
-from deployments.routing.report import LoadReport, decode_report, encode_report, is_report
+from deployments.routing.report import MAGIC, LoadReport, decode_report, encode_report, is_report
 
 counts = st.integers(0, (1 << 32) - 1)
 rates = st.floats(0, 1e12)
@@ -59,10 +60,38 @@ def test_damage_is_refused_or_is_a_report(report: LoadReport, data: st.DataObjec
             assert isinstance(decode_report(damaged), LoadReport)
 
 
-def test_tokens_are_no_report_and_numbers_have_bounds() -> None:
+def test_tokens_are_no_report() -> None:
     assert not is_report(encode_frame([])[LENGTH.size :])
     assert is_report(body_of(LoadReport(model="m", replica_id="r")))
-    with pytest.raises(FrameError, match="out of bounds"):
+
+
+def test_a_report_out_of_bounds_is_not_sent() -> None:
+    with pytest.raises(FrameError, match="queued_tokens in a report is out of bounds"):
         encode_report(LoadReport(model="m", replica_id="r", queued_tokens=-1))
-    with pytest.raises(FrameError, match="out of bounds"):
-        decode_report(body_of(LoadReport(model="m", replica_id="r", step_s=float("nan"))))
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("model", ["", "x" * 1025, 1, None]),
+        ("num_running", [-1, 1 << 32, 1.0, True, None]),
+        ("max_running", [0]),
+        ("block_tokens", [0]),
+        ("step_s", [-1.0, float("nan"), float("inf"), "1", True]),
+        ("is_whole", [1, None]),
+        ("landmarks_added", [5, [-1], [1 << 64], [1.0], [True], [[1]]]),
+        ("adapters", [[], [[1]], [[1], [], []], [[1], ["a"]], 5]),
+        ("seen", ["ab", [""], [1], ["x"] * 0x10000]),
+    ],
+)
+def test_what_is_received_has_bounds(field: str, wrong: list[object]) -> None:
+    told = json.loads(body_of(LoadReport(model="m", replica_id="r"))[len(MAGIC) :])
+    for value in wrong:
+        with pytest.raises(FrameError, match="out of bounds"):
+            decode_report(MAGIC + json.dumps(told | {field: value}).encode())
+
+
+def test_fields_of_another_version_are_refused() -> None:
+    for body in (b"[]", b"1", b'{"model": "m"}'):
+        with pytest.raises(FrameError, match="not those of this version"):
+            decode_report(MAGIC + body)

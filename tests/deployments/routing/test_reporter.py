@@ -110,3 +110,15 @@ def test_turnover_is_measured_only_while_others_wait() -> None:
     assert turnover.observe(replace(LOAD, num_ended=9), 50.0) == 0.5
     assert turnover.observe(replace(full, num_ended=9), 60.0) == 0.5
     assert turnover.observe(replace(full, num_ended=10), 61.5) == 1.0
+
+
+async def test_a_gateway_that_comes_after_all_others_have_left_is_told(bench: Bench) -> None:
+    bench.reporter.watch(A)
+    bench.reporter.forget(A)
+    async with asyncio.timeout(30):
+        await asyncio.sleep(0)
+        bench.reporter.watch(B)
+        while not bench.sent:
+            await asyncio.sleep(0)
+    assert [gateway for gateway, _ in bench.sent] == ["b"]
+    bench.reporter.close()

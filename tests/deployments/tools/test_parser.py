@@ -154,6 +154,17 @@ def test_what_is_no_call_is_content(tool_format: ToolFormat, text: str) -> None:
     assert parsed(tool_format, list(text)) == (text, [], False)
 
 
+CALL = '{"name": "get", "arguments": {}}'
+
+
+@pytest.mark.parametrize("behind", ["Done.", CALL])
+def test_text_behind_a_call_is_content(behind: str) -> None:
+    """Also where it ends the answer in one piece with the call, and where it is a call that nothing opens."""
+    text = f"<tool_call>{CALL}</tool_call>\n{behind}"
+    for pieces in ([text], [text[:-3], text[-3:]], list(text)):
+        assert parsed(HERMES, pieces) == (behind, [("get", "{}")], True)
+
+
 CODED = "<function=get>\n<parameter=a>\n1\n</parameter>\n</function>"
 OTHER = "<function=x-y>\n</function>"
 
@@ -180,6 +191,14 @@ def test_calls_of_qwen_3_coder_may_lack_what_opens_them(text: tuple[str, str, li
     content, calls, has_calls = parsed(FORMATS["qwen3_coder"], cuts(written_text, places))
     assert (content, [name for name, _ in calls], has_calls) == (expected, names, bool(names))
     assert all(arguments == ('{"a": 1}' if name == "get" else "{}") for name, arguments in calls)
+
+
+@pytest.mark.parametrize(("opening", "value"), [("", '"5"'), ("<tool_call>", "5")])
+def test_no_grammar_quotes_the_text_of_a_call_that_nothing_opens(opening: str, value: str) -> None:
+    tools = {"get": {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}}
+    parser = CallParser(FORMATS["qwen3_coder"], tools, new_call_id=lambda: "id")
+    _, calls = parser.feed(f"{opening}<function=get>\n<parameter=day>\n5\n</parameter>\n</function>")
+    assert joined_calls(calls) == (ToolCall(call_id="id", name="get", arguments=f'{{"day": {value}}}'),)
 
 
 def test_the_name_leaves_before_the_arguments_and_these_as_they_come() -> None:

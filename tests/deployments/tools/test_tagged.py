@@ -125,6 +125,7 @@ def test_text_of_which_more_is_asked_is_quoted(own: dict[str, Any]) -> None:
         {"enum": ["a", "b"], "minLength": 1},
         {"anyOf": [{"const": "auto", "type": "string"}, {"type": "string"}]},
         {"anyOf": [{"enum": [1, 2]}, {"type": "string"}]},
+        {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string", "minLength": 1}}]},
         {},
     ],
 )
@@ -136,6 +137,13 @@ def test_other_text_stands_as_it_is(own: dict[str, Any]) -> None:
 def test_references_without_end_end() -> None:
     loop = {"$ref": "#/$defs/A"}
     (found,) = parameters_of({"type": "object", "properties": {"a": loop}, "$defs": {"A": loop}}) or ()
+    assert found.types == ALL_TYPES
+
+
+def test_references_are_not_followed_for_ever() -> None:
+    chain = {f"{link}": {"$ref": f"#/$defs/{link + 1}"} for link in range(2000)}
+    properties = {"a": {"$ref": "#/$defs/0"}}
+    (found,) = parameters_of({"type": "object", "properties": properties, "$defs": chain}) or ()
     assert found.types == ALL_TYPES
 
 
