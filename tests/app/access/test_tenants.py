@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from deployments.batches.values import InsideCall
 from deployments.config import AccountsConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.inside import answer_inside
-from deployments.generation import TextPrompt
+from deployments.generation import GenerationRequest, TextDelta, TextPrompt
 from deployments.pooled import EmbeddingRequest
 from engine.errors import RequestError
+from engine.request import SamplingParams
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
 from tests.deployments.accounts.test_meter import LocalHandle, a_meter
 
@@ -232,6 +234,20 @@ async def test_lines_of_batches_have_limits_of_their_own(gateway: ScriptedGatewa
         own = [await client.post("/v1/completions", json=body, headers=bearer("key-b")) for _ in range(2)]
     assert [answer.status_code for answer in own] == [200, 429]
     assert [request.tenant for request in gateway.requests] == ["blue", "blue"]
+
+
+async def test_of_an_answer_that_its_client_leaves_what_was_written_counts(gateway: ScriptedGateway) -> None:
+    meter = ScriptedMeter()
+    gateway.deltas = [TextDelta(text="a", num_tokens=3), TextDelta(text="b", num_tokens=5)]
+    own = TenantGateway(gateway, meter, FEW, {})
+    request = GenerationRequest(
+        request_id="r", model="base", prompt=TextPrompt(text="x"), params=SamplingParams(max_tokens=9)
+    )
+    async with aclosing(own.generate(request)) as events:
+        async for event in events:
+            if isinstance(event, TextDelta) and event.text == "b":
+                break
+    assert [charge.output_tokens for charge in meter.charges] == [5]
 
 
 async def test_a_page_that_loads_from_elsewhere_is_not_served(guarded: httpx.AsyncClient) -> None:

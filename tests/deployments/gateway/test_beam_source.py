@@ -79,6 +79,12 @@ async def test_the_answers_of_a_request_share_one_search(gateway: OpenGateway, s
         assert all(len(s.top) == 1 for event in events if isinstance(event, TextDelta) for s in event.scores)
 
 
+async def test_more_tokens_may_be_scored_than_a_search_needs(gateway: OpenGateway) -> None:
+    for events in await answers_of(await gateway(), requests_of(num_logprobs=8)):
+        scores = [score for event in events if isinstance(event, TextDelta) for score in event.scores]
+        assert [len(score.top) for score in scores] == [8] * NUM_TOKENS
+
+
 async def test_an_end_of_sequence_ends_a_sequence_and_is_not_shown(gateway: OpenGateway, serving: Serving) -> None:
     first = tokens_of((await answers_of(await gateway(), requests_of()))[0])
     model = replace(serving.model, eos_ids=(first[2],))
@@ -126,6 +132,7 @@ async def test_clients_that_leave_end_the_search(gateway: OpenGateway, serving: 
     # Whoever asks the same again begins anew. Where nothing was in the engine as they left, it is held still.
     serving.replicas.engine.release()
     assert all(map(tokens_of, await answers_of(opened, requests_of())))
+    assert len(serving.replicas.calls) == num_calls + 1 + WIDTH * (NUM_TOKENS - 1)
 
 
 async def test_a_refused_expansion_refuses_every_answer(gateway: OpenGateway, serving: Serving) -> None:

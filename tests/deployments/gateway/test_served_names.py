@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.classifiers.reranking import Rerankers
-from deployments.config import ChannelConfig, GatewayConfig
+from deployments.config import ChannelConfig, GatewayConfig, RerankerConfig
 from deployments.gateway.served_names import ServedNames
 from deployments.registry.adapter_directory import AdapterDirectory
 from engine.errors import RequestError
@@ -30,6 +30,16 @@ def test_a_version_is_described_as_it_is_asked_for_and_not_listed(names: ServedN
         card = names.card(name)
         assert card is not None
         assert (card.name, card.parent, card.created_s, card.max_model_len) == (name, parent, 5, 64)
+
+
+def test_adapters_are_listed_behind_their_own_base_and_rerankers_last() -> None:
+    models = (MODEL, replace(MODEL, name="other", adapters=()))
+    config = GatewayConfig(models=models, channel=ChannelConfig(secret=b""), created_s=5)
+    adapters = AdapterDirectory("g", models, {"m": UNASKED, "other": UNASKED}, None)
+    rerankers = Rerankers([RerankerConfig(name="judge", model_path="", max_tokens=9)], {"judge": UNASKED})
+    names = ServedNames(config, adapters, rerankers)
+    assert [card.name for card in names.cards()] == ["m", "sql", "other", "judge"]
+    assert [names.has(name) for name in ("other", "judge", "nobody")] == [True, True, False]
 
 
 def test_a_model_that_makes_vectors_only_says_so() -> None:
