@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deployments.generation import TokenScore, Verdict
@@ -67,13 +67,17 @@ async def test_of_a_whole_answer_every_token_is_told_once(
     assert text == b"".join(BYTES[token_id] for token_id in tokens).decode("utf-8", "replace")
 
 
+# The stop string begins within a token; only its beginning comes.
+@example(tokens=[0, 2, 7, 0], stop="b a", window=None)
+@example(tokens=[0, 2, 7], stop="b a", window=None)
 @given(tokens=TOKENS, stop=st.sampled_from(["ab", "b a", "🙂", "aba"]), window=st.sampled_from([None, 5]))
 async def test_of_a_text_that_is_cut_what_it_shows_is_told(tokens: list[int], stop: str, window: int | None) -> None:
     one_by_one = await run([[token_id] for token_id in tokens], [stop], window)
     assert await run([tokens], [stop], window) == one_by_one
     text, told, is_cut = one_by_one
     assert told == tokens[: len(told)]
-    assert stop not in text
+    whole = b"".join(BYTES[token_id] for token_id in tokens).decode("utf-8", "replace")
+    assert (text, is_cut) == (whole.partition(stop)[0], stop in whole)
     if not is_cut:
         assert told == tokens
         return
@@ -89,6 +93,12 @@ async def test_what_the_classifier_holds_back_is_not_told() -> None:
     text, told, _ = await run([[token_id] for token_id in tokens], [], 4, forbidden="b")
     assert "b" not in text
     assert 1 not in told
+
+
+async def test_a_reader_of_the_text_in_parts_takes_the_scores_of_each() -> None:
+    handler = StreamHandler(ByteDetokenizer(BYTES.__getitem__), StopStrings(()), screen=None, judge=fine)
+    await handler.feed([2, 1, 0], [score(2), score(1), score(0)])
+    assert [ids(handler.take_scores(num_behind)) for num_behind in (2, 1, 1, 0)] == [[2], [1], [], [0]]
 
 
 async def fine(texts: Sequence[str]) -> list[Verdict]:
