@@ -398,7 +398,7 @@ async def test_codes_tell_unknown_from_unsupported_from_wrong(client: httpx.Asyn
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        (b'{"model": "base", "model": "shout", "messages": []}', "model"),
+        (b'{"messages": [], "model": "base", "model": "shout"}', "model"),
         (b'{"model": "base", "messages": [{"role": "user", "content": "a", "role": "system"}]}', "role"),
     ],
 )
