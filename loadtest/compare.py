@@ -34,6 +34,7 @@ SPARE_TOKENS = 8
 """Of a context that prompts are cut to: a tokenizer may add some to a text."""
 SETTLE_S = 2.0
 """Pause between the turns of two servers: threads of some spin for up to a second after their last answer."""
+BEHIND_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,21 @@ def long_arrival(length: int) -> Workload:
     return run
 
 
+def short_behind_long(length: int) -> Workload:
+    """Return the workload of a long prompt and, `BEHIND_S` after it and each other, four short ones: 64 in, 16 out."""
+
+    def run(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
+        long = gevent.spawn(client.ask, prompts.ask("long", prompts.fresh(length, "long"), 16))
+        short = []
+        for place in range(4):
+            gevent.sleep(BEHIND_S)
+            short.append(gevent.spawn(client.ask, prompts.ask("short", prompts.fresh(64, f"short {place}"), 16)))
+        gevent.joinall([long, *short], raise_error=True)
+        return [[one.value for one in short], [long.value]]
+
+    return run
+
+
 def workloads(context_tokens: int | None) -> dict[tuple[str, ...], Workload]:
     """Return the workloads by the table rows that they fill, their longest prompts cut to a context.
 
@@ -137,6 +153,7 @@ def workloads(context_tokens: int | None) -> dict[tuple[str, ...], Workload]:
         ("8 streams, 32-512 in, 16-256 out",): mixed_streams(8),
         ("32 streams, same",): mixed_streams(32),
         (f"4 decoding while {arrival:,} tokens arrive", "the long prompt itself"): long_arrival(arrival),
+        (f"4 short prompts behind {arrival:,} tokens", "the long prompt before them"): short_behind_long(arrival),
     }
 
 

@@ -16,6 +16,7 @@ from loadtest.compare import (
     compare,
     long_arrival,
     shared_prefix,
+    short_behind_long,
     with_ratio,
     workloads,
 )
@@ -27,6 +28,11 @@ from tests.loadtest.scripted_server import answer, scripted_server
 
 IDS = TokenRange()
 PROMPTS = Prompts(model="base", round_name="r", ids=IDS, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def _soon_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEHIND_S", 0.01)
 
 
 class Recorder:
@@ -87,6 +93,14 @@ def test_the_long_prompt_arrives_after_the_others_have_begun() -> None:
     assert all(one.started_s + one.event_ms[0] / 1000 <= arrival.started_s + 0.005 for one in decoding)
 
 
+def test_short_prompts_are_sent_after_the_long_one() -> None:
+    recorder = Recorder()
+    with scripted_server(recorder) as url:
+        short, (long,) = short_behind_long(4096)(StreamClient(url, concurrency=8), PROMPTS)
+    assert recorder.lengths() == [4096] + [64] * 4
+    assert all(one.started_s > long.started_s for one in short)
+
+
 def test_a_refusal_is_shown_and_does_not_end_the_comparison() -> None:
     def refuse_long(body: dict[str, object]) -> list[bytes] | tuple[int, bytes]:
         if len(body["prompt"]) > 2000:  # type: ignore[arg-type]
@@ -97,7 +111,10 @@ def test_a_refusal_is_shown_and_does_not_end_the_comparison() -> None:
         found = compare(
             [Server(name="a", url=url, model="base")], repeats=1, seed=0, ids=IDS, ignore_eos=True, settle_s=0
         )
-    assert found.errors == ("a, 4 decoding while 4,096 tokens arrive: HTTP 400: too long",)
+    assert found.errors == (
+        "a, 4 decoding while 4,096 tokens arrive: HTTP 400: too long",
+        "a, 4 short prompts behind 4,096 tokens: HTTP 400: too long",
+    )
     assert found.cell_by_server_by_row["the long prompt itself"]["a"].num_errors == 1
     assert json.loads(found.to_json())["the long prompt itself"]["a"]["TTFT p50 ms"] is None
 
@@ -126,7 +143,8 @@ def test_the_first_answers_of_a_server_are_not_measured() -> None:
         servers = [Server(name="a", url=url, model="base")]
         found = compare(servers, repeats=2, seed=0, ids=IDS, ignore_eos=True, settle_s=0)
     assert found.errors == ()
-    assert asked[4096] == 3
+    # Two workloads send so many.
+    assert asked[4096] == 2 * 3
 
 
 def test_prompts_are_cut_to_the_shortest_context_that_a_server_lists() -> None:
