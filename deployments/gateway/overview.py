@@ -100,7 +100,10 @@ class Overview:
             with suppress(*UNREACHED):
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
                     applications = (await self._serve_status()).applications
-        return [_Found(told, _deployment(applications, one)) for told, one in zip(answers, handles, strict=True)]
+        return [
+            _Found(told, None if told else _deployment(applications, one))
+            for told, one in zip(answers, handles, strict=True)
+        ]
 
     async def _ask_metrics(self) -> bytes:
         handles = (gateways(), *self._models.values())

@@ -142,7 +142,7 @@ def test_a_step_that_newcomers_went_before_goes_on_as_if_it_had_not_paused(
         while latecomers or engine.snapshot().num_running:
             for emission in engine.step():
                 found[emission.request_id].append(emission)
-    assert len(asides) > 2
+    assert len(asides) > 1
     for name, expected_emissions in undisturbed.items():
         tokens, expected_tokens = (
             [token_id for told in emissions for token_id in told.token_ids]
