@@ -16,7 +16,7 @@ from deployments.config import SafetyConfig
 from deployments.gateway.embedding import scaled
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.pooled import EmbeddingRequest
-from engine.errors import RequestError
+from engine.errors import OverloadError, RequestError
 from engine.request import Pooling
 from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import Judge
@@ -130,6 +130,35 @@ async def test_an_input_whose_replica_dies_goes_to_another(gateway: OpenGateway,
     await serving.replicas.kill()
     assert (await task).vectors == first.vectors
     assert len(serving.replicas.calls) == 3
+
+
+async def test_a_request_with_more_inputs_than_a_replica_queues_is_served_if_they_alone_fill_it(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    """An idle server refused it, whenever it came again."""
+    opened = await gateway()
+    inputs = tuple((*IDS, number) for number in range(60))
+    found = await opened.embed(asked(*inputs))
+    assert len(serving.replicas.calls) > len(inputs)
+    for vector, ids in zip(found.vectors, inputs, strict=True):
+        np.testing.assert_allclose(numbers(vector), expected(serving.model.tokenizer_path, ids), atol=1e-4)
+    await serving.replicas.until_idle()
+
+
+async def test_a_request_is_refused_if_others_leave_none_of_its_inputs_room(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    serving.replicas.engine.hold_after_steps = 0
+    others = asyncio.ensure_future(opened.embed(asked(*((*IDS, number) for number in range(60)))))
+    while not serving.replicas.engine.snapshot().num_waiting:
+        await asyncio.sleep(0.001)
+    while len(serving.replicas.calls) < 60:
+        await asyncio.sleep(0.001)
+    with pytest.raises(OverloadError):
+        await opened.embed(asked(IDS, (*IDS, 1)))
+    others.cancel()
+    await serving.replicas.until_idle()
 
 
 async def test_a_deadline_frees_what_is_late(gateway: OpenGateway, serving: Serving) -> None:
