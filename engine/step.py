@@ -21,6 +21,11 @@ from typing import NamedTuple
 from engine.request import Pooling, Request, RequestId, TokenLogprobs
 
 
+def pairs_of(start: float, end: float) -> float:
+    """Return the pairs of a token at a position in [start, end) and one before it."""
+    return (end - start) * (start + end) / 2
+
+
 class Snapshot(NamedTuple):
     """A recurrent state to keep, as it is after the tokens before `position`, in a `place` of `Snapshots`."""
 
@@ -177,9 +182,9 @@ class StepPlan:
         return sum(row.end - row.start for row in self.rows if row.end - row.start > 1)
 
     @property
-    def num_prefill_pairs(self) -> int:
+    def num_prefill_pairs(self) -> float:
         """Number of pairs of one of these tokens and one before it in its request."""
-        return sum((row.end - row.start) * (row.start + row.end) for row in self.rows if row.end - row.start > 1) // 2
+        return sum(pairs_of(row.start, row.end) for row in self.rows if row.end - row.start > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

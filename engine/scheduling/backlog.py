@@ -19,7 +19,7 @@ from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog, Load
 from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
 from engine.scheduling.overtaking import passes
-from engine.scheduling.step_costs import pairs_of
+from engine.step import pairs_of
 
 TAIL_TOKENS = 64
 """Compared first: prompts with a long beginning in common mostly differ here."""

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from engine.cache.prefix_index import BlockName
 from engine.config import ResolvedConfig
 from engine.scheduling.live_request import LiveRequest
-from engine.scheduling.step_costs import StepCosts, pairs_of
+from engine.scheduling.step_costs import StepCosts
+from engine.step import pairs_of
 
 MIN_GAIN = 2.0
 """Smallest gain in relation to the cost: short prompts take longer than their share of a long one."""

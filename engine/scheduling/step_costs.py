@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 
+from engine.step import pairs_of
+
 MIN_STEPS = 8
 """Decode steps before anything is predicted from them: the first ones touch memory for the first time."""
 MAX_AGE_S = 30.0
@@ -32,11 +34,6 @@ BEGINNING_TOKENS = 2048
 """A prompt's tokens begin it if they have on average at most this many before them."""
 MAX_SURPRISE = 4.0
 """A step counts for at most this many times its expected time: it may have waited for something else."""
-
-
-def pairs_of(start: float, end: float) -> float:
-    """Return the pairs of a token at a position in [start, end) and one before it."""
-    return (end - start) * (start + end) / 2
 
 
 class StepCosts:
@@ -59,7 +56,7 @@ class StepCosts:
         *,
         num_decodes: int,
         num_prompt_tokens: int,
-        num_pairs: int = 0,
+        num_pairs: float = 0,
         num_draft_tokens: int = 0,
         took_s: float,
         now_s: float,
@@ -171,7 +168,7 @@ class StepCosts:
     def _pair_s(self) -> float:
         return max(0.0, self._known_pairs_s / self._known_pairs) if self._known_pairs else 0.0
 
-    def _learn_prompt(self, num_tokens: int, num_pairs: int, left_s: float) -> None:
+    def _learn_prompt(self, num_tokens: int, num_pairs: float, left_s: float) -> None:
         # Sums, not a mean of rates: a few tokens in a step that something else held up would outweigh a long prompt.
         self._num_prompt_steps += 1
         if num_pairs > BEGINNING_TOKENS * num_tokens and self._known_prompt_tokens:

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from engine.config import ResolvedConfig
 from engine.scheduling.live_request import LiveRequest
-from engine.scheduling.step_costs import pairs_of
-from engine.step import StepRow
+from engine.step import StepRow, pairs_of
 
 KEPT_SHARE = 4
 """One of so many rows of logits is kept for requests that need one row each."""

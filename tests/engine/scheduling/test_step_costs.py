@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduling.step_costs import MAX_AGE_S, MIN_STEPS, StepCosts, pairs_of
+from engine.scheduling.step_costs import MAX_AGE_S, MIN_STEPS, StepCosts
+from engine.step import pairs_of
 
 ROWS = 32
 
