@@ -28,23 +28,25 @@ def passes(num_tokens: float, num_before: float) -> bool:
 def in_turn(candidates: Iterable[LiveRequest], draft: StepDraft) -> Iterator[LiveRequest]:
     """Yield the requests that may take a share of the step, each when it is its turn.
 
-    The order is that of rank up to the first that the step cannot complete. That one comes with a half of its share
-    held back if there are others that pass it; they follow, and it comes again, for what they have left. None passes a
+    The order is that of rank up to the first that begins or goes on, and that the step cannot complete. Half of its
+    share is held back for those that pass it; they follow, and it comes again, for what they have left. None passes a
     prompt whose tokens are scored: rows of logits are what bounds that one.
     """
     ordered = sorted(candidates, key=BY_RANK)
     has_deadlines = any(live.request.deadline_s is not None for live in ordered)
-    for place, live in enumerate(ordered):
+    for place, live in enumerate(ordered, start=1):
         share, end = draft.share(live), draft.end_of(live)
         if not share:
             return
-        others: list[LiveRequest] = []
-        if end + share < live.num_tokens and not has_deadlines and not live.wants_scores:
-            others = [other for other in ordered[place + 1 :] if passes(other.num_wanted, live.num_wanted)]
-        with draft.holding_back(share // 2 if others else 0):
+        if has_deadlines or live.wants_scores or end + share == live.num_tokens:
             yield live
-        if others and draft.end_of(live) > end:
-            yield from (other for other in others if draft.share(other))
-            if draft.share(live):
-                yield live
+            continue
+        draft.num_held_back = share // 2
+        yield live
+        draft.num_held_back = 0
+        # One that waits, and cannot begin, is passed by all.
+        if draft.end_of(live) > end:
+            for other in (*(other for other in ordered[place:] if passes(other.num_wanted, live.num_wanted)), live):
+                if draft.share(other):
+                    yield other
             return

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from engine.config import ResolvedConfig
 from engine.scheduling.live_request import LiveRequest
@@ -23,13 +22,14 @@ class StepDraft:
         num_decodes: requests with a single token to compute, which may be the last of a prompt.
         num_prompt_tokens: tokens of all other requests: prompts, recomputed outputs, and tokens forced by a grammar.
         num_pairs: pairs of one of these tokens and one before it.
+        num_held_back: tokens of the budget that no share has now.
         drafting_s: seconds for which a draft model was used.
     """
 
     def __init__(self, config: ResolvedConfig, prefill_cap: int) -> None:
         self._budget = config.max_batched_tokens
         self._prefill_cap = prefill_cap
-        self._num_held_back = 0
+        self.num_held_back = 0
         self.num_decodes = 0
         self.num_prompt_tokens = 0
         self.num_pairs = 0.0
@@ -65,16 +65,7 @@ class StepDraft:
         if live.wants_scores:
             # All rows of logits, for as many steps as the prompt takes, would keep everyone else from being admitted.
             budget = min(budget, max(1, self._num_free_logits - self._num_kept_logits))
-        return max(0, min(live.num_wanted - num_drafted, budget - self._num_held_back))
-
-    @contextmanager
-    def holding_back(self, num_tokens: int) -> Iterator[None]:
-        """Hold tokens of the budget back from what is added in the block."""
-        self._num_held_back = num_tokens
-        try:
-            yield
-        finally:
-            self._num_held_back = 0
+        return max(0, min(live.num_wanted - num_drafted, budget - self.num_held_back))
 
     def end_of(self, live: LiveRequest) -> int:
         """Return the number of the request's tokens that are computed once the step is done."""

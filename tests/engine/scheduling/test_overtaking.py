@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.errors import OverloadError
+from engine.scheduling import overtaking
 from engine.scheduling.overtaking import MIN_RATIO
 from tests.engine.scheduling.test_scheduler import assert_right, shape
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
@@ -80,6 +83,16 @@ def test_a_long_prompt_that_waits_for_its_adapter_holds_back_nobody() -> None:
     harness = Harness(WIDE, ScriptedGate(load_steps={"slow": 5}))
     harness.add(a_request("long", LONG, adapter="slow"), a_request("medium", (5,) * 60))
     assert shape(harness) == [("medium", 0, 16)]
+
+
+def test_long_prompts_that_wait_for_a_row_are_not_compared_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hundreds that waited, each was compared with all behind it, in every step."""
+    harness = Harness(replace(WIDE, max_num_seqs=1))
+    harness.add(a_request("runs", max_tokens=9))
+    harness.step()
+    harness.add(*(a_request(str(number), LONG) for number in range(20)))
+    monkeypatch.setattr(overtaking, "passes", None)
+    assert shape(harness) == [("runs", 3, 4)]
 
 
 def test_a_prompt_without_room_in_the_cache_is_not_passed_by_others_that_wait() -> None:
