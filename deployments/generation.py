@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
+from deployments.siblings import Siblings
 from engine.request import SamplingParams
 
 READY = "ready"
@@ -191,6 +192,7 @@ class GenerationRequest:
         priority: lower is served first.
         timeout_s: seconds from now until the deadline; None for none.
         trace_parent: the client's `traceparent` header.
+        siblings: of all answers to the client's request.
     """
 
     request_id: str
@@ -216,6 +218,7 @@ class GenerationRequest:
     priority: int = 0
     timeout_s: float | None = None
     trace_parent: str = ""
+    siblings: Siblings = field(default_factory=Siblings, compare=False)
 
 
 class TokenScore(NamedTuple):

@@ -35,6 +35,7 @@ from deployments.generation import (
     ToolCall,
 )
 from deployments.prompt_texts import num_chars
+from deployments.siblings import Siblings
 from engine.errors import RequestError
 from engine.request import DryPenalty, LzPenalty, SamplingParams
 
@@ -297,16 +298,20 @@ def _choices(
     *,
     field: str = "n",
 ) -> tuple[GenerationRequest, ...]:
-    """Return each request `count` times, with unique ids; the answers to one prompt get different seeds."""
+    """Return each request `count` times as siblings, with unique ids; the answers to one prompt get different seeds."""
     if len(bases) * count > limits.max_choices:
         raise RequestError(
             f"'{field}' times the number of prompts must be at most {limits.max_choices}; it is {len(bases) * count}.",
             field=field,
         )
     seeds = [(seed + index * _SEED_STEP) & _SEED_MASK for index in range(count)]
+    siblings = Siblings()
     return tuple(
         replace(
-            base, request_id=f"{request_id}-{place * count + index}", params=replace(base.params, seed=seeds[index])
+            base,
+            request_id=f"{request_id}-{place * count + index}",
+            params=replace(base.params, seed=seeds[index]),
+            siblings=siblings,
         )
         for place, base in enumerate(bases)
         for index in range(count)

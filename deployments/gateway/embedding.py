@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,13 +16,13 @@ import numpy as np
 from adapters.identity import AdapterRef
 from deployments.config import GatewayConfig
 from deployments.errors import ReplicaLostError
-from deployments.gateway.resumption import FULL
 from deployments.gateway.served_model import ServedModel
 from deployments.gateway.token_checks import check_vocabulary
 from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
 from deployments.pooled import EmbeddingRequest, Embeddings
+from deployments.siblings import Siblings
 from deployments.timeline import Recorder
 from deployments.waits import patiently, side_by_side
 from engine.errors import EngineError, OverloadError, RequestError
@@ -33,9 +32,6 @@ MAX_CONCURRENT_INPUTS = 64
 """Bound per request, so that one request does not fill the queues that others wait in."""
 REPLACEMENT_S = 120.0
 """How long an input whose replica was lost waits for another one."""
-WOKEN = 2
-"""Inputs without room that are asked again when another one is done: there may be room for more than one."""
-_NO_ROOM = ("queue_time", *FULL)
 
 
 class Embedding:
@@ -63,8 +59,7 @@ class Embedding:
         self._max_resumes = config.max_resumes
         self._recorder = recorder
         self._room = asyncio.Semaphore(MAX_CONCURRENT_INPUTS)
-        self._num_asked = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._siblings = Siblings()
 
     async def run(self) -> Embeddings:
         """Return the vectors.
@@ -134,21 +129,13 @@ class Embedding:
         """Return the vector of an input; one that finds no room beside others of the request waits for one of them."""
         async with self._room:
             while True:
-                self._num_asked += 1
                 try:
-                    result = await self._attempts(token_ids)
+                    with self._siblings.asked():
+                        return await self._attempts(token_ids)
                 except OverloadError as error:
-                    # An idle server would refuse a request with more work than may queue, whenever it came again.
-                    if error.reason not in _NO_ROOM or self._num_asked == 1:
+                    if not self._siblings.may_wait(error):
                         raise
-                else:
-                    for _ in range(min(WOKEN, len(self._waiting))):
-                        self._waiting.popleft().set_result(None)
-                    return result
-                finally:
-                    self._num_asked -= 1
-                self._waiting.append(asyncio.get_running_loop().create_future())
-                await self._waiting[-1]
+                await self._siblings.room()
 
     async def _attempts(self, token_ids: Sequence[int]) -> GenerationResult:
         ask, patience_s = partial(self._ask, token_ids), 0.0

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from deployments.siblings import Siblings
 from engine.errors import OverloadError
 
 NEW_SHARE = 0.05
@@ -45,6 +46,7 @@ class Passage:
 
     flow: Hashable
     priority: int
+    siblings: Siblings
 
 
 class _Hold(NamedTuple):
@@ -94,8 +96,12 @@ class FrontGate:
         return self._interval_s * sum(passage.priority <= priority for passage in self._entered_s_by_passage)
 
     @contextmanager
-    def passage(self, flow: Hashable, timeout_s: float | None = None, priority: int = 0) -> Iterator[Passage]:
+    def passage(
+        self, flow: Hashable, timeout_s: float | None = None, priority: int = 0, siblings: Siblings | None = None
+    ) -> Iterator[Passage]:
         """Admit a request; it counts as inside until its first text (`end`) or the end of the block.
+
+        The first of siblings is checked for all, as the others may wait for it.
 
         Args:
             flow: requests of one flow wait in the same queue.
@@ -105,18 +111,21 @@ class FrontGate:
         Raises:
             OverloadError: the request would be late.
         """
-        self._check(flow, self._max_wait_s if timeout_s is None else min(timeout_s, self._max_wait_s), priority)
+        siblings = siblings or Siblings()
+        if not siblings.have_begun:
+            self._check(flow, self._max_wait_s if timeout_s is None else min(timeout_s, self._max_wait_s), priority)
         now_s = self._clock()
         if not self._entered_s_by_passage:
             self._crowded_since_s = now_s
-        passage = Passage(flow, priority)
+        passage = Passage(flow, priority, siblings)
         self._entered_s_by_passage[passage] = now_s
         self._inside[flow] += 1
         self._num_here += 1
         try:
-            yield passage
+            with siblings.asked():
+                yield passage
         except OverloadError as error:
-            if error.reason in ("queue_full", "queue_time"):
+            if error.reason in ("queue_full", "queue_time") and not siblings.may_wait(error):
                 self._hold(flow, error.retry_after_s, priority)
             elif error.reason == "replicas_full":
                 self.refused_by_reason[error.reason] += 1
@@ -135,6 +144,7 @@ class FrontGate:
             del self._inside[passage.flow]
         if not has_passed:
             return
+        passage.siblings.make_room()
         now_s = self._clock()
         # Time between two first texts, counting only while requests waited.
         took_s = now_s - max(self._passed_at_s, self._crowded_since_s)

@@ -64,6 +64,7 @@ from deployments.room import Room
 from deployments.routing.watch import ReplicaWatch
 from deployments.timeline import Timeline
 from deployments.tokenizer.tokenizer import LocalTokenizer, ask_tokenizer, build_codecs
+from engine.errors import OverloadError
 
 if TYPE_CHECKING:
     from deployments.tracing import TraceWriter
@@ -196,10 +197,7 @@ class Gateway:
         model = self._model_of(target)
         request = model.closed(request)
         flow, gate = (target.adapter, request.tenant), self._gates[target.model]
-        with (
-            self._log.answer(request, target.model, target.adapter) as recorder,
-            gate.passage(flow, request.timeout_s, request.priority) as passage,
-        ):
+        with self._log.answer(request, target.model, target.adapter) as recorder:
             if request.beams is not None:
                 eos_ids = frozenset(model.config.eos_ids)
                 source = BeamSource(self._searches, model.source, request.beams, eos_ids, recorder.note_expansion)
@@ -213,12 +211,21 @@ class Gateway:
                 metrics=self._metrics,
                 recorder=recorder,
             )
-            async with aclosing(answer.events()) as events:
-                async for event in events:
-                    if not isinstance(event, Started):
-                        gate.end(passage)
-                        recorder.note_text()
-                    yield event
+            while True:
+                try:
+                    with gate.passage(flow, request.timeout_s, request.priority, request.siblings) as passage:
+                        async with aclosing(answer.events()) as events:
+                            async for event in events:
+                                if not isinstance(event, Started):
+                                    gate.end(passage)
+                                    recorder.note_text()
+                                yield event
+                        return
+                except OverloadError as error:
+                    if recorder.timeline.first_token_s is not None or not request.siblings.may_wait(error):
+                        raise
+                async with asyncio.timeout(recorder.left_s(request.timeout_s)):
+                    await request.siblings.room()
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector for each input; raises the same errors as `generate`."""

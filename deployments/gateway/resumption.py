@@ -16,6 +16,7 @@ from typing import Protocol
 
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import GenerationCall, pack_ids
+from deployments.siblings import FULL
 from engine.errors import OverloadError
 from engine.request import Emission, FinishReason, RequestId
 
@@ -23,8 +24,6 @@ _logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 120.0
 """How long a generation that has lost its replica waits for another one, or for room on it."""
-FULL = ("queue_full", "replicas_full")
-"""Reasons of an `OverloadError` for which a generation with tokens waits, too."""
 _POLL_S = 0.25
 
 

@@ -138,6 +138,7 @@ def test_prompts_of_one_request_share_their_seed_and_not_their_id() -> None:
     first, second = text_generations(body, LIMITS, request_id="r")
     assert first.params.seed == second.params.seed == 7
     assert (first.request_id, second.request_id) == ("r-0", "r-1")
+    assert first.siblings is second.siblings
 
 
 def test_drawn_seeds_differ_and_have_64_bits() -> None:

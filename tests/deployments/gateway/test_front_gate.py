@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.gateway.front_gate import MAX_QUIET_S, MIN_INSIDE, FrontGate
+from deployments.siblings import Siblings
 from engine.errors import OverloadError
 
 FLOW = "adapter", "tenant"
@@ -174,3 +175,28 @@ def test_what_serve_refuses_is_counted_here_and_what_an_engine_does_is_counted_t
         with pytest.raises(OverloadError), front.gate.passage(FLOW):
             raise OverloadError("Too many.", retry_after_s=1.0, reason=reason)
     assert front.gate.refused_by_reason == {"replicas_full": 1}
+
+
+def test_the_answers_of_one_request_come_in_with_its_first() -> None:
+    front, siblings = Front(), Siblings()
+    front.serve(50, 0.3)
+    with front.gate.passage(FLOW, siblings=siblings):
+        front.enter(100)
+        front.now_s += 2.1
+        with pytest.raises(OverloadError):
+            front.ask()
+        with front.gate.passage(FLOW, siblings=siblings):
+            pass
+
+
+def test_a_refusal_for_which_siblings_are_the_reason_holds_nobody_else() -> None:
+    front, siblings = Front(), Siblings()
+    refusal = OverloadError("full", retry_after_s=1.0, reason="queue_time")
+    with front.gate.passage(FLOW, siblings=siblings):
+        with pytest.raises(OverloadError), front.gate.passage(FLOW, siblings=siblings):
+            raise refusal
+        front.ask()
+    with pytest.raises(OverloadError), front.gate.passage(FLOW, siblings=siblings):
+        raise refusal
+    with pytest.raises(OverloadError):
+        front.ask()

@@ -28,6 +28,7 @@ from deployments.generation import (
 )
 from deployments.generation_calls import unpack_ids
 from deployments.handles import reached
+from deployments.siblings import Siblings
 from deployments.slo import Slo
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import DryPenalty, LzPenalty
@@ -301,6 +302,34 @@ async def test_over_the_queue_s_bound_a_request_is_told_when_to_come_back(
     assert refused
     assert all(error.retry_after_s > 0 for error in refused)
     assert all(isinstance(answer, list | OverloadError) for answer in answers)
+    await serving.replicas.until_idle()
+
+
+async def test_a_request_with_more_prompts_than_a_replica_queues_is_answered_if_they_alone_fill_it(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    """An idle server refused it, whenever it came again."""
+    opened = await gateway()
+    single = [ask(f"Question {number}", request_id=f"r{number}") for number in range(60)]
+    expected = [text_of(await events_of(opened, request)) for request in single]
+    siblings = Siblings()
+    joined = [replace(request, siblings=siblings) for request in single]
+    found = await asyncio.gather(*(events_of(opened, request) for request in joined))
+    assert len(serving.replicas.calls) > 2 * len(single)
+    assert list(map(text_of, found)) == expected
+    await serving.replicas.until_idle()
+
+
+async def test_an_answer_that_waits_for_its_siblings_ends_at_its_deadline(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    siblings = Siblings()
+    serving.replicas.engine.hold_after_steps = 0
+    requests = [ask(f"Question {number}", request_id=f"r{number}", timeout_s=0.3) for number in range(60)]
+    answers = (events_of(opened, replace(request, siblings=siblings)) for request in requests)
+    found = await asyncio.gather(*answers, return_exceptions=True)
+    assert {type(one) for one in found} == {TimeoutError}
     await serving.replicas.until_idle()
 
 
