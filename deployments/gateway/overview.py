@@ -73,6 +73,7 @@ class Overview:
         self.metrics = SharedCall(self._ask_metrics).result
         # Two threads must not be in `serve.status` at once: while it reads how a deployment scales, it changes globals.
         self._serve_status = SharedCall(lambda: asyncio.to_thread(serve.status)).result
+        self._last_told: dict[str, DeploymentStatusOverview] = {}
 
     async def until_parts_answer(self) -> None:
         """Wait until each part has a replica that answers or is scaled to zero, for up to `PARTS_START_S`.
@@ -101,9 +102,23 @@ class Overview:
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
                     applications = (await self._serve_status()).applications
         return [
-            _Found(told, None if told else _deployment(applications, one))
+            _Found(told, None if told else self._deployment(applications, one))
             for told, one in zip(answers, handles, strict=True)
         ]
+
+    def _deployment(
+        self, applications: Mapping[str, ApplicationStatusOverview], handle: DeploymentHandle
+    ) -> DeploymentStatusOverview | None:
+        name, application = handle.deployment_name, applications.get(handle.app_name)
+        if application is None:
+            return None
+        if application.deployments or application.status != "DEPLOYING":
+            told = application.deployments.get(name)
+            if told is not None:
+                self._last_told[name] = told
+            return told
+        # While Serve builds a changed configuration it lists no deployments, and runs those that it had.
+        return self._last_told.get(name)
 
     async def _ask_metrics(self) -> bytes:
         handles = (gateways(), *self._models.values())
@@ -134,10 +149,3 @@ def gateways() -> DeploymentHandle:
     """Return the handle of this replica's own deployment."""
     context = serve.get_replica_context()
     return serve.get_deployment_handle(context.deployment, context.app_name)
-
-
-def _deployment(
-    applications: Mapping[str, ApplicationStatusOverview], handle: DeploymentHandle
-) -> DeploymentStatusOverview | None:
-    application = applications.get(handle.app_name)
-    return None if application is None else application.deployments.get(handle.deployment_name)

@@ -32,7 +32,7 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 def serve_says(monkeypatch: pytest.MonkeyPatch, status: str, replica_states: dict[str, int]) -> None:
     deployment = SimpleNamespace(status=status, replica_states=replica_states)
-    application = SimpleNamespace(deployments={"Model-base": deployment})
+    application = SimpleNamespace(status="RUNNING", deployments={"Model-base": deployment})
     monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"ours": application}))
 
 
@@ -58,6 +58,23 @@ async def test_a_model_scaled_to_zero_is_ready_and_one_that_lost_its_replicas_is
     """With `min_replicas: 0` the whole server was never ready, and `antiphon serve` ended it in the end."""
     serve_says(monkeypatch, status, replica_states)
     assert (await Overview({"base": HANDLE}, {}).health()).state_by_model == {"base": state}
+
+
+async def test_a_model_scaled_to_zero_stays_ready_while_serve_builds_a_changed_configuration(
+    replicas: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve lists no deployments then, and load balancers took every gateway out."""
+    serve_says(monkeypatch, "HEALTHY", {})
+    overview = Overview({"base": HANDLE}, {})
+    assert (await overview.health()).is_ready
+    building = SimpleNamespace(status="DEPLOYING", deployments={})
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"ours": building}))
+    assert (await overview.health()).is_ready
+    assert not (await Overview({"base": HANDLE}, {}).health()).is_ready
+    serve_says(monkeypatch, "UNHEALTHY", {})
+    assert not (await overview.health()).is_ready
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"ours": building}))
+    assert not (await overview.health()).is_ready
 
 
 async def test_serve_is_asked_once_about_all_that_are_scaled_to_zero(
