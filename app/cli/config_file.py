@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from app.checkpoint_source import is_hub_id
+
 BUILDER = "app.builder:build"
 """The `import_path` whose `args` are our `Settings`."""
 
@@ -41,7 +43,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
     try:
         tree = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+        is_model = Path(path).is_dir() or is_hub_id(str(path))
+        advice = f"; for a model, `antiphon init {path}` writes a configuration" if is_model else ""
+        raise ValueError(f"{path}: cannot be read: {error.strerror}{advice}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8 text") from error
     except yaml.YAMLError as error:

@@ -1,4 +1,4 @@
-"""The command line: `antiphon serve`, `check`, `env`, `plan`, `bench` and the commands of `app.cli.cli_client`.
+"""The command line: `antiphon init`, `serve`, `check`, `env`, `plan`, `bench` and those of `app.cli.cli_client`.
 
 `serve` checks everything that can be checked in advance, sets the environment that Serve needs, starts `serve run`,
 reports when the server is ready, and stops everything it has started.
@@ -30,6 +30,7 @@ from rich.table import Table
 
 from app.cli import cli_client, haproxy, preflight, serve_environment
 from app.cli.config_file import our_applications, read_config
+from app.cli.new_config import DEVICES, new_config
 from app.cli.server_process import ServerProcess, end_without, tell
 from engine.errors import CheckpointError
 from kernels import compiling
@@ -84,6 +85,33 @@ def serve_command(
     raise typer.Exit(
         _serve(Path(config), address=address, timeout_s=ready_timeout_s, drain_s=drain_s, has_dashboard=dashboard)
     )
+
+
+@app.command("init")
+def init(
+    model: Annotated[str, typer.Argument(help="Folder in Hugging Face layout, or a hub id (org/name).")],
+    adapters: Annotated[str | None, typer.Option(help="Folder with a folder for each adapter.")] = None,
+    device: Annotated[str, typer.Option(help=f"{' or '.join(DEVICES)}.")] = DEVICES[0],
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    output: Annotated[str | None, typer.Option(help="File to write; default: the model's name and .yaml.")] = None,
+) -> None:
+    """Write a configuration that serves a model, for `antiphon serve`, and check it."""
+    if device not in DEVICES:
+        raise typer.Exit(_refuse(f"--device: '{device}' is neither {' nor '.join(DEVICES)}"))
+    try:
+        name, text = new_config(model, adapters=adapters, device=device, port=port)
+        path = output or f"{name}.yaml"
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except ValueError as error:
+        raise typer.Exit(_refuse(str(error))) from None
+    except FileExistsError:
+        raise typer.Exit(_refuse(f"{path} exists; --output names another file")) from None
+    except OSError as error:
+        raise typer.Exit(_refuse(f"{path} cannot be written: {error.strerror}")) from None
+    print(f"wrote {path}")
+    check(path)
+    print(f"To start the server: antiphon serve {shlex.quote(path)}")
 
 
 @app.command("check")
