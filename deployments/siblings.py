@@ -15,27 +15,31 @@ from engine.errors import OverloadError
 FULL = ("queue_full", "replicas_full")
 """Reasons of an `OverloadError` that tell of too many requests, whatever their size."""
 _NO_ROOM = ("queue_time", *FULL)
-WOKEN = 2
-"""How many of those without room are asked for again when one has had its turn: there may be room for more than one."""
 
 
 class Siblings:
     """The parts of one request, for instance its prompts or inputs.
+
+    When one finds no room, the others may have filled the queue. It is asked for again once half of those have left the
+    queue, not before: others than this request should find room in it, too.
 
     Attributes:
         have_begun: whether any has been asked for.
     """
 
     def __init__(self) -> None:
-        self._num_asked = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
         self.have_begun = False
+        self._num_asked = 0
+        self._queued = set[object]()
+        self._num_left = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
-        """Ask for a part in the block; after it there may be room for others, unless this one found none."""
+    def asked(self, part: object) -> Iterator[None]:
+        """Ask for a part in the block; it is in the queue until `leave_queue`, or the end of the block."""
         self.have_begun = True
         self._num_asked += 1
+        self._queued.add(part)
         has_found_room = True
         try:
             yield
@@ -44,17 +48,20 @@ class Siblings:
             raise
         finally:
             self._num_asked -= 1
-            if has_found_room:
-                self.make_room()
+            if not has_found_room:
+                self._queued.discard(part)
+            elif part in self._queued:
+                self.leave_queue(part)
+            elif not self._queued:
+                self._ask_again(1)
 
-    def make_room(self) -> None:
-        """Have the first of those that wait asked for again."""
-        for _ in range(min(WOKEN, len(self._waiting))):
-            place = self._waiting.popleft()
-            if not place.cancelled():
-                place.set_result(None)
-                # Until it is: what is refused meanwhile may wait for it.
-                self._num_asked += 1
+    def leave_queue(self, part: object) -> None:
+        """Note that a part no longer waits in the queue; once half of them do not, ask again for as many."""
+        self._queued.discard(part)
+        self._num_left += 1
+        if self._num_left >= len(self._queued):
+            self._ask_again(self._num_left)
+            self._num_left = 0
 
     def may_wait(self, error: OverloadError) -> bool:
         """Tell whether a part that was refused may wait: for want of room, while another part has it."""
@@ -69,3 +76,12 @@ class Siblings:
         finally:
             if not place.cancelled():
                 self._num_asked -= 1
+
+    def _ask_again(self, count: int) -> None:
+        """Wake the first of those that wait."""
+        for _ in range(min(count, len(self._waiting))):
+            place = self._waiting.popleft()
+            if not place.cancelled():
+                place.set_result(None)
+                # Until it is: what is refused meanwhile may wait for it.
+                self._num_asked += 1

@@ -127,10 +127,11 @@ class Embedding:
 
     async def _pooled(self, token_ids: Sequence[int]) -> GenerationResult:
         """Return the vector of an input; one that finds no room beside others of the request waits for one of them."""
+        part = object()
         async with self._room:
             while True:
                 try:
-                    with self._siblings.asked():
+                    with self._siblings.asked(part):
                         return await self._attempts(token_ids)
                 except OverloadError as error:
                     if not self._siblings.may_wait(error):

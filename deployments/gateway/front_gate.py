@@ -122,7 +122,7 @@ class FrontGate:
         self._inside[flow] += 1
         self._num_here += 1
         try:
-            with siblings.asked():
+            with siblings.asked(passage):
                 yield passage
         except OverloadError as error:
             if error.reason in ("queue_full", "queue_time") and not siblings.may_wait(error):
@@ -144,7 +144,7 @@ class FrontGate:
             del self._inside[passage.flow]
         if not has_passed:
             return
-        passage.siblings.make_room()
+        passage.siblings.leave_queue(passage)
         now_s = self._clock()
         # Time between two first texts, counting only while requests waited.
         took_s = now_s - max(self._passed_at_s, self._crowded_since_s)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
@@ -35,7 +36,7 @@ class Server:
 async def part(siblings: Siblings, server: Server, number: int) -> None:
     while True:
         try:
-            with siblings.asked():
+            with siblings.asked(number):
                 await server.serve(number)
                 return
         except OverloadError as error:
@@ -63,21 +64,39 @@ async def test_a_part_is_refused_if_none_has_room() -> None:
 
 async def test_only_want_of_room_is_waited_for() -> None:
     siblings = Siblings()
-    with siblings.asked():
+    with siblings.asked(0):
         assert siblings.may_wait(refusal("replicas_full"))
         assert not siblings.may_wait(refusal("deadline"))
         assert not siblings.may_wait(refusal("busy"))
 
 
-async def test_room_that_nobody_waits_for_any_more_goes_to_the_next() -> None:
+async def test_room_that_nobody_waits_for_any_more_is_nobodys() -> None:
     siblings = Siblings()
-    with siblings.asked():
-        waiting = [asyncio.ensure_future(siblings.room()) for _ in range(3)]
+    with siblings.asked(0):
+        waiting = [asyncio.ensure_future(siblings.room()) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
-        siblings.make_room()
-        await asyncio.wait(waiting[:2])
+        siblings.leave_queue(0)
+        await asyncio.wait(waiting[:1])
         assert waiting[0].cancelled()
-        assert not waiting[2].done()
-    await asyncio.wait_for(waiting[2], 5)
+        assert not waiting[1].done()
+    await asyncio.wait_for(waiting[1], 5)
     assert not siblings.may_wait(refusal())
+
+
+async def test_others_find_the_queue_half_empty_before_it_is_filled_again() -> None:
+    siblings = Siblings()
+    with ExitStack() as parts:
+        for number in range(8):
+            parts.enter_context(siblings.asked(number))
+        waiting = [asyncio.ensure_future(siblings.room()) for _ in range(6)]
+        for number in range(3):
+            siblings.leave_queue(number)
+        await asyncio.sleep(0)
+        assert not any(one.done() for one in waiting)
+        siblings.leave_queue(3)
+        await asyncio.wait(waiting[:4])
+        assert [one.done() for one in waiting] == [True] * 4 + [False] * 2
+        for number in range(4, 6):
+            siblings.leave_queue(number)
+        await asyncio.wait(waiting, timeout=5)
