@@ -224,7 +224,7 @@ class RegistrySettings(SettingsNode):
 
 
 class BatchSettings(SettingsNode):
-    """Files and batches; the actor `Batches` stores them and runs batches at lower priority than other requests."""
+    """Files, batches and stored responses; the actor `Batches` keeps them, and runs batches behind other requests."""
 
     folder: FolderPath = Field(
         default=".antiphon/batches",
@@ -240,6 +240,18 @@ class BatchSettings(SettingsNode):
     max_unfinished: int = Field(default=8, ge=1, description="Maximum unfinished batches per tenant.")
     max_concurrent_requests: int = Field(
         default=8, ge=1, le=2**14, description="Maximum concurrent requests, all batches together."
+    )
+    responses_last_s: int | None = Field(
+        default=None,
+        ge=60,
+        le=2**31,
+        description="Seconds that a response is stored for `previous_response_id`, unless its request has `store: "
+        "false`; null: none is stored.",
+    )
+    max_response_bytes: int = Field(
+        default=1_000_000_000,
+        ge=1,
+        description="Maximum bytes of all stored responses of a tenant; beyond it, the oldest are dropped.",
     )
 
 

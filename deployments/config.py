@@ -217,10 +217,14 @@ class BatchesConfig:
         max_tenant_bytes: bound on all files of a tenant together, with what its unfinished batches have written.
         max_unfinished: bound on a tenant's unfinished batches.
         max_line_bytes: bound on a line of an input file.
+        responses_last_s: how long responses are kept for those that continue them; None to keep none.
+        max_response_bytes: bound on all responses of a tenant; the oldest are dropped.
     """
 
     folder: str
     max_tenant_bytes: int
+    responses_last_s: int | None
+    max_response_bytes: int
     max_unfinished: int
     max_lines: int
     max_line_bytes: int

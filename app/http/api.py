@@ -72,7 +72,7 @@ def create_app(
         host_rule: host names that the server accepts; None accepts any.
         allowed_origins: origins whose pages may send requests from a browser (CORS); "*" for all. Others may
             send only what changes nothing, unless a key is required.
-        batch_settings: bounds on files; None selects the defaults.
+        batch_settings: bounds on files, and whether responses are kept; None selects the defaults.
     """
 
     @asynccontextmanager
@@ -94,7 +94,8 @@ def create_app(
     app.state.moderation_model = moderation_model
     app.state.admin_key_sha256 = admin_key_sha256
     app.state.key_ring = key_ring or KeyRing()
-    app.state.max_file_bytes = (batch_settings or BatchSettings()).max_file_bytes
+    kept = batch_settings or BatchSettings()
+    app.state.max_file_bytes, app.state.keeps_responses = kept.max_file_bytes, kept.responses_last_s is not None
     app.state.paths = {route.path for route in _ROUTES}
     for resource in _RESOURCES:
         app.include_router(resource.router)

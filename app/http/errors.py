@@ -24,6 +24,7 @@ _STATUS_BY_CODE = {
     "model_not_found": 404,
     "file_not_found": 404,
     "batch_not_found": 404,
+    "response_not_found": 404,
     "storage_full": 413,
     "batch_limit_exceeded": 429,
 }

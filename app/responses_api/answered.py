@@ -38,11 +38,21 @@ class ResponseWriter:
         head: its id, creation time and model.
         tells_scores: whether to return log-probabilities.
         unix_s: returns the current Unix time in seconds, for `completed_at`.
+
+    Attributes:
+        is_kept: whether the response is stored, or will be.
     """
 
     def __init__(
-        self, body: ResponsesRequest, head: ResponseHead, *, tells_scores: bool, unix_s: Callable[[], int]
+        self,
+        body: ResponsesRequest,
+        head: ResponseHead,
+        *,
+        tells_scores: bool,
+        unix_s: Callable[[], int],
+        is_kept: bool = False,
     ) -> None:
+        self.is_kept = is_kept
         self._body = body
         self._head = head
         self._tells_scores = tells_scores
@@ -83,10 +93,12 @@ class ResponseWriter:
             model=self._head.model,
             output=items,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
             prompt_cache_key=body.prompt_cache_key,
             reasoning={"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
             safety_identifier=body.safety_identifier,
             service_tier=body.service_tier if body.service_tier not in (None, "auto") else "default",
+            store=self.is_kept,
             temperature=body.temperature,
             text={"format": _plain(None if body.text is None else body.text.format) or {"type": "text"}},
             tool_choice=_plain(body.tool_choice) or "auto",
@@ -166,6 +178,10 @@ class ResponseFrames:
                 self._finished = finished
                 frames = b"".join(map(self._step, self._reader.close()))
                 return frames + (self._refused(finished.refusal) if finished.refusal is not None else b"")
+
+    def response(self) -> ResponseObject:
+        """Return the response so far."""
+        return self._writer.response(self._reader.blocks, self._finished)
 
     def closing(self) -> bytes:
         """Return the last event: the whole response."""

@@ -53,26 +53,24 @@ def field_names(body: InputTokensRequest) -> dict[str, FieldName]:
     return FIELD_NAMES | {r"tools\[(\d+)\]\.function": place}
 
 
-def chat_of(body: InputTokensRequest) -> ChatCompletionRequest:
+def chat_of(body: InputTokensRequest, earlier: Sequence[InputItem] = ()) -> ChatCompletionRequest:
     """Return the chat request.
 
+    Args:
+        body: its input has no references.
+        earlier: what it continues.
+
     Raises:
-        RequestError: the input is empty, or refers to an earlier response; `top_logprobs` is given without the
-            `include` that it requires; a turn has too many calls, or a name is too long.
+        RequestError: the input is empty; `top_logprobs` is given without the `include` that it requires; a turn has
+            too many calls, or a name is too long.
     """
-    if body.previous_response_id is not None:
-        raise RequestError(
-            "'previous_response_id' is not supported: this server stores no responses. Send all turns in 'input'.",
-            field="previous_response_id",
-            code="unsupported_parameter",
-        )
     # Empty ones are as if they were absent; some templates refuse a system turn.
     messages = [Message(role="system", content=body.instructions)] if body.instructions else []
-    if isinstance(body.input, str):
-        messages.append(Message(role="user", content=body.input))
-    else:
-        messages += _messages(body.input)
-    if len(messages) == bool(body.instructions):
+    own = body.input
+    if isinstance(own, str):
+        own = [InputItem(role="user", content=own)]
+    messages += _messages([*earlier, *own], first_index=-len(earlier))
+    if not own or len(messages) == bool(body.instructions):
         raise RequestError("'input' must not be empty.", field="input")
     return ChatCompletionRequest(
         model=body.model,
@@ -97,11 +95,11 @@ def _sampling(body: ResponsesRequest) -> dict[str, Any]:
     }
 
 
-def _messages(items: Sequence[InputItem]) -> list[Message]:
-    """Join the reasoning, text and calls of one answer into one assistant turn."""
+def _messages(items: Sequence[InputItem], first_index: int) -> list[Message]:
+    """Join the reasoning, text and calls of one answer into one assistant turn; errors count from `first_index`."""
     turns: list[Message] = []
     thoughts = ""
-    for index, item in enumerate(items):
+    for index, item in enumerate(items, first_index):
         match item.type:
             case "reasoning":
                 parts = item.content if isinstance(item.content, list) and item.content else item.summary or []

@@ -15,7 +15,6 @@ from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, 
 from deployments.generation import ReasoningEffort
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
-_NO_REFERENCES = "this server stores no items to refer to; send the item itself, as clients do with 'store: false'"
 
 
 class InputPart(WireRequest):
@@ -57,10 +56,9 @@ class ThoughtsPart(WireRequest):
 
 
 class InputItem(WireRequest):
-    """A message, a call in an earlier answer, its result, or the reasoning before it."""
+    """A message, a call in an earlier answer, its result, the reasoning before it, or a reference to any of these."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
-        "id": (None,),
         "status": (None, "completed", "incomplete", "in_progress"),
         "encrypted_content": ASKS_NOTHING,
         "phase": (None, "commentary", "final_answer"),
@@ -68,7 +66,8 @@ class InputItem(WireRequest):
         "async": (None, False),
     }
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
+    id: str | None = Field(default=None, min_length=1, max_length=128, description="Of the item that is referred to.")
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart | ThoughtsPart] | None = None
     call_id: str | None = Field(default=None, min_length=1, max_length=128)
@@ -86,19 +85,19 @@ class InputItem(WireRequest):
     def _has_what_its_type_needs(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        kind = data.get("type") or "message"
+        kind = data.get("type") or ("item_reference" if data.keys() - {"type"} == {"id"} else "message")
         needed = {
             "message": ("role", "content"),
             "function_call": ("call_id", "name", "arguments"),
             "function_call_output": ("call_id", "output"),
+            "item_reference": ("id",),
         }
         for field in needed.get(kind, ()) if isinstance(kind, str) else ():
             if data.get(field) is None:
                 raise missing(field)
         # Clients send items back with our ids, which have no meaning here.
-        return {name: value for name, value in data.items() if name != "id"} | {"type": kind}
-
-    _no_references = checked_type("item_reference".__eq__, _NO_REFERENCES)
+        is_reference = kind == "item_reference"
+        return {name: value for name, value in data.items() if name != "id" or is_reference} | {"type": kind}
 
 
 class NamedFunction(WireRequest):
@@ -180,7 +179,9 @@ class InputTokensRequest(WireRequest):
     input: str | list[InputItem] = Field(description="Text, or the conversation as items.")
     instructions: str | None = Field(default=None, description="System message before the input.")
     parallel_tool_calls: bool | None = None
-    previous_response_id: str | None = Field(default=None, description="Refused: responses are not stored.")
+    previous_response_id: str | None = Field(
+        default=None, max_length=128, description="A stored response whose conversation this one continues."
+    )
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
@@ -188,7 +189,7 @@ class InputTokensRequest(WireRequest):
 
 
 class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):
-    """Ask for one response. Nothing is stored: every request contains the whole conversation.
+    """Ask for one response. Where none is stored, every request contains the whole conversation.
 
     `stop`, `seed`, `logit_bias` and the penalties are extensions, with their meaning in chats.
     """
@@ -204,7 +205,6 @@ class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):
         "max_tool_calls": ASKS_NOTHING,
         "moderation": ASKS_NOTHING,
         "prompt": ASKS_NOTHING,
-        "store": (None, False),
     }
 
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
@@ -214,6 +214,9 @@ class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):
     client_metadata: dict[str, str] | None = Field(default=None, description="Sent by Codex; accepted, no effect.")
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     metadata: Metadata | None = Field(default=None, description="Returned in the response.")
+    store: bool | None = Field(
+        default=None, description="Whether to store the response; null: if the server stores any (`responses_last_s`)."
+    )
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -268,7 +271,7 @@ class ResponseObject(WireResponse):
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool = True
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     prompt_cache_key: str | None = None
     reasoning: dict[str, Any]
     safety_identifier: str | None = None
@@ -284,3 +287,21 @@ class ResponseObject(WireResponse):
     usage: ResponseUsage | None = None
     user: str | None = None
     metadata: dict[str, str]
+
+
+class DeletedResponse(WireResponse):
+    """A deleted response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputItemList(WireResponse):
+    """A page of the items that a response answers."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -1,45 +1,131 @@
-"""`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
+"""`/v1/responses`: answers to conversations, and those that are kept to be continued. A tenant sees its own."""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from app.http.errors import ApiError
 from app.http.field_names import renamed_fields
 from app.http.json_route import JsonResponse, JsonRoute, respond
 from app.http.sse import EventStream
 from app.responses_api.answered import ResponseFrames, ResponseWriter
 from app.responses_api.asked import chat_of, field_names
-from app.responses_api.schemas import InputTokenCount, InputTokensRequest, ResponseObject, ResponsesRequest
+from app.responses_api.kept import Conversations, all_items, own_items_of
+from app.responses_api.schemas import (
+    DeletedResponse,
+    InputItemList,
+    InputTokenCount,
+    InputTokensRequest,
+    ResponseObject,
+    ResponsesRequest,
+)
 from app.routes.context import ERRORS, Context
 from app.translation.streaming import EventBatches, collect
 from app.translation.translate import chat_generations
 
+if TYPE_CHECKING:
+    from deployments.batches.client import BatchClient
+
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
 
+async def _conversations(request: Request, context: Context) -> Conversations:
+    return Conversations(context.server.batches if request.app.state.keeps_responses else None, context.tenant)
+
+
+async def _kept(request: Request, context: Context) -> BatchClient:
+    client = context.server.batches
+    if client is None or not request.app.state.keeps_responses:
+        message = "This server stores no responses: `batches.responses_last_s` is null."
+        raise ApiError(404, message, code="responses_not_stored")
+    return client
+
+
+Conversing = Annotated[Conversations, Depends(_conversations)]
+Kept = Annotated["BatchClient", Depends(_kept)]
+ResponseId = Annotated[str, Path(max_length=128)]
+
+
 @router.post("/v1/responses", response_model=ResponseObject, responses=ERRORS)
-async def create_response(body: ResponsesRequest, context: Context) -> Response:
-    """Answer a conversation, whole or as a stream of typed events; nothing is stored."""
+async def create_response(body: ResponsesRequest, context: Context, conversations: Conversing) -> Response:
+    """Answer a conversation, whole or as a stream of typed events."""
     head = context.head("resp", body.model, joint="_")
     names = field_names(body)
     with renamed_fields(names):
-        chat = await context.aside(partial(chat_of, body))
+        is_kept = conversations.keeps(body)
+        whole, earlier = await conversations.whole(body)
+        chat = await context.aside(partial(chat_of, whole, earlier))
         translate = partial(chat_generations, chat, context.limits, request_id=context.generation_id(head))
         generations = await context.aside(translate)
         answers = [context.generate(generation) for generation in generations]
-        writer = ResponseWriter(body, head, tells_scores=bool(chat.logprobs), unix_s=context.unix_s)
+        tells_scores = bool(chat.logprobs)
+        writer = ResponseWriter(body, head, tells_scores=tells_scores, unix_s=context.unix_s, is_kept=is_kept)
         if body.stream:
-            events = await EventBatches(answers).open()
-            return EventStream(events, ResponseFrames(writer), request_id=context.request_id, names=names)
+            frames = ResponseFrames(writer)
+
+            async def keep() -> None:
+                writer.is_kept = await conversations.keep(whole, frames.response())
+
+            events = await EventBatches(answers, at_end=keep if is_kept else None).open()
+            return EventStream(events, frames, request_id=context.request_id, names=names)
         (answer,) = await collect(answers)
-    return await respond(partial(writer.whole, answer), is_large=bool(chat.logprobs))
+    if is_kept:
+        writer.is_kept = await conversations.keep(whole, writer.whole(answer))
+    return await respond(partial(writer.whole, answer), is_large=tells_scores)
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokenCount, responses=ERRORS)
-async def count_input_tokens(body: InputTokensRequest, context: Context) -> Response:
+async def count_input_tokens(body: InputTokensRequest, context: Context, conversations: Conversing) -> Response:
     """Count the tokens of an input."""
     with renamed_fields(field_names(body)):
-        chat = await context.aside(partial(chat_of, body))
+        whole, earlier = await conversations.whole(body)
+        chat = await context.aside(partial(chat_of, whole, earlier))
         return JsonResponse(InputTokenCount(input_tokens=await context.num_tokens(chat)))
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject, responses=ERRORS)
+async def retrieve_response(
+    response_id: ResponseId, context: Context, kept: Kept, stream: Annotated[bool, Query()] = False
+) -> Response:
+    """Return a stored response."""
+    if stream:
+        raise ApiError(400, "'stream' must be false: a stored response is not streamed again.", param="stream")
+    found = await kept.response(context.tenant, response_id)
+    return Response(found.body, media_type="application/json")
+
+
+@router.delete("/v1/responses/{response_id}", response_model=DeletedResponse, responses=ERRORS)
+async def delete_response(response_id: ResponseId, context: Context, kept: Kept) -> Response:
+    """Delete a stored response."""
+    await kept.forget_response(context.tenant, response_id)
+    return JsonResponse(DeletedResponse(id=response_id))
+
+
+@router.get("/v1/responses/{response_id}/input_items", response_model=InputItemList, responses=ERRORS)
+async def list_input_items(
+    response_id: ResponseId,
+    context: Context,
+    kept: Kept,
+    after: Annotated[str | None, Query(max_length=128, description="The last id of the previous page.")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """List the items that a stored response answers, with those of the responses that it continues; newest first."""
+    await kept.response(context.tenant, response_id)
+    *earlier, last = await kept.conversation(context.tenant, response_id)
+    items = [item for one in earlier for item in all_items(one)] + own_items_of(last)
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [index for index, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise ApiError(400, f"There is no '{after}' in the list.", param="after", code="invalid_value")
+        items = items[places[0] + 1 :]
+    page = list(islice(items, limit))
+    first, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    found = InputItemList(data=page, first_id=first, last_id=last_id, has_more=len(items) > limit)
+    return JsonResponse(found)

@@ -7,7 +7,7 @@ that a slow client has not read wait in a bounded queue; when it is full, back-p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from math import inf
@@ -67,10 +67,18 @@ class EventBatches:
     """Runs generations concurrently; closing it closes all of them.
 
     The first failure of any generation ends all.
+
+    Args:
+        at_end: awaited once the reader has had all events, if none failed.
     """
 
-    def __init__(self, generations: Sequence[AsyncGenerator[GenerationEvent, None]]) -> None:
+    def __init__(
+        self,
+        generations: Sequence[AsyncGenerator[GenerationEvent, None]],
+        at_end: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._generations = generations
+        self._at_end = at_end
         self._ready: asyncio.Queue[ChoiceEvent | _Ended] = asyncio.Queue(MAX_READY_EVENTS)
         self._held: list[ChoiceEvent | _Ended] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,6 +121,8 @@ class EventBatches:
                     raise item.error
             num_running -= len(ended)
             if num_running == 0:
+                if self._at_end is not None:
+                    await self._at_end()
                 return
             items = [await self._ready.get()]
 

@@ -1,13 +1,13 @@
-"""A gateway's client of the single actor for files and batches."""
+"""A gateway's client of the single actor for files, batches and kept responses."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from functools import partial
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.batches.values import Batch, NewBatch, NewFile, Page, PageQuestion, StoredFile
+from deployments.batches.values import Batch, KeptResponse, NewBatch, NewFile, Page, PageQuestion, StoredFile
 from deployments.handle_calls import ask_actor
 
 RETRY_AFTER_S = 5.0
@@ -16,7 +16,7 @@ TIMEOUT_S = 30.0
 
 
 class BatchClient:
-    """Files and batches of tenants.
+    """Files, batches and kept responses of tenants.
 
     Every method raises `RequestError` (no such object, or not permitted) and `UnavailableError` (the actor cannot be
     reached or does not answer, or its disk is not available now).
@@ -84,3 +84,26 @@ class BatchClient:
         """Cancel a batch; lines already answered stay in its output file."""
         batch: Batch = await self._ask("cancel", tenant, batch_id)
         return batch
+
+    async def keep_response(self, response: KeptResponse) -> None:
+        """Store a response."""
+        await self._ask("keep_response", response)
+
+    async def response(self, tenant: str, response_id: str) -> KeptResponse:
+        """Return a response of a tenant."""
+        response: KeptResponse = await self._ask("response", tenant, response_id)
+        return response
+
+    async def responses(self, tenant: str, response_ids: Collection[str]) -> list[KeptResponse]:
+        """Return those of the responses that the tenant has."""
+        responses: list[KeptResponse] = await self._ask("responses", tenant, response_ids)
+        return responses
+
+    async def conversation(self, tenant: str, response_id: str) -> list[KeptResponse]:
+        """Return a response of a tenant and all that it continues, oldest first."""
+        responses: list[KeptResponse] = await self._ask("conversation", tenant, response_id)
+        return responses
+
+    async def forget_response(self, tenant: str, response_id: str) -> None:
+        """Delete a response of a tenant."""
+        await self._ask("forget_response", tenant, response_id)

@@ -1,17 +1,17 @@
-"""The logic of the actor `Batches`, independent of Ray: files and running batches."""
+"""The logic of the actor `Batches`, independent of Ray: files, running batches and kept responses."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from deployments.batches.runner import Ask, BatchRunner
 from deployments.batches.store import BatchStore
-from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
+from deployments.batches.values import UNFINISHED, Batch, BatchStatus, KeptResponse, NewBatch, Page, PageQuestion
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
 from deployments.errors import UnavailableError
@@ -42,7 +42,7 @@ def _of_store(
 
 
 class BatchServer:
-    """Files and batches of tenants.
+    """Files, batches and responses of tenants.
 
     Every method also raises `UnavailableError` if the store is not open yet or its disk is not available now.
 
@@ -96,6 +96,26 @@ class BatchServer:
             RequestError: there is no such batch, or it has ended.
         """
         return await asyncio.shield(detached(self._cancel(tenant, batch_id)))
+
+    async def keep_response(self, response: KeptResponse) -> None:
+        """Store a response. Errors of responses as in `ResponseStore`."""
+        await self._disk.once(self._opened.responses.keep, response)
+
+    async def response(self, tenant: str, response_id: str) -> KeptResponse:
+        """Return a response of a tenant."""
+        return await self._disk.once(self._opened.responses.one, tenant, response_id)
+
+    async def responses(self, tenant: str, response_ids: Collection[str]) -> list[KeptResponse]:
+        """Return those of the responses that the tenant has."""
+        return await self._disk.once(self._opened.responses.several, tenant, response_ids)
+
+    async def conversation(self, tenant: str, response_id: str) -> list[KeptResponse]:
+        """Return a response of a tenant and all that it continues, oldest first."""
+        return await self._disk.once(self._opened.responses.conversation, tenant, response_id)
+
+    async def forget_response(self, tenant: str, response_id: str) -> None:
+        """Delete a response of a tenant."""
+        await self._disk.once(self._opened.responses.forget, tenant, response_id)
 
     async def _create(self, new: NewBatch) -> Batch:
         batch = await self._disk.once(self._opened.add_batch, new)

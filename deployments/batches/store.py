@@ -1,6 +1,6 @@
 """Persistent files and batches: rows in SQLite, contents in a folder.
 
-    folder/batches.sqlite   files and batches with their status
+    folder/batches.sqlite   files and batches with their status, and responses
     folder/files/ID         contents; a batch's outputs grow while it runs, and get their rows when it ends
     folder/uploads/ID       uploads in progress
 
@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from deployments.batches.lines import ContentGoneError, open_content
 from deployments.batches.pages import delete_rows, forget_ended, read_page
+from deployments.batches.response_store import ResponseStore
 from deployments.batches.result_file import output_ids
 from deployments.batches.tables import batch_of, batches, file_of, files, metadata
 from deployments.batches.values import (
@@ -82,6 +83,7 @@ class BatchStore:
         try:
             self._engine = open_database(f"sqlite:///{folder / 'batches.sqlite'}", metadata)
             self._sweep()
+            self.responses = ResponseStore(self._engine, config, clock)
         except BaseException:
             # Held on, the next try would take it for another process's.
             os.close(self._lock)
@@ -90,8 +92,6 @@ class BatchStore:
     def content_path(self, file_id: str) -> str:
         """Return the path of a file's content. `file_id` must be a generated id."""
         return str(self._files / file_id)
-
-    # Files
 
     def begin_upload(self) -> str:
         """Create an empty upload and return its id."""
@@ -197,7 +197,8 @@ class BatchStore:
             delete_rows(connection, [file_id], self.clock())
 
     def drop_expired(self) -> int:
-        """Delete expired files, at most `MAX_DROPPED`, and abandoned uploads; return the number of files deleted."""
+        """Delete expired files, at most `MAX_DROPPED`, and responses, and abandoned uploads; return how many files."""
+        self.responses.drop_expired()
         now_s = self.clock()
         with self._engine.begin() as connection:
             is_expired = (files.c.expires_s <= now_s) & files.c.file_id.not_in(_READ_BY_BATCHES)
@@ -215,8 +216,6 @@ class BatchStore:
     def is_full(self, tenant: str) -> bool:
         """Return whether a tenant's files, with what its unfinished batches have written, leave no room for more."""
         return self._tenant_bytes(tenant) >= self._config.max_tenant_bytes
-
-    # Batches
 
     def add_batch(self, new: NewBatch) -> Batch:
         """Store a new batch.

@@ -1,12 +1,12 @@
-"""The tables of files and batches, and conversion of rows to values; a value's `asdict` is its row."""
+"""The tables of files, batches and responses, and conversion of rows to values; a value's `asdict` is its row."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Column, Index, Integer, MetaData, RowMapping, String, Table
+from sqlalchemy import JSON, Column, Index, Integer, LargeBinary, MetaData, RowMapping, String, Table
 
-from deployments.batches.values import Batch, BatchCounts, BatchStatus, LineError, StoredFile
+from deployments.batches.values import Batch, BatchCounts, BatchStatus, KeptResponse, LineError, StoredFile
 
 metadata = MetaData()
 files = Table(
@@ -58,6 +58,21 @@ batches = Table(
     sqlite_autoincrement=True,
 )
 
+responses = Table(
+    "response",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("response_id", String(64), nullable=False, unique=True),
+    Column("tenant", String(128), nullable=False),
+    Column("previous_id", String(64)),
+    Column("created_s", Integer, nullable=False),
+    Column("input_items", LargeBinary, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index("response_by_tenant", "tenant", "number"),
+    Index("response_by_time", "created_s"),
+    sqlite_autoincrement=True,
+)
+
 
 def batch_of(row: RowMapping) -> Batch:
     """Return the batch of a row."""
@@ -71,6 +86,11 @@ def batch_of(row: RowMapping) -> Batch:
 def file_of(row: RowMapping) -> StoredFile:
     """Return the file of a row."""
     return StoredFile(**_fields(row))
+
+
+def response_of(row: RowMapping) -> KeptResponse:
+    """Return the response of a row."""
+    return KeptResponse(**_fields(row))
 
 
 def _fields(row: RowMapping) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Values exchanged between gateways and the actor `Batches`: files, batches, and a batch line as a request. Pure."""
+"""Values exchanged between gateways and the actor `Batches`: files, batches and their lines, responses. Pure."""
 
 from __future__ import annotations
 
@@ -121,6 +121,25 @@ class Batch:
     counts: BatchCounts = BatchCounts()
     output_file_id: str | None = None
     error_file_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptResponse:
+    """A response that later ones can continue.
+
+    Attributes:
+        previous_id: the response that it continues, if any.
+        created_s: Unix seconds.
+        input_items: the input items that its own request brought, a JSON list.
+        body: the response, a JSON object.
+    """
+
+    response_id: str
+    tenant: str
+    previous_id: str | None
+    created_s: int
+    input_items: bytes
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/translation/embeddings.py": "tests/app/routes/test_embeddings.py sends every field and reads whole answers",
     "app/translation/rerank.py": "tests/app/routes/test_rerank.py sends every field and reads whole answers",
     "app/routes/messages.py": "every test of tests/app/messages_api goes through it",
-    "app/routes/responses.py": "every test of tests/app/responses_api goes through it",
     "app/http/openapi.py": "tests/app/http/test_api.py reads the document that it makes",
     "app/resolved.py": "tests/app/test_builder.py resolves settings of every kind",
     "app/declared_adapters.py": "tests/app/test_builder.py reads adapters that fit and that do not",

@@ -77,6 +77,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "POST /v1/chat/completions": ("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse"),
     "POST /v1/completions": ("CreateCompletionResponse", "CreateCompletionResponse"),
     "POST /v1/responses": ("Response", "ResponseStreamEvent"),
+    "GET /v1/responses/[^/]+": ("Response",),
     "POST /v1/embeddings": ("CreateEmbeddingResponse",),
     "POST /v1/moderations": ("CreateModerationResponse",),
     "GET /v1/models": ("ListModelsResponse",),

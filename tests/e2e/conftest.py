@@ -44,7 +44,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Server:
             {"name": name, "keys_sha256": [key_digest(key_of(name))]} for name in ("blue", "red", "green", "white")
         ]
         application["args"]["tenants"][1]["models"] = ["stdlib-chat"]
-        application["args"]["batches"]["max_concurrent_requests"] = 2
+        application["args"]["batches"] |= {"max_concurrent_requests": 2, "responses_last_s": 3600}
         application["logging_config"] = {"encoding": "JSON"}
         path.write_text(yaml.safe_dump(tree))
         return path

@@ -25,7 +25,12 @@ from deployments.config import BatchesConfig
 from deployments.disk import Disk
 
 ENDPOINT = "/v1/chat/completions"
-LIMITS: dict[str, int] = {"max_tenant_bytes": 1 << 20, "max_unfinished": 3}
+LIMITS: dict[str, int] = {
+    "max_tenant_bytes": 1 << 20,
+    "max_unfinished": 3,
+    "responses_last_s": 3600,
+    "max_response_bytes": 1 << 20,
+}
 
 
 def config(folder: Path, **changes: Any) -> BatchesConfig:

@@ -1,0 +1,143 @@
+"""Conversations that the server keeps: what a request continues or refers to, and the response that is kept of it.
+
+Ids of items contain that of their response, so that a reference needs no index: `msg_ID0` is its first output item,
+`msg_IDi0` the first input item that its own request brought.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+
+from app.responses_api.schemas import InputItem, InputTokensRequest, ResponseObject, ResponsesRequest
+from deployments.batches.values import KeptResponse
+from deployments.errors import UnavailableError
+from engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from deployments.batches.client import BatchClient
+
+Body = TypeVar("Body", bound=InputTokensRequest)
+
+MAX_REFERRED = 1000
+"""Responses whose items a request may refer to."""
+
+_ITEM_ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})(?:i?\d+|r)")
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_log = logging.getLogger(__name__)
+
+
+class Conversations:
+    """A tenant's kept responses.
+
+    Args:
+        client: None if the server keeps none.
+    """
+
+    def __init__(self, client: BatchClient | None, tenant: str) -> None:
+        self._client = client
+        self._tenant = tenant
+
+    def keeps(self, body: ResponsesRequest) -> bool:
+        """Return whether the response to a request is to be kept.
+
+        Raises:
+            RequestError: it is to be, and the server keeps none.
+        """
+        if body.store and self._client is None:
+            raise _unsupported("store", "'store' must be false: this server stores no responses.")
+        return self._client is not None and body.store is not False
+
+    async def whole(self, body: Body) -> tuple[Body, list[InputItem]]:
+        """Return the request with the items that it refers to, and the items of what it continues, oldest first.
+
+        Raises:
+            RequestError: something of it is not kept.
+            UnavailableError: what is kept cannot be reached.
+        """
+        previous_id, earlier = body.previous_response_id, list[InputItem]()
+        if previous_id is not None:
+            if self._client is None:
+                message = "'previous_response_id' is not supported: this server stores no responses. "
+                raise _unsupported("previous_response_id", message + "Send all turns in 'input'.")
+            kept = await self._client.conversation(self._tenant, previous_id)
+            earlier = await asyncio.to_thread(lambda: _read(item for one in kept for item in all_items(one)))
+        if isinstance(body.input, list) and any(item.type == "item_reference" for item in body.input):
+            body = body.model_copy(update={"input": await self._resolved(body.input)})
+        return body, earlier
+
+    async def keep(self, body: ResponsesRequest, response: ResponseObject) -> bool:
+        """Keep a response and what its request brought; return whether that was possible."""
+        assert self._client is not None
+        kept = KeptResponse(
+            response_id=response.id,
+            tenant=self._tenant,
+            previous_id=body.previous_response_id,
+            created_s=response.created_at,
+            input_items=orjson.dumps(own_items(body.input, response.id)),
+            body=response.model_dump_json().encode(),
+        )
+        try:
+            await self._client.keep_response(kept)
+        except UnavailableError as error:
+            # The answer is there; that it cannot be continued is told by its field `store`.
+            _log.warning("response %s is not stored: %s", response.id, error)
+            return False
+        return True
+
+    async def _resolved(self, items: Sequence[InputItem]) -> list[InputItem]:
+        places = {index: item.id or "" for index, item in enumerate(items) if item.type == "item_reference"}
+        if self._client is None:
+            field = f"input[{min(places)}].type"
+            advice = "this server stores no items to refer to; send the item itself, as clients do with 'store: false'"
+            raise RequestError(f"Unsupported: '{field}': {advice}.", field=field, code="unsupported_value")
+        asked = {f"resp_{found[1]}" for found in map(_ITEM_ID.fullmatch, places.values()) if found}
+        if len(asked) > MAX_REFERRED:
+            message = f"'input' refers to items of {len(asked)} responses; at most {MAX_REFERRED} are allowed."
+            raise RequestError(message, field="input", code="invalid_value")
+        kept = await self._client.responses(self._tenant, sorted(asked))
+        item_by_id = {item["id"]: item for one in kept for item in all_items(one)}
+        for index, item_id in places.items():
+            if item_id not in item_by_id:
+                field = f"input[{index}].id"
+                raise RequestError(f"Item with id '{item_id}' not found.", field=field, code="item_not_found")
+        return [_read([item_by_id[places[index]]])[0] if index in places else item for index, item in enumerate(items)]
+
+
+def own_items(given: str | Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
+    """Return a request's input as items with ids."""
+    items = [InputItem(role="user", content=given)] if isinstance(given, str) else given
+    identity = response_id.partition("_")[2]
+    return [{"id": f"{_PREFIXES[item.type]}_{identity}i{index}"} | _plain(item) for index, item in enumerate(items)]
+
+
+def own_items_of(kept: KeptResponse) -> list[dict[str, Any]]:
+    """Return the items that a response's own request brought."""
+    items: list[dict[str, Any]] = orjson.loads(kept.input_items)
+    return items
+
+
+def all_items(kept: KeptResponse) -> list[dict[str, Any]]:
+    """Return the items that a response's own request brought, and those of the response."""
+    return [*own_items_of(kept), *orjson.loads(kept.body)["output"]]
+
+
+def _plain(item: InputItem) -> dict[str, Any]:
+    plain = item.model_dump(mode="json", exclude_none=True, exclude={"parsed_arguments"})
+    if isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        plain["content"] = [{"type": kind, "text": item.content}]
+    return plain | ({"status": "completed"} if item.type != "reasoning" else {})
+
+
+def _read(items: Iterable[dict[str, Any]]) -> list[InputItem]:
+    return [InputItem.model_validate(item) for item in items]
+
+
+def _unsupported(field: str, message: str) -> RequestError:
+    return RequestError(message, field=field, code="unsupported_parameter")

@@ -1,0 +1,150 @@
+"""Responses that are kept, so that later requests can continue them. Each row has what its own request brought."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+
+from sqlalchemy import Connection, Engine, delete, func, insert, select
+
+from deployments.batches.tables import response_of, responses
+from deployments.batches.values import KeptResponse
+from deployments.config import BatchesConfig
+from engine.errors import RequestError
+
+MAX_CONVERSATION_BYTES = 32_000_000
+"""More than any context holds."""
+MAX_DROPPED = 1000
+"""How many are deleted at once: others wait meanwhile."""
+
+_BYTES = func.length(responses.c.input_items) + func.length(responses.c.body)
+
+
+class ResponseStore:
+    """The responses in a database, for one thread at a time.
+
+    Args:
+        clock: returns Unix seconds.
+    """
+
+    def __init__(self, database: Engine, config: BatchesConfig, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._config = config
+        self._clock = clock
+        # By tenant; absent if not summed up yet, which reads every row.
+        self._num_bytes: dict[str, int] = {}
+
+    def keep(self, response: KeptResponse) -> None:
+        """Store a response; the tenant's oldest are dropped if there are too many bytes. Repeating it is harmless."""
+        tenant = response.tenant
+        # Only what has been committed counts.
+        used = self._num_bytes.pop(tenant, None)
+        with self._database.begin() as connection:
+            if used is None:
+                total = select(func.sum(_BYTES)).where(responses.c.tenant == tenant)
+                used = int(connection.execute(total).scalar_one() or 0)
+            if self._find(connection, tenant, response.response_id) is None:
+                connection.execute(insert(responses), [asdict(response)])
+                used += len(response.input_items) + len(response.body)
+                used -= self._drop_oldest(connection, tenant, used - self._config.max_response_bytes)
+        self._num_bytes[tenant] = used
+
+    def one(self, tenant: str, response_id: str) -> KeptResponse:
+        """Return a response of a tenant.
+
+        Raises:
+            RequestError: the tenant has no such response.
+        """
+        with self._database.connect() as connection:
+            return self._one(connection, tenant, response_id)
+
+    def several(self, tenant: str, response_ids: Collection[str]) -> list[KeptResponse]:
+        """Return those of the responses that the tenant has; SQLite takes some thousands of ids."""
+        c = responses.c
+        chosen = select(responses).where(
+            c.response_id.in_(response_ids), c.tenant == tenant, c.created_s > self._oldest_s()
+        )
+        with self._database.connect() as connection:
+            return list(map(response_of, connection.execute(chosen).mappings()))
+
+    def conversation(self, tenant: str, response_id: str) -> list[KeptResponse]:
+        """Return a response of a tenant and all that it continues, oldest first.
+
+        Raises:
+            RequestError: one of them is not kept, or they have too many bytes.
+        """
+        found: list[KeptResponse] = []
+        num_bytes, next_id = 0, response_id
+        with self._database.connect() as connection:
+            while True:
+                response = self._find(connection, tenant, next_id)
+                if response is None:
+                    raise _broken(response_id, is_known=bool(found))
+                found.append(response)
+                num_bytes += len(response.input_items) + len(response.body)
+                if num_bytes > MAX_CONVERSATION_BYTES:
+                    raise RequestError(
+                        f"The conversation before '{response_id}' has more than {MAX_CONVERSATION_BYTES} bytes.",
+                        field="previous_response_id",
+                        code="context_length_exceeded",
+                    )
+                if response.previous_id is None:
+                    return found[::-1]
+                next_id = response.previous_id
+
+    def forget(self, tenant: str, response_id: str) -> None:
+        """Delete a response of a tenant.
+
+        Raises:
+            RequestError: the tenant has no such response.
+        """
+        self._num_bytes.pop(tenant, None)
+        with self._database.begin() as connection:
+            self._one(connection, tenant, response_id)
+            connection.execute(delete(responses).where(responses.c.response_id == response_id))
+
+    def drop_expired(self) -> None:
+        """Delete expired responses, at most `MAX_DROPPED`."""
+        chosen = select(responses.c.number).where(responses.c.created_s <= self._oldest_s()).limit(MAX_DROPPED)
+        with self._database.begin() as connection:
+            if connection.execute(delete(responses).where(responses.c.number.in_(chosen))).rowcount:
+                self._num_bytes.clear()
+
+    def _one(self, connection: Connection, tenant: str, response_id: str) -> KeptResponse:
+        response = self._find(connection, tenant, response_id)
+        if response is None:
+            message = f"Response with id '{response_id[:128]}' not found."
+            raise RequestError(message, field="response_id", code="response_not_found")
+        return response
+
+    def _find(self, connection: Connection, tenant: str, response_id: str) -> KeptResponse | None:
+        c = responses.c
+        statement = select(responses).where(
+            c.response_id == response_id, c.tenant == tenant, c.created_s > self._oldest_s()
+        )
+        row = connection.execute(statement).mappings().one_or_none()
+        return None if row is None else response_of(row)
+
+    def _oldest_s(self) -> float:
+        return self._clock() - (self._config.responses_last_s or 0)
+
+    def _drop_oldest(self, connection: Connection, tenant: str, num_bytes: int) -> int:
+        """Delete a tenant's oldest responses until they had so many bytes; return how many they had."""
+        c = responses.c
+        dropped, num_dropped = [], 0
+        if num_bytes > 0:
+            oldest = select(c.number, _BYTES).where(c.tenant == tenant).order_by(c.number).limit(MAX_DROPPED)
+            for number, size in connection.execute(oldest):
+                if num_dropped >= num_bytes:
+                    break
+                dropped.append(number)
+                num_dropped += size
+            connection.execute(delete(responses).where(c.number.in_(dropped)))
+        return num_dropped
+
+
+def _broken(response_id: str, *, is_known: bool) -> RequestError:
+    message = f"Previous response with id '{response_id[:128]}' not found."
+    if is_known:
+        message = f"A response that '{response_id[:128]}' continues was deleted, or has expired."
+    return RequestError(message, field="previous_response_id", code="previous_response_not_found")
