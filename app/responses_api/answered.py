@@ -53,6 +53,7 @@ class ResponseWriter:
         is_kept: bool = False,
     ) -> None:
         self.is_kept = is_kept
+        self._completed_s: int | None = None
         self._body = body
         self._head = head
         self._tells_scores = tells_scores
@@ -81,10 +82,13 @@ class ResponseWriter:
         status: Status = "completed"
         if why or finished is None:
             status = "failed" if error else "incomplete" if why else "in_progress"
+        if status == "completed" and self._completed_s is None:
+            # Once: what is stored is what the client gets a moment later.
+            self._completed_s = self._unix_s()
         return ResponseObject(
             id=self._head.response_id,
             created_at=self._head.created_s,
-            completed_at=self._unix_s() if status == "completed" else None,
+            completed_at=self._completed_s,
             status=status,
             error=error,
             incomplete_details={"reason": why} if why else None,
