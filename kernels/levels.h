@@ -1,7 +1,7 @@
 // Products with weights of few bits: levels in groups of inputs that share a scale. Levels are converted exactly to x's
 // type in registers and multiplied by a tile of rows; the sums of a chunk of inputs are multiplied by the group's scales.
-// For tile registers, a chunk of two panels is converted in the nearest cache. See packed_linear_int4/reference.py and
-// packed_logits_int8/reference.py.
+// For tile registers, and for many rows where they are multiplied as float32, a chunk of panels is converted in the
+// nearest cache. See packed_linear_int4/reference.py and packed_logits_int8/reference.py.
 #pragma once
 
 #include "panels.h"
@@ -212,6 +212,48 @@ static inline void multiply_pair(int64_t rows, const bfloat16 *x, const Weights<
 }
 #endif
 
+// totals[rows][at most TILE_PANELS * 16] = x[rows][depth] * panels. Numbers are converted once for all tiles of rows, in
+// the nearest cache.
+template <Levels LEVELS>
+static inline void multiply_converted(int64_t rows, const float *x, int64_t stride, int64_t panels,
+                                      const Weights<LEVELS> &weights, float *totals) {
+    const int64_t chunk = std::min(weights.group, MAX_CHUNK), width = panels * COLUMNS;
+    alignas(64) float numbers[TILE_PANELS * MAX_CHUNK * COLUMNS];
+    alignas(64) float sums[UNIT_ROWS * TILE_PANELS * COLUMNS];
+    const float *segment = numbers;
+    for (int64_t r = 0; r < rows; r++)
+        std::memset(totals + r * UNIT_COLUMNS, 0, width * sizeof *totals);
+    for (int64_t start = 0; start < weights.depth; start += chunk) {
+        for (int64_t n = 0; n < width; n += LANES) {
+            const Weights<LEVELS> panel = weights.from(n / COLUMNS);
+            const int64_t lane = n % COLUMNS;
+            Numbers<LEVELS, float> of_group;
+            if constexpr (LEVELS == Levels::INT4)
+                of_group.subtract(panel.zeros + start / weights.group * COLUMNS + lane);
+            float *to = numbers + n / COLUMNS * chunk * COLUMNS + lane;
+            for (int64_t k = 0; k < chunk; k += STEP<LEVELS>) {
+                const uint32_t *words = panel.words + (start + k) / STEP<LEVELS> * COLUMNS + lane;
+                if (lane == 0)
+                    __builtin_prefetch(words + AHEAD_BYTES / sizeof *words);
+                LaneBits word;
+                std::memcpy(&word, words, sizeof word);
+                for (int64_t i = 0; i < STEP<LEVELS>; i++)
+                    store_lanes(of_group.at(word, i), to + (k + i) * COLUMNS);
+            }
+        }
+        ::multiply<false, false>(rows, x + start, stride, Panels<float>{&segment, 1, chunk, chunk * COLUMNS}, panels,
+                                 sums, width);
+        for (int64_t n = 0; n < width; n += LANES) {
+            const float *scales = weights.from(n / COLUMNS).scales + start / weights.group * COLUMNS;
+            const Lanes scale = load_lanes(scales + n % COLUMNS);
+            for (int64_t r = 0; r < rows; r++) {
+                float *total = totals + r * UNIT_COLUMNS + n;
+                store_lanes(load_lanes(total) + load_lanes(sums + r * width + n) * scale, total);
+            }
+        }
+    }
+}
+
 // totals[rows][64] = x[rows][depth] * at most UNIT_PANELS panels.
 template <Levels LEVELS, typename T>
 static void multiply(int64_t rows, const T *x, int64_t panels, const Weights<LEVELS> &weights, float *totals) {
@@ -222,6 +264,14 @@ static void multiply(int64_t rows, const T *x, int64_t panels, const Weights<LEV
             for (; first + 2 <= panels; first += 2)
                 multiply_pair<LEVELS>(rows, x, weights.from(first), totals + first * COLUMNS);
 #endif
+    if constexpr (sizeof(Factor<T>) == sizeof(float))
+        if (rows > MAX_TILE_ROWS<T>) {
+            int64_t stride = weights.depth;
+            const float *factors = factors_of(rows, x, stride, weights.depth);
+            for (; first < panels; first += TILE_PANELS)
+                multiply_converted<LEVELS>(rows, factors, stride, std::min(panels - first, TILE_PANELS),
+                                           weights.from(first), totals + first * COLUMNS);
+        }
     for (int64_t r = 0; r < rows && first < panels; r += MAX_TILE_ROWS<T>)
         multiply_rows<LEVELS>(std::min(rows - r, MAX_TILE_ROWS<T>), x + r * weights.depth, panels - first,
                               weights.from(first), totals + r * UNIT_COLUMNS + first * COLUMNS);

@@ -54,6 +54,20 @@ def test_a_product_is_that_of_the_reference(
     assert_near(found, packed_linear_int4(x, levels, scales, zeros, bias if has_bias else None))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_s_product_is_the_same_among_few_and_among_many(pool: Pool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(140, 96, generator=generator).to(dtype)
+    levels = torch.randint(16, (100, 96), generator=generator, dtype=torch.uint8)
+    scales = torch.randn(100, 3, generator=generator)
+    zeros = torch.randint(17, (100, 3), generator=generator, dtype=torch.uint8)
+    together = multiply(pool, x, (levels, scales, zeros))
+    for count in (1, 2, 5, 12, 13, 40):
+        assert torch.equal(
+            together[64 : 64 + count], multiply(pool, x[64 : 64 + count].clone(), (levels, scales, zeros))
+        )
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     rows=st.one_of(st.integers(1, 40), st.sampled_from([64, 129])),
