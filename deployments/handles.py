@@ -126,14 +126,23 @@ class HandleSource:
                 response.cancel()
 
 
-async def ask_vector(handle: DeploymentHandle, call: GenerationCall) -> GenerationResult:
+async def ask_vector(handle: DeploymentHandle, board: Board, call: GenerationCall) -> GenerationResult:
     """Request a vector from a replica; cancelling the coroutine cancels the call.
+
+    Args:
+        board: the state that replicas are chosen by; updated when the call ends.
 
     Raises:
         ReplicaLostError: the replica is gone.
         UnavailableError, OverloadError, EngineError: as `serve_error`.
     """
-    return await _result(handle.pool.remote(call))
+    try:
+        return await _result(handle.pool.remote(call))
+    except ReplicaLostError:
+        board.lose_request(call.request_id, time.monotonic())
+        raise
+    finally:
+        board.end(call.request_id)
 
 
 async def _result(response: DeploymentResponse) -> GenerationResult:

@@ -61,6 +61,7 @@ from deployments.metrics import GatewayMetrics, gateway_families
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.registry.adapter_directory import AdapterDirectory
 from deployments.room import Room
+from deployments.routing.board import board_of
 from deployments.routing.watch import ReplicaWatch
 from deployments.timeline import Timeline
 from deployments.tokenizer.tokenizer import LocalTokenizer, ask_tokenizer, build_codecs
@@ -148,7 +149,7 @@ class Gateway:
                     encode=partial(reached, "tokenizer", partial(encode, codecs[name])),
                     room=room,
                     source=sources[model.name],
-                    pool=partial(ask_vector, self._handles[model.name]),
+                    pool=partial(ask_vector, self._handles[model.name], board_of(model.name)),
                 )
                 for name in model.template_by_codec()
             }
