@@ -68,7 +68,6 @@ class Board:
         with self._lock:
             known = self._state_by_id
             self._is_several = len(replica_ids) > 1
-            self._averaged = None
             self._state_by_id = {i: known.get(i) or ReplicaState(i) for i in replica_ids}
             self._replica_by_request = {r: i for r, i in self._replica_by_request.items() if i in self._state_by_id}
 

@@ -28,7 +28,7 @@ class AdapterDemand:
     def share(self, adapter: int, now_s: float) -> float:
         """Return how many replicas the adapter keeps busy: 0.5 is one replica half of the time."""
         share, at_s = self._by_adapter.get(adapter, (0.0, now_s))
-        return share * math.exp(-max(0.0, now_s - at_s) / MEMORY_S)
+        return share * math.exp((at_s - now_s) / MEMORY_S)
 
     def num_homes(self, adapter: int, now_s: float, num_gateways: int) -> int:
         """Return how many home replicas the adapter gets, assuming that each gateway sees the same demand."""

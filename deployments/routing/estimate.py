@@ -129,16 +129,16 @@ def estimate(asked: Asked, state: ReplicaState, now_s: float, defaults: LoadRepo
     """Return the estimate for one replica.
 
     Args:
-        defaults: used for what the replica has not measured yet.
+        defaults: used for what the replica has not measured yet; a report without load.
     """
     report = state.report or defaults
     rate = report.prefill_tokens_per_s or defaults.prefill_tokens_per_s or DEFAULT_TOKENS_PER_S
     age_s = now_s - state.heard_at_s if state.report else 0.0
     unseen = state.unseen.values()
     # The replica has worked on since its report, but changes older than one report period would have been reported.
-    queued = max(0.0, report.queued_tokens - rate * min(age_s, REPORT_PERIOD_S)) if state.report else 0.0
+    queued = max(0.0, report.queued_tokens - rate * min(age_s, REPORT_PERIOD_S))
     wait_s = (queued + sum(sent.num_new_tokens for sent in unseen)) / rate
-    taken = len(unseen) + (report.num_running + report.num_waiting if state.report else 0)
+    taken = len(unseen) + report.num_running + report.num_waiting
     turnover_s = report.turnover_s or defaults.turnover_s
     too_many = taken + 1 - report.max_running
     wait_s = max(wait_s, too_many * turnover_s)
@@ -146,10 +146,9 @@ def estimate(asked: Asked, state: ReplicaState, now_s: float, defaults: LoadRepo
     has_adapter, load_s = _adapter(asked, state, unseen, report, defaults)
     num_new = max(1, asked.num_tokens - _num_cached(asked, state, report))
     first_token_s = max(wait_s, load_s) + num_new / rate
-    if state.report:
-        # The duration of an idle replica's last step means nothing: it may have been a long prefill.
-        first_token_s += report.step_s if report.num_running else 0.0
-        first_token_s += report.stalled_s + (age_s if age_s > OVERDUE_S else 0.0)
+    # The duration of an idle replica's last step means nothing: it may have been a long prefill.
+    first_token_s += report.step_s if report.num_running else 0.0
+    first_token_s += report.stalled_s + (age_s if age_s > OVERDUE_S else 0.0)
     return Estimate(first_token_s, num_new, num_new / rate, crowding_s, taken / report.max_running, has_adapter)
 
 

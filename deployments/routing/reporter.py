@@ -93,7 +93,6 @@ class Reporter:
 
     def close(self) -> None:
         """Stop all reports."""
-        self._watchers.clear()
         if self._task is not None:
             self._task.cancel()
 
