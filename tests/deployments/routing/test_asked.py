@@ -57,4 +57,5 @@ def test_the_last_token_counts_as_new_and_a_short_prompt_has_a_key_of_its_own() 
     scored = replace(call_of(range(8)), params=SamplingParams(max_tokens=1, num_prompt_logprobs=1))
     assert asked_of(scored, 4).block_marks == []
     assert Asked(request_id="a", num_tokens=1).key != Asked(request_id="b", num_tokens=1).key
+    assert Asked(request_id="a", num_tokens=40, block_marks=[5, 6]).key == 6
     assert asked_of(call_of(range(9)), 4).key == asked_of(call_of(range(9)), 4).key

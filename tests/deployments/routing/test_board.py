@@ -120,6 +120,24 @@ def test_a_cold_adapter_has_one_home_and_a_hot_one_several() -> None:
     assert 3 <= len(homes(2, 2000, 0.025, 200.0)) <= 8
 
 
+@pytest.mark.parametrize(("load_s", "stays_home"), [(0.001, False), (0.4, True), (0.0, True)])
+def test_a_cold_adapter_leaves_its_home_for_a_prefix_only_if_it_is_soon_loaded(load_s: float, stays_home: bool) -> None:
+    """As long as nobody has loaded one, the time is a guess."""
+    home, other = sorted(AB, key=lambda name: weight(1, name), reverse=True)
+    cached = report_of(other, adapter_load_s=load_s, landmarks_added=range(10))
+    board = board_with(report_of(home, adapter_load_s=load_s), cached)
+    assert board.choose(asked("r", *range(10), adapter=1), AB, 0.0)[0] == (home if stays_home else other)
+
+
+def test_what_replicas_measure_later_counts_for_those_that_have_not() -> None:
+    board = board_with(report_of("a"), report_of("b", prefill_tokens_per_s=0.0))
+    board.choose(asked("r1"), AB, 0.0)
+    board.end("r1")
+    slow = report_of("a", prefill_tokens_per_s=10.0, landmarks_added=[1])
+    board.hear(slow, 1.0, "a")
+    assert board.choose(asked("r2", 1), AB, 1.0)[0] == "a"
+
+
 def test_a_loaded_adapter_draws_its_requests_wherever_it_is() -> None:
     for adapter in range(8):
         board = board_with(report_of("a", adapters=((adapter,), ())), report_of("b"))

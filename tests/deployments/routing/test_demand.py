@@ -20,5 +20,7 @@ def test_no_more_adapters_are_kept_than_the_bound() -> None:
     asked = AdapterDemand()
     for adapter in range(MAX_ADAPTERS + 10):
         asked.note(adapter, 1.0, 0.0)
+        asked.note(1, 1.0, 0.0)
     assert len(asked._by_adapter) == MAX_ADAPTERS
     assert asked.share(0, 0.0) == 0.0 < asked.share(MAX_ADAPTERS + 9, 0.0)
+    assert asked.share(1, 0.0) > MAX_ADAPTERS / demand.MEMORY_S

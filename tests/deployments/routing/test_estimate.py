@@ -40,6 +40,11 @@ def test_a_prompt_costs_what_is_not_cached() -> None:
     # Landmarks are every second block: 2 and 4 are here, 6 is not, so that 8 is of no use.
     assert expected(replace(REST, landmarks_added=(2, 4, 8))).first_token_s == pytest.approx((200 - 64) / 1000)
     assert expected(replace(REST, landmark_blocks=0, landmarks_added=(2, 4))).num_new_tokens == 200
+    assert expected(replace(REST, prefill_tokens_per_s=500.0)).first_token_s == pytest.approx(0.4)
+    # Where nothing was computed yet, prompts take as long as elsewhere.
+    unmeasured = state_of(replace(REST, prefill_tokens_per_s=0.0))
+    elsewhere = replace(DEFAULTS, prefill_tokens_per_s=100.0)
+    assert estimate(ASKED, unmeasured, 0.0, elsewhere).first_token_s == pytest.approx(2.0)
 
 
 def test_what_is_queued_is_waited_for_and_shrinks_for_as_long_as_silence_is_usual() -> None:
@@ -92,15 +97,18 @@ def test_what_was_sent_counts_until_it_is_seen_and_its_prefix_until_it_ends() ->
     assert estimate(ASKED, state, 0.0, DEFAULTS).first_token_s == pytest.approx((200 - 64) / 1000)
     state.end("q")
     assert estimate(ASKED, state, 0.0, DEFAULTS).first_token_s == pytest.approx(0.2)
+    state.send("unseen", Sent(400, (2, 4), adapter=9))
+    state.end("unseen")
+    assert estimate(ASKED, state, 0.0, DEFAULTS).first_token_s == pytest.approx(0.2)
 
 
 def test_what_never_arrives_is_not_waited_for_for_ever() -> None:
     state = state_of(REST)
-    state.send("q", Sent(4000, (), adapter=None, at_s=0.0))
-    state.hear(replace(REST, is_whole=False), UNSEEN_S, "link")
-    assert estimate(ASKED, state, UNSEEN_S, DEFAULTS).first_token_s > 4
-    state.hear(replace(REST, is_whole=False), UNSEEN_S + 1, "link")
-    assert estimate(ASKED, state, UNSEEN_S + 1, DEFAULTS).first_token_s < 1
+    state.send("q", Sent(4000, (), adapter=None, at_s=7.0))
+    state.hear(replace(REST, is_whole=False), 7 + UNSEEN_S, "link")
+    assert estimate(ASKED, state, 7 + UNSEEN_S, DEFAULTS).first_token_s > 4
+    state.hear(replace(REST, is_whole=False), 8 + UNSEEN_S, "link")
+    assert estimate(ASKED, state, 8 + UNSEEN_S, DEFAULTS).first_token_s < 1
 
 
 def test_changes_of_what_was_never_told_are_ignored() -> None:

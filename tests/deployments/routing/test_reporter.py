@@ -9,7 +9,7 @@ from adapters.identity import AdapterDigest
 from deployments.channel.token_frames import LENGTH
 from deployments.generation_calls import TokenAddress
 from deployments.routing.estimate import KEEPALIVE_S
-from deployments.routing.report import LoadReport, adapter_mark, decode_report
+from deployments.routing.report import MAX_SEEN, LoadReport, adapter_mark, decode_report
 from deployments.routing.reporter import ReplicaName, Reporter, Turnover
 from engine.metrics import EngineLoad
 from engine.request import RequestId
@@ -67,9 +67,25 @@ async def test_a_gateway_is_told_everything_and_then_what_changes(bench: Bench) 
     assert not second.is_whole
     assert (second.landmarks_added, second.landmarks_dropped, second.queued_tokens) == ((3,), (1,), 7)
     assert second.adapters == ((adapter_mark(digest),), (adapter_mark(other),))
-    bench.now_s += KEEPALIVE_S
+    # Silence ends `KEEPALIVE_S` after the last report, however often there was nothing to tell.
+    bench.now_s += KEEPALIVE_S / 2
+    assert bench.told() == []
+    bench.now_s += KEEPALIVE_S / 2
     [(_, third)] = bench.told()
     assert (third.landmarks_added, third.adapters) == ((), None)
+    # It asks again where it has lost what it was told.
+    bench.reporter.watch(A)
+    [(_, fourth)] = bench.told()
+    assert (fourth.is_whole, set(fourth.landmarks_added), fourth.adapters) == (True, {2, 3}, second.adapters)
+    bench.reporter.close()
+
+
+async def test_no_more_requests_are_reported_than_a_report_may_name(bench: Bench) -> None:
+    bench.reporter.watch(A)
+    for _ in range(MAX_SEEN + 1):
+        bench.reporter.note(A, RequestId("r"))
+    [(_, report)] = bench.told()
+    assert len(report.seen) == MAX_SEEN
     bench.reporter.close()
 
 
@@ -82,6 +98,7 @@ async def test_a_later_gateway_gets_everything_and_each_its_own_requests(bench: 
     bench.reporter.note(TokenAddress(gateway_id="c", host="h", port=1), RequestId("of nobody"))
     told = dict(bench.told())
     assert (told["a"].is_whole, told["b"].is_whole) == (False, True)
+    assert (set(told["a"].landmarks_added), set(told["b"].landmarks_added)) == (set(), {1, 2})
     assert (told["a"].seen, told["b"].seen) == (("of a",), ("of b",))
     assert told["a"].num_gateways == 2
     bench.reporter.forget(A)
@@ -92,6 +109,8 @@ async def test_a_later_gateway_gets_everything_and_each_its_own_requests(bench: 
 async def test_nothing_runs_where_nobody_watches(bench: Bench) -> None:
     assert len(asyncio.all_tasks()) == 1
     bench.reporter.watch(A)
+    bench.reporter.watch(B)
+    assert len(asyncio.all_tasks()) == 2
     while not bench.sent:
         await asyncio.sleep(0)
     bench.reporter.close()
@@ -106,10 +125,15 @@ def test_turnover_is_measured_only_while_others_wait() -> None:
     full = replace(LOAD, num_running=4, num_waiting=3)
     assert turnover.observe(replace(LOAD, num_ended=5), 0.0) == 0
     assert turnover.observe(replace(full, num_ended=5), 1.0) == 0
+    assert turnover.observe(replace(full, num_ended=5), 2.0) == 0
     assert turnover.observe(replace(full, num_ended=9), 3.0) == 0.5
-    assert turnover.observe(replace(LOAD, num_ended=9), 50.0) == 0.5
-    assert turnover.observe(replace(full, num_ended=9), 60.0) == 0.5
-    assert turnover.observe(replace(full, num_ended=10), 61.5) == 1.0
+    # Those that wait beside free rows wait for something else.
+    assert turnover.observe(replace(full, num_running=3, num_ended=9), 40.0) == 0.5
+    assert turnover.observe(replace(full, num_ended=12), 45.0) == 0.5
+    assert turnover.observe(replace(LOAD, num_ended=12), 50.0) == 0.5
+    assert turnover.observe(replace(full, num_ended=12), 60.0) == 0.5
+    assert turnover.observe(replace(full, num_ended=13), 61.5) == 1.0
+    assert turnover.observe(replace(full, num_ended=15), 62.5) == 0.75
 
 
 async def test_a_gateway_that_comes_after_all_others_have_left_is_told(bench: Bench) -> None:

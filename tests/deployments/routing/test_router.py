@@ -58,12 +58,14 @@ class Routed:
         report = LoadReport(model="m", replica_id=name, **fields)
         self.board.hear(report, asyncio.get_running_loop().time(), name)
 
-    async def place(self, call: object, internal_id: str = "one") -> str:
-        pending = PendingRequest(
-            args=[call], kwargs={}, metadata=RequestMetadata(request_id="http", internal_request_id=internal_id)
-        )
-        chosen = await asyncio.wait_for(self.router._choose_replica_for_request(pending), 10)
+    async def place(self, *call: object, internal_id: str = "one") -> str:
+        chosen = await asyncio.wait_for(self.router._choose_replica_for_request(pending_of(*call, id_=internal_id)), 10)
         return str(chosen.replica_id.unique_id)
+
+
+def pending_of(*call: object, id_: str = "one") -> PendingRequest:
+    metadata = RequestMetadata(request_id="http", internal_request_id=id_)
+    return PendingRequest(args=list(call), kwargs={}, metadata=metadata)
 
 
 def call_of(request_id: str, tokens: range = range(100)) -> GenerationCall:
@@ -88,6 +90,7 @@ async def test_calls_of_one_http_request_each_get_a_replica() -> None:
     routed.hear("b")
     calls = [call_of(f"r{i}", range(1000 * i, 1000 * i + 100)) for i in range(4)]
     assert sorted(await asyncio.gather(*map(routed.place, calls))) == ["a", "a", "b", "b"]
+    assert len(routed.router._pending_requests_by_id) == 0
 
 
 async def test_who_is_full_is_passed_over() -> None:
@@ -104,6 +107,22 @@ async def test_who_is_full_is_passed_over() -> None:
     assert await routed.place(call_of("r-1", range(500, 900))) == "a"
 
 
+async def test_many_are_tried_one_by_one_and_then_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.routing.router.MAX_RANKS", 2)
+    routed = Routed(*"abcd")
+    ranks = await routed.router.choose_replicas(list(routed.replicas.values()), pending_of(call_of("r")))
+    assert [len(rank) for rank in ranks] == [1, 1, 2]
+
+
+async def test_a_call_whose_caller_is_gone_counts_nowhere() -> None:
+    """Serve notices a moment later, and its end has been reported."""
+    routed = Routed("a", "b")
+    pending = pending_of(call_of("r"))
+    pending.future.cancel()
+    assert await routed.router.choose_replicas(list(routed.replicas.values()), pending) == []
+    assert len(routed.board._replica_by_request) == 0
+
+
 async def test_the_dead_are_not_chosen_and_all_dead_are_waited_for() -> None:
     routed = Routed("a", "b")
     routed.hear("a")
@@ -111,12 +130,16 @@ async def test_the_dead_are_not_chosen_and_all_dead_are_waited_for() -> None:
     routed.board.lose_source("a", asyncio.get_running_loop().time())
     assert await routed.place(call_of("r1")) == "b"
     routed.board.lose_source("b", asyncio.get_running_loop().time())
-    waiting = asyncio.create_task(routed.place(call_of("r2"), "two"))
-    await asyncio.sleep(0)
+    waiting = asyncio.create_task(routed.place(call_of("r2"), internal_id="two"))
+    # Without pauses, it would hold up everything else in this process.
+    while not routed.router.num_routing_tasks_in_backoff:
+        await asyncio.sleep(0)
     assert not waiting.done()
     routed.hear("b")
     assert await waiting == "b"
+    assert routed.board.wants_reports()
     routed.router.on_replica_actor_died(routed.replicas["a"].replica_id)
+    assert not routed.board.wants_reports()
     assert await routed.place(call_of("r3")) == "b"
 
 
@@ -149,6 +172,7 @@ async def test_one_replica_and_other_calls_cost_nothing() -> None:
     assert not routed.board.wants_reports()
     routed.router.update_replicas([FakeReplica("a"), FakeReplica("b")])
     assert await routed.place("something else") in ("a", "b")
+    assert await routed.place() in ("a", "b")
     assert len(routed.board._replica_by_request) == 0
     assert routed.board.wants_reports()
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from types import SimpleNamespace
+
+import pytest
 
 from deployments.channel.token_channel import ChannelDialer, ChannelListener
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.generation_calls import GenerationCall, TokenAddress, pack_ids
 from deployments.replica.replica_server import ReplicaServer
+from deployments.routing import watch as watch_module
 from deployments.routing.asked import asked_of
+from deployments.routing.report import LoadReport
 from deployments.routing.reporter import ReplicaName
 from deployments.routing.watch import ReplicaWatch
 from engine.build import build_engine
@@ -25,6 +30,34 @@ class Handle:
 
     def broadcast(self, method: str, address: TokenAddress) -> Broadcasted:
         return Broadcasted(*(getattr(server, method)(address) for server in self.servers))
+
+
+async def test_only_replicas_that_were_not_heard_are_asked_and_of_models_that_have_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch_module, "POLL_S", 0)
+    asked: list[str] = []
+
+    async def note(name: str) -> None:
+        asked.append(name)
+
+    handles = {
+        name: SimpleNamespace(broadcast=lambda *_, name=name: Broadcasted(note(name))) for name in ("one", "two")
+    }
+    watch = ReplicaWatch(handles)  # type: ignore[arg-type]
+    watch.boards["one"].set_replicas(["a"])
+    watch.boards["two"].set_replicas(["a", "b"])
+    watch.start(TokenAddress(gateway_id="gateway", host="", port=1))
+    while len(asked) < 3:
+        await asyncio.sleep(0)
+    assert set(asked) == {"two"}
+    for name in "ab":
+        watch.hear(LoadReport(model="two", replica_id=name, is_whole=True), name)
+    watch.hear(LoadReport(model="of another build", replica_id="a", is_whole=True), "a")
+    num_asked = len(asked)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(asked) <= num_asked + 1
 
 
 async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny_model: ModelConfig) -> None:
