@@ -66,7 +66,7 @@ class LineReader:
         """
         number, start = self.number + 1, self._offset
         line = self._line_at(start)
-        if line and not line.strip():
+        if not line.strip():
             num_ends, start = self._behind_blanks(start)
             number += num_ends
             line = self._line_at(start)

@@ -147,11 +147,9 @@ class BatchServer:
 
     def _counted(self, batch: Batch) -> Batch:
         runner = self._runners.get(batch.batch_id)
-        return batch if runner is None or batch.status not in UNFINISHED else replace(batch, counts=runner.counts)
+        return batch if runner is None else replace(batch, counts=runner.counts)
 
     def _start(self, batch: Batch) -> None:
-        if batch.batch_id in self._tasks:
-            return  # two runners would write each line twice
         task = asyncio.create_task(self._run(batch))
         self._tasks[batch.batch_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(batch.batch_id, None))

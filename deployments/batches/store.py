@@ -109,7 +109,6 @@ class BatchStore:
         with self._upload(upload_id) as file:
             file.seek(offset)
             file.write(data)
-            file.truncate()
         self._uploaded_at_s[upload_id] = time.monotonic()
 
     def finish_upload(self, upload_id: str, new: NewFile) -> StoredFile:
