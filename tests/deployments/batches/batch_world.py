@@ -42,6 +42,11 @@ def a_line(custom_id: str, *, model: str = "base", **body: Any) -> dict[str, Any
     return {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": {"model": model} | body}
 
 
+def lines(*names: str, **body: object) -> list[dict[str, object]]:
+    """Lines whose bodies have their names."""
+    return [a_line(name, name=name, **body) for name in names]
+
+
 def jsonl(*lines: Any) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 

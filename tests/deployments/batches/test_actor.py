@@ -13,9 +13,12 @@ from ray.exceptions import ActorDiedError
 
 from deployments.batches import actor
 from deployments.batches.actor import RETRY_AFTER_S, Batches, ask_gateway
+from deployments.batches.store import BatchStore
 from deployments.batches.values import InsideAnswer, InsideCall
+from deployments.config import BatchesConfig
+from deployments.errors import UnavailableError
 from engine.errors import ConfigError
-from tests.deployments.batches.batch_world import a_batch, a_line, config, open_world
+from tests.deployments.batches.batch_world import a_batch, a_line, config, open_world, upload
 
 
 class Signs:
@@ -80,6 +83,20 @@ async def test_a_gateway_that_falls_silent_is_given_up(monkeypatch: pytest.Monke
     assert [signs.is_cancelled for signs in gateways.calls] == [True]
 
 
+async def test_each_sign_of_life_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "MAX_SILENT_S", 0.01)
+
+    async def answer(call: InsideCall) -> AsyncGenerator[InsideAnswer | None, None]:
+        monkeypatch.setattr(actor, "MAX_SILENT_S", 60.0)
+        yield None
+        await asyncio.sleep(0.05)
+        yield InsideAnswer(status=200)
+
+    gateways: Any = Gateways(answer)
+    call = InsideCall(tenant="", method="POST", path="/v1/completions", request_id="r")
+    assert (await ask_gateway(gateways, call)).status == 200
+
+
 async def test_a_gateway_that_shows_signs_of_life_is_waited_for_and_not_cancelled() -> None:
     async def answer(call: InsideCall) -> AsyncGenerator[InsideAnswer | None, None]:
         for _ in range(3):
@@ -101,3 +118,40 @@ async def test_a_damaged_database_is_named(tmp_path: Path, caplog: pytest.LogCap
     with pytest.raises(ConfigError, match=rf"args\.batches\.folder: the database in {tmp_path} cannot be opened: .*"):
         batches.check_health()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_a_folder_in_use_is_waited_for_and_then_tidied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_tries = 0
+
+    def opened(config: BatchesConfig) -> BatchStore:
+        nonlocal num_tries
+        num_tries += 1
+        return BatchStore(config)
+
+    monkeypatch.setattr(actor, "LOCK_POLL_S", 0)
+    monkeypatch.setattr(actor, "TIDY_S", 0)
+    monkeypatch.setattr(actor, "BatchStore", opened)
+    first = open_world(tmp_path)
+    expired = Path(first.store.content_path(upload(first.store, b"x", lasts_s=0)))
+    batches = object.__new__(Batches)
+    await batches.__init__(config(tmp_path), ask=first.ask)  # type: ignore[misc]
+    async with asyncio.timeout(30):
+        while num_tries < 3:
+            await asyncio.sleep(0)
+        batches.check_health()
+        with pytest.raises(UnavailableError, match="another server"):
+            await batches.file("blue", expired.name)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        first.close()
+        while expired.exists():
+            await asyncio.sleep(0)
+        assert batches.store is not None
+        expired = Path(batches.store.content_path(upload(batches.store, b"x", lasts_s=0)))
+        while expired.exists():
+            await asyncio.sleep(0)
+    batches._opening.cancel()
+    await asyncio.wait([batches._opening])
+    batches._disk._thread.shutdown()
+    batches.store.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from deployments.batches import client
 from deployments.batches.client import BatchClient
-from deployments.batches.values import PageQuestion
+from deployments.batches.values import NewFile, PageQuestion
 from deployments.errors import UnavailableError
 
 
@@ -29,3 +30,39 @@ async def test_who_asks_while_the_disk_hangs_is_told_to_come_back(monkeypatch: p
         with pytest.raises(UnavailableError) as told:
             await call
         assert told.value.retry_after_s > 0
+
+
+class Noting:
+    """A handle on an actor that is told everything."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*args: object) -> asyncio.Future[str]:
+            self.calls.append((name, *args))
+            answer = asyncio.get_running_loop().create_future()
+            answer.set_result("id")
+            return answer
+
+        return type("Method", (), {"remote": staticmethod(remote)})
+
+
+@pytest.mark.parametrize("breaks_off", [False, True])
+async def test_parts_lie_one_behind_the_other_and_an_upload_that_breaks_off_is_dropped(breaks_off: bool) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"ab"
+        yield b"c"
+        if breaks_off:
+            raise ConnectionError
+
+    actor, new = Noting(), NewFile(tenant="t", name="n", purpose="batch")
+    asked = BatchClient(actor)  # type: ignore[arg-type]
+    if breaks_off:
+        with pytest.raises(ConnectionError):
+            await asked.add_file(new, content())
+    else:
+        await asked.add_file(new, content())
+    parts = [("append_upload", "id", 0, b"ab"), ("append_upload", "id", 2, b"c")]
+    end = ("drop_upload", "id") if breaks_off else ("finish_upload", "id", new)
+    assert actor.calls == [("begin_upload",), *parts, end]

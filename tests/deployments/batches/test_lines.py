@@ -138,6 +138,21 @@ def test_a_model_s_name_is_bounded() -> None:
     assert parse_line(json.dumps(a_line("a", model="m" * 256)).encode(), ENDPOINT, max_line_bytes=4096).model
 
 
+def test_a_custom_id_is_bounded() -> None:
+    def parsed(length: int) -> str:
+        line = json.dumps(a_line("i" * length)).encode()
+        return parse_line(line, ENDPOINT, max_line_bytes=4096).custom_id
+
+    assert len(parsed(256)) == 256
+    with pytest.raises(BadLineError, match="1 to 256 characters"):
+        parsed(257)
+
+
+def test_a_key_that_stands_twice_is_named_as_the_mistake() -> None:
+    with pytest.raises(BadLineError, match="the same key twice"):
+        parse_line(b'{"custom_id": "a", "custom_id": "b"}', ENDPOINT, max_line_bytes=100)
+
+
 def test_a_missing_file_is_gone_only_if_its_folder_is_there(tmp_path: Path) -> None:
     """A disk that is not mounted comes back."""
     with pytest.raises(ContentGoneError):

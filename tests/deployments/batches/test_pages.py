@@ -25,6 +25,8 @@ def test_files_can_be_deleted_page_by_page(tmp_path: Path) -> None:
     assert found == ids[::-1]
     with pytest.raises(RequestError, match="There is no"):
         store.list_files("red", PageQuestion(2, ids[4]))
+    with pytest.raises(RequestError, match="There is no"):
+        store.list_batches("blue", PageQuestion(2, ids[4]))
     assert upload(store, b"x") not in ids
     assert len(store.list_files("blue", PageQuestion(2, ids[4], is_ascending=True)).items) == 1
     now_s[0] += PLACE_LASTS_S

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deployments.batches.lines import failed_line
@@ -15,6 +16,7 @@ WHOLE = b"".join(LINES.values())
 
 
 @settings(max_examples=30)
+@example(cut=len(LINES["a"]) - 1)
 @given(cut=st.integers(0, len(WHOLE)))
 def test_a_file_that_was_cut_anywhere_has_its_whole_lines_and_goes_on(
     tmp_path_factory: pytest.TempPathFactory, cut: int
@@ -59,6 +61,15 @@ def test_a_short_line_over_a_long_one_that_was_cut_leaves_nothing_of_it(tmp_path
         file.append("c", LINES["c"])
         file.close()
     assert path.read_bytes() == LINES["c"]
+
+
+def test_a_line_counts_once_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ResultFile(str(tmp_path / "out"))
+    synced: list[tuple[int, set[str]]] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append((os.fstat(number).st_size, {*file.custom_ids})))
+    file.append("a", LINES["a"])
+    assert synced == [(len(LINES["a"]), set())]
+    file.close()
 
 
 def test_lines_that_a_crash_has_spoilt_end_the_file(tmp_path: Path) -> None:

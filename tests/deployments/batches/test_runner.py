@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 from deployments.batches import runner
 from deployments.batches.result_file import ResultFile
 from deployments.batches.runner import BatchRunner
-from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideAnswer, InsideCall, NewBatch
+from deployments.batches.server import RESTART_S
+from deployments.batches.values import (
+    WINDOW_S,
+    Batch,
+    BatchCounts,
+    BatchStatus,
+    InsideAnswer,
+    InsideCall,
+    NewBatch,
+    PageQuestion,
+)
 from deployments.disk_trouble import RETRY_S
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
@@ -31,6 +41,7 @@ from tests.deployments.batches.batch_world import (
     a_batch,
     a_line,
     fateful_files,
+    lines,
     open_world,
     until_idle,
     upload,
@@ -45,10 +56,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     world = open_world(tmp_path)
     yield world
     world.close()
-
-
-def lines(*names: str, **body: object) -> list[dict[str, object]]:
-    return [a_line(name, name=name, **body) for name in names]
 
 
 async def run(world: World, *given: object, **fields: object) -> Batch:
@@ -89,34 +96,6 @@ async def test_a_bad_input_fails_before_anything_is_asked(world: World, bad: obj
     batch = await run(world, bad)
     assert (batch.status, [(error.code, error.line) for error in batch.errors]) == (BatchStatus.FAILED, [(code, line)])
     assert (world.ask.calls, batch.output_file_id, batch.error_file_id) == ([], None, None)
-
-
-async def test_a_batch_whose_input_is_gone_fails_and_keeps_what_was_answered(tmp_path: Path) -> None:
-    """It was looked for every five seconds, for ever."""
-    first = open_world(tmp_path)
-    early, late = a_batch(first.store, *lines("x")), a_batch(first.store, *lines("a", "b"))
-    Path(first.store.content_path(early.input_file_id)).unlink()
-
-    def answers_one(call: InsideCall) -> None:
-        first.ask.never_answers = len(first.ask.calls) > 1
-
-    first.ask.on_call = answers_one
-    await first.server.resume(first.store)
-    while (await first.server.batch("blue", late.batch_id)).counts.completed < 1:
-        await asyncio.sleep(0)
-    [task] = first.server._tasks.values()
-    task.cancel()
-    await until_idle(first.server)
-    first.close()
-    Path(first.store.content_path(late.input_file_id)).unlink()
-    world = open_world(tmp_path)
-    await world.server.resume(world.store)
-    for batch, counts in ((early, BatchCounts()), (late, BatchCounts(total=2, completed=1))):
-        ended = await world.end(batch)
-        assert (ended.status, [error.code for error in ended.errors]) == (BatchStatus.FAILED, ["file_not_found"])
-        assert (ended.counts, len(world.ended(ended))) == (counts, counts.completed)
-    assert world.ask.calls == []
-    world.close()
 
 
 @pytest.mark.parametrize(("model", "end"), [("sql@3", BatchStatus.COMPLETED), ("sql@4", BatchStatus.FAILED)])
@@ -162,6 +141,7 @@ async def test_counts_move_while_it_runs_and_a_cancelled_batch_keeps_what_it_has
     while (now := await world.server.batch("blue", batch.batch_id)).counts.completed < 3:
         seen.append(now.counts.completed)
     assert now.counts.total == 6
+    assert (await world.server.list_batches("blue", PageQuestion(1))).items == (now,)
     with pytest.raises(RequestError, match="no batch"):
         await world.server.cancel("red", batch.batch_id)
     assert (await world.server.cancel("blue", batch.batch_id)).status is BatchStatus.CANCELLING
@@ -169,6 +149,7 @@ async def test_counts_move_while_it_runs_and_a_cancelled_batch_keeps_what_it_has
     assert batch.status is BatchStatus.CANCELLED
     assert sorted(world.ended(batch).values()) == ["200"] * 3 + ["batch_cancelled"] * 3
     assert batch.counts == BatchCounts(total=6, completed=3, failed=3)
+    assert world.slept == []
     with pytest.raises(RequestError, match="cannot be cancelled"):
         await world.server.cancel("blue", batch.batch_id)
 
@@ -177,6 +158,13 @@ async def test_a_batch_ends_though_others_have_all_turns(tmp_path: Path) -> None
     """One that was cancelled or had expired stayed for as long as the lines of others, which may be a day."""
     world = open_world(tmp_path, max_concurrent_requests=1)
     world.ask.never_answers = True
+    methods: list[str] = []
+
+    async def ask(call: InsideCall) -> InsideAnswer:
+        methods.append(call.method)
+        return await world.ask(call)
+
+    world.server._ask = ask
     first = a_batch(world.store, *lines("a"))
     await world.server.resume(world.store)
     while not world.ask.calls:
@@ -187,6 +175,7 @@ async def test_a_batch_ends_though_others_have_all_turns(tmp_path: Path) -> None
     await world.server.cancel("blue", second.batch_id)
     await asyncio.wait({world.server._tasks[second.batch_id]}, timeout=10)
     assert world.store.batch(second.batch_id).status is BatchStatus.CANCELLED
+    assert methods == ["GET", "POST"], "nothing is asked for a batch that is over"
     # Its turns are nobody's.
     await world.server.cancel("blue", first.batch_id)
     world.ask.never_answers = False
@@ -282,7 +271,7 @@ async def test_a_batch_ends_though_a_limit_was_lowered_below_one_of_its_lines(
 
 async def test_so_many_requests_are_under_way_and_no_more(world: World) -> None:
     world.ask.never_answers = True
-    batches = [a_batch(world.store, *lines(*"abcd")) for _ in range(2)]
+    batches = [a_batch(world.store, *lines(*"abcd"), tenant=tenant) for tenant in ("blue", "red")]
     await world.server.resume(world.store)
     while len(world.ask.calls) < 3:
         await asyncio.sleep(0.001)
@@ -290,7 +279,7 @@ async def test_so_many_requests_are_under_way_and_no_more(world: World) -> None:
         await asyncio.sleep(0.001)
     assert len(world.ask.calls) == 3
     for batch in batches:
-        await world.server.cancel("blue", batch.batch_id)
+        await world.server.cancel(batch.tenant, batch.batch_id)
     await until_idle(world.server)
 
 
@@ -305,6 +294,7 @@ async def test_a_batch_that_trips_is_gone_on_with(world: World) -> None:
     world.ask.on_call = trip
     batch = await run(world, *lines(*"abcd"))
     assert (batch.status, len(world.ended(batch))) == (BatchStatus.COMPLETED, 4)
+    assert world.slept == [RESTART_S]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

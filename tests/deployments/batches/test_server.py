@@ -43,6 +43,7 @@ async def test_a_batch_begins_as_it_is_made(tmp_path: Path) -> None:
     new = NewBatch(tenant="blue", input_file_id=made.input_file_id, endpoint=made.endpoint)
     batch = await world.end(await world.server.create(new))
     assert batch.status is BatchStatus.COMPLETED
+    assert world.server._runners == {}
     world.close()
 
 

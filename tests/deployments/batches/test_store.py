@@ -52,7 +52,7 @@ def refusal(call: Any, *args: Any) -> str | None:
 
 def test_a_content_comes_in_parts_and_twice_is_once(store: BatchStore) -> None:
     upload_id = store.begin_upload()
-    for offset, part in ((0, b"abc"), (3, b"de"), (3, b"de"), (5, b"f")):
+    for offset, part in ((0, b"abc"), (3, b"de"), (3, b"de"), (5, b"f"), (3, b"de")):
         store.append_upload(upload_id, offset, part)
     stored = store.finish_upload(upload_id, NewFile(tenant="blue", name="x", purpose="batch", lasts_s=3600))
     content = Path(store.content_path(stored.file_id))
@@ -64,6 +64,8 @@ def test_a_content_comes_in_parts_and_twice_is_once(store: BatchStore) -> None:
         store.append_upload(upload_id, 6, b"g")
     with pytest.raises(UnavailableError, match="interrupted"):
         store.append_upload("../../etc/passwd", 0, b"g")
+    store.drop_upload(f"../files/{stored.file_id}")
+    assert content.exists()
 
 
 def test_a_tenant_sees_its_own_only(store: BatchStore) -> None:
@@ -85,6 +87,7 @@ def test_lists_are_paged_in_both_directions(store: BatchStore) -> None:
     page = store.list_files("blue", PageQuestion(2, ids[1], is_ascending=True))
     assert ([file.file_id for file in page.items], page.has_more) == ([ids[2], ids[3]], True)
     assert store.list_files("blue", PageQuestion(9, purpose="batch_output")).items == ()
+    assert not store.list_files("blue", PageQuestion(5)).has_more
     assert refusal(store.list_files, "red", PageQuestion(2, ids[1])) is None
 
 
@@ -150,7 +153,7 @@ def test_files_and_left_uploads_go_when_their_time_has_come(
     store: BatchStore, now_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short, long = upload(store, b"x", lasts_s=3600), upload(store, b"x", lasts_s=7200)
-    left = store.begin_upload()
+    left, bare = store.begin_upload(), store.begin_upload()
     now_s[0] += 3601
     # Nobody sees it any more, though it is still to be deleted.
     assert refusal(store.file, "blue", short) == "file_not_found"
@@ -160,12 +163,18 @@ def test_files_and_left_uploads_go_when_their_time_has_come(
     # A clock that is set, by a day even, ends no upload; its age does.
     now_s[0] += 86400
     store.drop_expired()
+    monotonic, older_s = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + older_s)
+    older_s = UPLOAD_LASTS_S * 0.6
     store.append_upload(left, 0, b"x")
-    monotonic = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + UPLOAD_LASTS_S + 1)
-    store.drop_expired()
-    with pytest.raises(UnavailableError, match="interrupted"):
-        store.append_upload(left, 0, b"x")
+    for dropped in (bare, left):
+        older_s += UPLOAD_LASTS_S * 0.6
+        store.drop_expired()
+        with pytest.raises(UnavailableError, match="interrupted"):
+            store.append_upload(dropped, 0, b"x")
+        if dropped is bare:
+            # Each part makes it last longer.
+            assert Path(store.content_path("")).parent.joinpath("uploads", left).exists()
 
 
 def test_files_on_a_full_disk_can_go(store: BatchStore, now_s: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
