@@ -19,7 +19,7 @@ from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
 from app.http.hosts import HostRule, OriginRule, check_sender
 from app.http.json_route import error_response
-from app.http.middleware import Border, Check, HeadAsGet, RequestBody
+from app.http.middleware import Border, RequestBody
 from app.http.openapi import document
 from app.routes import (
     accounts,
@@ -103,11 +103,9 @@ def create_app(
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
     origins = OriginRule.of(allowed_origins, is_open=not app.state.key_ring.tenant_by_name)
-    app.add_middleware(Check, check=partial(_check, hosts=host_rule or HostRule(), origins=origins))
-    app.add_middleware(Border)
+    app.add_middleware(Border, check=partial(_check, hosts=host_rule or HostRule(), origins=origins))
     if allowed_origins:
         _let_pages_ask(app, allowed_origins)
-    app.add_middleware(HeadAsGet)  # added last, so outermost
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
 

@@ -1,8 +1,8 @@
 """Pure ASGI middleware around every route.
 
-`HeadAsGet` answers HEAD on every GET route. `Border` assigns the request id, measures the time, and converts exceptions
-to OpenAI's error format. `Check` refuses requests by their heads. `RequestBody` limits the body while it is read, and
-cancels the work when the client disconnects.
+`Border` assigns the request id, answers HEAD on every GET route, refuses requests by their heads, measures the time,
+and converts exceptions to OpenAI's error format. `RequestBody` limits the body while it is read, and cancels the work
+when the client disconnects.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ class Border:
     """Sets the request id and processing time; the only place where an unexpected error becomes a 500.
 
     Ray Serve itself adds `x-request-id` to every response; a second one would reach clients as "id, id".
+
+    Args:
+        check: raises if a request is refused; called before the body is read, which would cost memory and time.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, check: Callable[[Request], Awaitable[None]]) -> None:
         self._app = app
+        self._check = check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -51,6 +55,9 @@ class Border:
         response_headers: dict[str, str] = {}
         state["response_headers"] = response_headers
         has_answered = False
+        is_head = scope.get("method") == "HEAD"
+        if is_head:
+            scope = {**scope, "method": "GET"}
 
         async def send_named(message: Message) -> None:
             nonlocal has_answered
@@ -61,7 +68,7 @@ class Border:
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - started_s) * 1000))
                 headers.setdefault("cache-control", "no-store")
                 headers.update(response_headers)
-            await send(message)
+            await send({**message, "body": b""} if is_head and message["type"] == "http.response.body" else message)
 
         try:
             if is_refused:
@@ -72,48 +79,13 @@ class Border:
                     param=_ID_HEADER,
                     code="invalid_value",
                 )
+            await self._check(Request(scope))
             await self._app(scope, receive, send_named)
         except Exception as error:  # noqa: BLE001 - the ASGI border: logged, then answered
             if is_our_fault(error):
                 _log.exception("request %s failed", request_id)
             if not has_answered:
                 await error_response(to_api_error(error), scope)(scope, receive, send_named)
-
-
-class HeadAsGet:
-    """Answers `HEAD` like `GET`, without the body, so that every GET route supports it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
-        await self._app({**scope, "method": "GET"}, receive, send_without_body)
-
-
-class Check:
-    """Checks a request before its body is read: whoever is refused shall not cost the memory and time of one.
-
-    Args:
-        check: raises if the request is refused.
-    """
-
-    def __init__(self, app: ASGIApp, *, check: Callable[[Request], Awaitable[None]]) -> None:
-        self._app = app
-        self._check = check
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "http":
-            await self._check(Request(scope))
-        await self._app(scope, receive, send)
 
 
 class RequestBody:

@@ -85,7 +85,7 @@ async def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
         return {"type": "http.request", "body": b"x" * 100, "more_body": True}
 
     sent: list[Any] = []
-    app = Border(RequestBody(_no_app, max_bytes=1000, streamed=()))
+    app = Border(RequestBody(_no_app, max_bytes=1000, streamed=()), check=_no_check)
     await app({"type": "http", "path": "/", "headers": []}, receive, _collector(sent))
     assert sent[0]["status"] == 413
     assert num_read == 11
@@ -135,11 +135,15 @@ async def test_an_unforeseen_error_is_logged_with_its_request_and_told_to_nobody
     sent: list[Any] = []
     scope = {"type": "http", "path": "/", "headers": [(b"x-request-id", b"r-1")]}
     with caplog.at_level(logging.ERROR):
-        await Border(broken)(scope, _no_receive, _collector(sent))
+        await Border(broken, check=_no_check)(scope, _no_receive, _collector(sent))
     assert sent[0]["status"] == 500
     assert b"secret" not in sent[1]["body"]
     assert "r-1" in caplog.text
     assert "secret" in caplog.text
+
+
+async def _no_check(request: Any) -> None:
+    """Refuse nobody."""
 
 
 def _collector(sent: list[Any]) -> Any:
