@@ -132,7 +132,10 @@ class ReasoningSplit:
 
 def overlap(text: str, mark: str) -> int:
     """Return the length of the longest proper prefix of `mark` that `text` ends with."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+    place = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while place >= 0 and not mark.startswith(text[place:]):
+        place = text.find(mark[0], place + 1)
+    return len(text) - place if place >= 0 else 0
 
 
 class ReasoningCounter:

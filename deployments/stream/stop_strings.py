@@ -2,13 +2,13 @@
 
 Pure. The first stop string is the one completed first (of two completed at the same character, the longer), so that the
 result does not depend on how the text was split into pieces.
-Each stop string has its own Knuth-Morris-Pratt automaton: amortized O(1) per character and stop string.
-**Source:** Knuth, Morris, Pratt, "Fast pattern matching in strings", SIAM J. Comput. 6 (1977).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from deployments.stream.reasoning import overlap
 
 
 class StopStrings:
@@ -20,7 +20,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.is_deaf = False
-        self._automata = [_Automaton(stop) for stop in stops]
+        self._stops = stops
         self._held = ""
         self._is_closed = False
 
@@ -31,16 +31,17 @@ class StopStrings:
         """
         if self._is_closed or not text:
             return "", None
-        if not self._automata:
+        if not self._stops:
             return text, None
-        ends = [(automaton.advance(text, is_deaf=self.is_deaf), automaton.stop) for automaton in self._automata]
-        found = [(end, -len(stop), stop) for end, stop in ends if end is not None]
-        buffer = self._held + text
+        buffer, num_held = self._held + text, len(self._held)
+        # What ends in the held text was found before, or ignored.
+        places = () if self.is_deaf else ((buffer.find(s, max(0, num_held + 1 - len(s))), s) for s in self._stops)
+        found = [(place + len(stop), -len(stop), stop) for place, stop in places if place >= 0]
         if found:
             end, minus_length, stop = min(found)
             self._is_closed, self._held = True, ""
-            return buffer[: len(buffer) - len(text) + end + minus_length], stop
-        num_safe = len(buffer) - max(automaton.num_matched for automaton in self._automata)
+            return buffer[: end + minus_length], stop
+        num_safe = len(buffer) - max([overlap(buffer, stop) for stop in self._stops])
         self._held = buffer[num_safe:]
         return buffer[:num_safe], None
 
@@ -48,37 +49,3 @@ class StopStrings:
         """Return the text held back: with no more text to come, it cannot become a stop string."""
         held, self._held = self._held, ""
         return held
-
-
-class _Automaton:
-    """Tracks the longest prefix of one stop string that the text so far ends with."""
-
-    def __init__(self, stop: str) -> None:
-        self.stop = stop
-        self.num_matched = 0
-        # borders[i]: length of the longest proper prefix of stop[:i] that is also its suffix.
-        self._borders = [0, 0]
-        for char in stop[1:]:
-            self._borders.append(self._follow(self._borders[-1], char))
-
-    def advance(self, text: str, *, is_deaf: bool) -> int | None:
-        """Consume text; return the position after the first complete match in it, or None, as always if `is_deaf`."""
-        position, matched = 0, self.num_matched
-        while position < len(text):
-            if matched == 0:
-                position = text.find(self.stop[0], position)
-                if position < 0:
-                    break
-            matched = self._follow(matched, text[position])
-            position += 1
-            if matched == len(self.stop):
-                if not is_deaf:
-                    return position
-                matched = self._borders[matched]
-        self.num_matched = matched
-        return None
-
-    def _follow(self, matched: int, char: str) -> int:
-        while matched and self.stop[matched] != char:
-            matched = self._borders[matched]
-        return matched + 1 if self.stop[matched] == char else 0
