@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from deployments.classifiers import modern_bert
-from deployments.classifiers.modern_bert_spec import MODEL_TYPE, ModernBertSpec, read_spec
+from deployments.classifiers.modern_bert_spec import MODEL_TYPE, read_spec
 from deployments.classifiers.sequence_tokenizer import Row, SequenceTokenizer
 from deployments.classifiers.sequence_window import window_of
 from engine.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PreTrainedModel
 
 _Network = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 """Padded inputs to logits [rows, labels]."""
@@ -45,12 +45,14 @@ class SequenceCheckpoint:
         _check_folder(path)
         spec = read_spec(path)
         if spec is not None:
-            self._network = _published(path, spec, computed_in)
+            classifier = modern_bert.load(path, spec, computed_in)
+            self._network: _Network = lambda inputs: classifier.logits(inputs["input_ids"], inputs["attention_mask"])
             self.labels, self.problem_type = list(spec.labels), spec.problem_type
             told: tuple[str, int | None, int | None] = MODEL_TYPE, spec.max_position_embeddings, None
         else:
-            config = _load_config(path)
-            self._network = _load_any(path, computed_in)
+            model = _load_any(path, computed_in)
+            config = model.config
+            self._network = lambda inputs: model(**inputs).logits
             self.labels = [config.id2label[i] for i in range(config.num_labels)]
             self.problem_type = config.problem_type
             told = config.model_type, getattr(config, "max_position_embeddings", None), config.pad_token_id
@@ -110,24 +112,9 @@ def _check_folder(path: str) -> None:
         raise CheckpointError(f"{path}: there is no safetensors file, the only format that is read")
 
 
-def _published(path: str, spec: ModernBertSpec, dtype: torch.dtype) -> _Network:
-    classifier = modern_bert.load(path, spec, dtype)
-    return lambda inputs: classifier.logits(inputs["input_ids"], inputs["attention_mask"])
-
-
-def _load_config(path: str) -> PretrainedConfig:
-    # Imported lazily: it costs a second and memory, which ModernBERT checkpoints, computed in this package, avoid.
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:
-        # Of many kinds: a field of another type, a library that a quantization needs, a file that is cut off.
-        raise CheckpointError(f"{path}: not a classifier's checkpoint: {error}") from error
-
-
-def _load_any(path: str, dtype: torch.dtype) -> _Network:
-    # Imported lazily: 0.1 GB of modules for generation, compilers and distributed execution.
+def _load_any(path: str, dtype: torch.dtype) -> PreTrainedModel:
+    # Imported lazily: it costs a second, and 0.1 GB of modules for generation, compilers and distributed execution,
+    # which ModernBERT checkpoints, computed in this package, avoid.
     from transformers import AutoModelForSequenceClassification
 
     try:
@@ -140,8 +127,9 @@ def _load_any(path: str, dtype: torch.dtype) -> _Network:
             output_loading_info=True,
         )
     except Exception as error:
+        # Of many kinds: a field of another type, a library that a quantization needs, a file that is cut off.
         raise CheckpointError(f"{path}: not a classifier's checkpoint: {error}") from error
     # Otherwise a missing head would be initialized at random and judge at random.
     modern_bert.check_whole(path, [str(name) for kind in ("missing_keys", "mismatched_keys") for name in report[kind]])
-    network = model.eval()
-    return lambda inputs: network(**inputs).logits
+    whole: PreTrainedModel = model.eval()
+    return whole
