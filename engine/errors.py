@@ -22,6 +22,11 @@ class RequestError(ValueError):
         self.field = field
         self.code = code
 
+    @staticmethod
+    def about(field: str, words: str, *, code: str | None = None) -> "RequestError":
+        """Return the error whose message is the field's name in quotes, then `words`."""
+        return RequestError(f"'{field}' {words}", field=field, code=code)
+
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross Serve handles by pickle, which by default calls the class with `args` alone.
         return partial(RequestError, field=self.field, code=self.code), (self.message,)

@@ -71,7 +71,7 @@ def chat_of(body: InputTokensRequest, earlier: Sequence[InputItem] = ()) -> Chat
         own = [InputItem(role="user", content=own)]
     messages += _messages([*earlier, *own], first_index=-len(earlier))
     if not own or len(messages) == bool(body.instructions):
-        raise RequestError("'input' must not be empty.", field="input")
+        raise RequestError.about("input", "must not be empty.")
     return ChatCompletionRequest(
         model=body.model,
         messages=messages,
@@ -87,7 +87,7 @@ def chat_of(body: InputTokensRequest, earlier: Sequence[InputItem] = ()) -> Chat
 def _sampling(body: ResponsesRequest) -> dict[str, Any]:
     tells_scores = "message.output_text.logprobs" in (body.include or ())
     if body.top_logprobs and not tells_scores:
-        raise RequestError("'top_logprobs' requires 'message.output_text.logprobs' in 'include'.", field="top_logprobs")
+        raise RequestError.about("top_logprobs", "requires 'message.output_text.logprobs' in 'include'.")
     return {name: getattr(body, name) for name in _AS_IN_A_CHAT} | {
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": tells_scores or None,

@@ -122,9 +122,8 @@ def called_name(name: str, namespace: str | None, place: str) -> str:
     """
     called = name if namespace is None else f"{namespace}__{name}"
     if len(called) > MAX_NAME_CHARS:
-        raise RequestError(
-            f"'{place}.name' must have at most {MAX_NAME_CHARS} characters, including its namespace and '__'.",
-            field=f"{place}.name",
+        raise RequestError.about(
+            f"{place}.name", f"must have at most {MAX_NAME_CHARS} characters, including its namespace and '__'."
         )
     return called
 

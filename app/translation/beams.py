@@ -31,14 +31,12 @@ def with_beams(
     """
     if not body.use_beam_search:
         if body.length_penalty not in (None, 1):
-            raise RequestError("'length_penalty' needs 'use_beam_search' to be true.", field="length_penalty")
+            raise RequestError.about("length_penalty", "needs 'use_beam_search' to be true.")
         return tuple(generations)
     if body.stream:
-        raise RequestError(
-            "'stream' cannot be used with 'use_beam_search', which has no answer before its end.", field="stream"
-        )
+        raise RequestError.about("stream", "cannot be used with 'use_beam_search', which has no answer before its end.")
     if num_answers > MAX_BEAMS:
-        raise RequestError(f"'n' must be at most {MAX_BEAMS} with 'use_beam_search'; it is {num_answers}.", field="n")
+        raise RequestError.about("n", f"must be at most {MAX_BEAMS} with 'use_beam_search'; it is {num_answers}.")
     if getattr(body, "best_of", None) not in (None, body.n or 1):
         raise _conflict("best_of")
     for generation in generations:
@@ -79,4 +77,4 @@ def _check(generation: GenerationRequest) -> None:
 
 
 def _conflict(field: str) -> RequestError:
-    return RequestError(f"'{field}' cannot be used with 'use_beam_search'.", field=field)
+    return RequestError.about(field, "cannot be used with 'use_beam_search'.")

@@ -15,7 +15,7 @@ def check_count(count: int, bound: int, what: str, *, field: str) -> None:
         RequestError: the count exceeds the bound.
     """
     if count > bound:
-        raise RequestError(f"'{field}' accepts at most {bound} {what}; {count} were given.", field=field)
+        raise RequestError.about(field, f"accepts at most {bound} {what}; {count} were given.")
 
 
 def check_depth(value: Any, bound: int, *, field: str) -> None:
@@ -28,7 +28,7 @@ def check_depth(value: Any, bound: int, *, field: str) -> None:
     while level := [inner for outer in level for inner in _children(outer)]:
         depth += 1
     if depth > bound:
-        raise RequestError(f"'{field}' is nested {depth} levels deep; at most {bound} levels are allowed.", field=field)
+        raise RequestError.about(field, f"is nested {depth} levels deep; at most {bound} levels are allowed.")
 
 
 def _children(value: Any) -> Iterable[Any]:

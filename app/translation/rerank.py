@@ -29,12 +29,11 @@ def score_request(body: ScoreRequest, limits: LimitSettings, *, request_id: str)
     documents = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     for field, texts in (("text_1", queries), ("text_2", documents)):
         if not texts:
-            raise RequestError(f"'{field}' must not be empty.", field=field)
+            raise RequestError.about(field, "must not be empty.")
         check_count(len(texts), limits.max_documents, "texts", field=field)
     if len(queries) not in (1, len(documents)):
-        raise RequestError(
-            f"'text_1' must have 1 text or as many as 'text_2' ({len(documents)}); {len(queries)} were given.",
-            field="text_1",
+        raise RequestError.about(
+            "text_1", f"must have 1 text or as many as 'text_2' ({len(documents)}); {len(queries)} were given."
         )
     queries = queries if len(queries) == len(documents) else queries * len(documents)
     fields = ["text_2"] if isinstance(body.text_2, str) else [f"text_2[{i}]" for i in range(len(documents))]
@@ -49,7 +48,7 @@ def rerank_request(body: RerankBody, limits: LimitSettings, *, request_id: str) 
         RequestError: there are no documents, or the request exceeds a limit.
     """
     if not body.documents:
-        raise RequestError("'documents' must not be empty.", field="documents")
+        raise RequestError.about("documents", "must not be empty.")
     check_count(len(body.documents), limits.max_documents, "documents", field="documents")
     pairs = tuple(Pair(body.query, _text(document), f"documents[{i}]") for i, document in enumerate(body.documents))
     return _request(body.model, pairs, body.truncate_prompt_tokens, limits, request_id, "documents")
@@ -94,7 +93,7 @@ def _request(
     field: str,
 ) -> RerankRequest:
     if truncates_to == 0:
-        raise RequestError("'truncate_prompt_tokens' must be -1 or at least 1.", field="truncate_prompt_tokens")
+        raise RequestError.about("truncate_prompt_tokens", "must be -1 or at least 1.")
     request = RerankRequest(request_id=request_id, model=model, pairs=pairs, truncates_to=truncates_to)
     # A query counts once for each document, because the model reads it with each.
     check_count(request.num_chars, limits.max_prompt_chars, "characters, with the query of each pair", field=field)

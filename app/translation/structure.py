@@ -56,7 +56,7 @@ def _checked(body: SamplingFields, grammar: Grammar) -> Grammar:
     # Combined with these, the grammar may allow no token at all.
     for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
         if getattr(body, name):
-            raise RequestError(f"'{name}' cannot be used with '{grammar.field}'.", field=name)
+            raise RequestError.about(name, f"cannot be used with '{grammar.field}'.")
     return grammar
 
 
@@ -91,7 +91,7 @@ def _lark_of(gbnf: str, field: str) -> str:
         # The library raises bare exceptions too, for a rule that is missing. Its own slips tell nothing of a grammar.
         is_told = isinstance(error, GbnfToLarkError) or type(error) is Exception
         reason = str(error)[:300] if is_told else "it could not be read"
-        raise RequestError(f"'{field}' is not a valid grammar: {reason}", field=field) from error
+        raise RequestError.about(field, f"is not a valid grammar: {reason}") from error
 
 
 def _readable(escape: re.Match[str]) -> str:

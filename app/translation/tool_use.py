@@ -24,11 +24,11 @@ def tool_use(body: ChatCompletionRequest, tools: tuple[ToolSpec, ...]) -> ToolUs
     choice = body.tool_choice or "auto"
     if not tools:
         if choice not in ("none", "auto"):
-            raise RequestError("'tool_choice' needs 'tools'.", field="tool_choice")
+            raise RequestError.about("tool_choice", "needs 'tools'.")
         return None
     for name in _NEEDS_FREE_TEXT:
         if getattr(body, name):
-            raise RequestError(f"'{name}' cannot be used with 'tools'.", field=name)
+            raise RequestError.about(name, "cannot be used with 'tools'.")
     names = [tool.name for tool in tools]
     callable_names = _callable(choice, names)
     is_required = choice == "required" or (
@@ -56,7 +56,7 @@ def tool_specs(tools: list[Tool], limits: LimitSettings) -> tuple[ToolSpec, ...]
         function = tool.function
         if any(spec.name == function.name for spec in specs):
             field = f"tools[{index}].function.name"
-            raise RequestError(f"'{field}' repeats {function.name!r}; names must be unique.", field=field)
+            raise RequestError.about(field, f"repeats {function.name!r}; names must be unique.")
         parameters: dict[str, Any] = function.parameters or {}
         field = f"tools[{index}].function.parameters"
         check_depth(parameters, limits.max_schema_depth, field=field)
@@ -90,4 +90,4 @@ def _callable(choice: str | ToolChoice, names: list[str]) -> list[str]:
 
 def _check_named(name: str, names: list[str], field: str) -> None:
     if name not in names:
-        raise RequestError(f"'{field}' is {name!r}, which is not in 'tools'.", field=field)
+        raise RequestError.about(field, f"is {name!r}, which is not in 'tools'.")

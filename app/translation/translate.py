@@ -65,11 +65,9 @@ def chat_generations(
     """Return one request per choice of a chat completion. The template gets `developer` messages as `system`."""
     prompt = whole_chat_prompt(body, limits)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise RequestError(
-            "'max_tokens' is the older name of 'max_completion_tokens'; set one of them.", field="max_tokens"
-        )
+        raise RequestError.about("max_tokens", "is the older name of 'max_completion_tokens'; set one of them.")
     if body.top_logprobs and not body.logprobs:
-        raise RequestError("'top_logprobs' needs 'logprobs' to be true.", field="top_logprobs")
+        raise RequestError.about("top_logprobs", "needs 'logprobs' to be true.")
     base = _generation(body, prompt, limits, body.max_completion_tokens or body.max_tokens)
     if body.priority is not None and served_tier(body) not in (None, "default"):
         raise RequestError("Set 'service_tier' or 'priority', not both.", field="service_tier")
@@ -104,12 +102,12 @@ def text_generations(
     _check_chars(sum(num_chars(p) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
     _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
     if body.max_tokens == 0 and not body.echo:
-        raise RequestError("'max_tokens' must be at least 1 unless 'echo' is true.", field="max_tokens")
+        raise RequestError.about("max_tokens", "must be at least 1 unless 'echo' is true.")
     num_wanted, num_answers = body.n or 1, answers_per_prompt(body)
     if num_answers < num_wanted:
-        raise RequestError(f"'best_of' ({num_answers}) must be at least 'n' ({num_wanted}).", field="best_of")
+        raise RequestError.about("best_of", f"({num_answers}) must be at least 'n' ({num_wanted}).")
     if num_answers > num_wanted and body.stream:
-        raise RequestError("'best_of' greater than 'n' cannot be streamed.", field="best_of")
+        raise RequestError.about("best_of", "greater than 'n' cannot be streamed.")
     scores = body.logprobs if num_answers == num_wanted else body.logprobs or 0
     grammar = text_grammar(body, limits)
     bases = []
@@ -129,9 +127,9 @@ def text_generations(
 def _with_suffix(prompts: Sequence[TextPrompt | TokenPrompt], suffix: str, *, echoes: bool) -> tuple[TextPrompt, ...]:
     texts = [prompt for prompt in prompts if isinstance(prompt, TextPrompt)]
     if len(texts) < len(prompts):
-        raise RequestError("'suffix' requires prompts that are text.", field="suffix")
+        raise RequestError.about("suffix", "requires prompts that are text.")
     if echoes:
-        raise RequestError("'suffix' and 'echo' cannot be combined.", field="suffix")
+        raise RequestError.about("suffix", "and 'echo' cannot be combined.")
     return tuple(replace(prompt, suffix=suffix) for prompt in texts)
 
 
@@ -145,7 +143,7 @@ def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[st
     items = [body.input] if isinstance(body.input, str) else body.input
     texts = tuple(item if isinstance(item, str) else item.text for item in items)
     if not texts:
-        raise RequestError("'input' must not be empty.", field="input")
+        raise RequestError.about("input", "must not be empty.")
     check_count(len(texts), limits.max_prompts, "texts", field="input")
     _check_chars(sum(map(len, texts)), limits, field="input")
     return texts
@@ -170,14 +168,11 @@ def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
     """Return the prompt of a chat, with its tools and chat template options."""
     prompt = _chat_prompt(body.messages or (), limits)
     if body.continue_final_message and (prompt.messages[-1].role != "assistant" or not prompt.messages[-1].content):
-        raise RequestError(
-            "'continue_final_message' requires the last message to be an assistant message with content.",
-            field="continue_final_message",
+        raise RequestError.about(
+            "continue_final_message", "requires the last message to be an assistant message with content."
         )
     if body.add_generation_prompt is not None and body.add_generation_prompt is bool(body.continue_final_message):
-        raise RequestError(
-            "'add_generation_prompt' must be the opposite of 'continue_final_message'.", field="add_generation_prompt"
-        )
+        raise RequestError.about("add_generation_prompt", "must be the opposite of 'continue_final_message'.")
     return replace(
         prompt,
         tools=tool_specs(body.tools or [], limits),
@@ -195,7 +190,7 @@ def _template_options(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
     if not body.documents:
         return options
     if DOCUMENTS in options:
-        raise RequestError("'documents' excludes 'chat_template_kwargs.documents'.", field=DOCUMENTS)
+        raise RequestError.about(DOCUMENTS, "excludes 'chat_template_kwargs.documents'.")
     check_depth(body.documents, limits.max_schema_depth, field=DOCUMENTS)
     _check_chars(len(json.dumps(body.documents, ensure_ascii=False)), limits, field=DOCUMENTS)
     return options | {DOCUMENTS: body.documents}
@@ -283,8 +278,8 @@ def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...
     for index, text in enumerate(stop):
         if not 1 <= len(text) <= limits.max_stop_chars:
             field = "stop" if isinstance(body.stop, str) else f"stop[{index}]"
-            raise RequestError(
-                f"'{field}' must have 1 to {limits.max_stop_chars} characters; {len(text)} were given.", field=field
+            raise RequestError.about(
+                field, f"must have 1 to {limits.max_stop_chars} characters; {len(text)} were given."
             )
     return tuple(dict.fromkeys(stop))
 
@@ -300,9 +295,8 @@ def _choices(
 ) -> tuple[GenerationRequest, ...]:
     """Return each request `count` times as siblings, with unique ids; the answers to one prompt get different seeds."""
     if len(bases) * count > limits.max_choices:
-        raise RequestError(
-            f"'{field}' times the number of prompts must be at most {limits.max_choices}; it is {len(bases) * count}.",
-            field=field,
+        raise RequestError.about(
+            field, f"times the number of prompts must be at most {limits.max_choices}; it is {len(bases) * count}."
         )
     seeds = [(seed + index * _SEED_STEP) & _SEED_MASK for index in range(count)]
     siblings = Siblings()
@@ -323,7 +317,7 @@ def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int,
     check_count(len(bias), limits.max_logit_bias, "entries", field="logit_bias")
     for key in bias:
         if not key.isascii() or not key.isdecimal() or len(key) > 9:
-            raise RequestError(f"'logit_bias' has the key {key[:32]!r}; keys must be token ids.", field="logit_bias")
+            raise RequestError.about("logit_bias", f"has the key {key[:32]!r}; keys must be token ids.")
     # Biases of one id in two spellings are added.
     return tuple((int(key), value) for key, value in bias.items())
 
@@ -359,14 +353,12 @@ def _generation(
 ) -> GenerationRequest:
     options = body.stream_options
     if options is not None and not body.stream:
-        raise RequestError("'stream_options' needs 'stream' to be true.", field="stream_options")
+        raise RequestError.about("stream_options", "needs 'stream' to be true.")
     if options is not None and options.continuous_usage_stats and not options.include_usage:
-        field = "stream_options.continuous_usage_stats"
-        raise RequestError(f"'{field}' needs 'include_usage' to be true.", field=field)
+        raise RequestError.about("stream_options.continuous_usage_stats", "needs 'include_usage' to be true.")
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
-        raise RequestError(
-            f"'min_tokens' ({body.min_tokens}) must be at most the answer's maximum tokens ({max_tokens}).",
-            field="min_tokens",
+        raise RequestError.about(
+            "min_tokens", f"({body.min_tokens}) must be at most the answer's maximum tokens ({max_tokens})."
         )
     params = SamplingParams(
         max_tokens=max_tokens or 1,  # the gateway overwrites it once it knows the prompt's length

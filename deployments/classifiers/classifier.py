@@ -56,14 +56,13 @@ class Classifier:
             RequestError: the text is longer than `SafetyConfig.max_chars`, or contains a lone surrogate.
         """
         if len(text) > self._config.max_chars:
-            raise RequestError(
-                f"'{field}' must have at most {self._config.max_chars} characters to be judged, got {len(text)}",
-                field=field,
+            raise RequestError.about(
+                field, f"must have at most {self._config.max_chars} characters to be judged, got {len(text)}"
             )
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise RequestError(f"'{field}' must be valid Unicode, and holds a lone surrogate", field=field) from None
+            raise RequestError.about(field, "must be valid Unicode, and holds a lone surrogate") from None
 
     def pieces(self, text: str) -> list[str]:
         """Return overlapping pieces of a text, each of about a window, that can be judged in separate calls."""

@@ -46,29 +46,27 @@ class CrossEncoder:
     def _row(self, pair: Pair) -> Row | RequestError:
         longest = max(len(pair.query), len(pair.document))
         if longest > self._config.max_chars:
-            return RequestError(
-                f"'{pair.field}' and its query may have {self._config.max_chars} characters each; one has {longest}.",
-                field=pair.field,
+            return RequestError.about(
+                pair.field, f"and its query may have {self._config.max_chars} characters each; one has {longest}."
             )
         asked, window = pair.max_tokens, self._window_tokens
         least = self._checkpoint.tokenizer.num_special_in_pair() + 1
         if asked is not None and not least <= asked <= window:
-            return RequestError(
-                f"'truncate_prompt_tokens' is {asked}; from {least} to {window} are allowed with this model.",
-                field="truncate_prompt_tokens",
+            return RequestError.about(
+                "truncate_prompt_tokens", f"is {asked}; from {least} to {window} are allowed with this model."
             )
         try:
             row = self._checkpoint.tokenizer.pair(pair.query, pair.document, asked or None)
         except (TypeError, UnicodeEncodeError):
-            return RequestError(f"'{pair.field}' or its query holds a lone surrogate.", field=pair.field)
+            return RequestError.about(pair.field, "or its query holds a lone surrogate.")
         num_tokens = len(row["input_ids"])
         if num_tokens > window:
-            return RequestError(
-                f"'{pair.field}' and its query have {num_tokens} tokens together; this model reads at most {window}. "
-                "Set 'truncate_prompt_tokens' to have them cut.",
-                field=pair.field,
+            return RequestError.about(
+                pair.field,
+                f"and its query have {num_tokens} tokens together; this model reads at most {window}. Set "
+                "'truncate_prompt_tokens' to have them cut.",
                 code="context_length_exceeded",
             )
         if not num_tokens:
-            return RequestError(f"'{pair.field}' and its query have no tokens; at least 1 is needed.", field=pair.field)
+            return RequestError.about(pair.field, "and its query have no tokens; at least 1 is needed.")
         return row

@@ -172,11 +172,10 @@ class AnswerShape:
     async def _check_distinct(self, content: Grammar, names: frozenset[str], tool_format: ToolFormat) -> None:
         """Refuse content that could be mistaken for a tool call: the two are distinguished only by how they begin."""
         if await admitted(content, [text for name in sorted(names) for text in tool_format.beginnings(name)]):
-            raise RequestError(
-                f"'{content.field}' permits output that begins like a tool call, which this model writes as plain "
-                "JSON. Forbid additional properties, require other properties first, or set 'tool_choice' to 'none' or "
-                "'required'.",
-                field=content.field,
+            raise RequestError.about(
+                content.field,
+                "permits output that begins like a tool call, which this model writes as plain JSON. Forbid "
+                "additional properties, require other properties first, or set 'tool_choice' to 'none' or 'required'.",
             )
 
     def _tool_format(self) -> ToolFormat:
@@ -252,9 +251,6 @@ class _HarmonyShape(AnswerShape):
         if content is None and use is None:
             return None
         if self._has_begun:
-            raise RequestError(
-                f"'{self._field()}' cannot be enforced in an answer that continues the last message.",
-                field=self._field(),
-            )
+            raise RequestError.about(self._field(), "cannot be enforced in an answer that continues the last message.")
         use = None if use is None else replace(use, tools=await followable(use.tools))
         return write_harmony(self._dialect.special_ids, use, content)

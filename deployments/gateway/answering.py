@@ -158,7 +158,7 @@ class Answer:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
         field = self._prompt_field
         if not num_prompt:
-            raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
+            raise RequestError.about(field, "has no tokens; at least 1 is needed.")
         max_tokens = answer_room(self._request, num_prompt, limit, field=field)
         check_token_ids(self._request.params, self._model.config.vocab_size)
         check_prompt_scores(self._request, num_prompt)

@@ -70,7 +70,7 @@ class Embedding:
         """
         width, asked = self._model.config.hidden_size, self._request.dimensions
         if asked is not None and asked > width:
-            raise RequestError(f"'dimensions' is {asked}; this model's vectors have {width}.", field="dimensions")
+            raise RequestError.about("dimensions", f"is {asked}; this model's vectors have {width}.")
         async with asyncio.timeout(self._request.timeout_s):
             with self._recorder.stage("tokenize"):
                 token_ids = await side_by_side(map(self._encode, range(len(self._request.inputs))))
@@ -95,8 +95,8 @@ class Embedding:
         for index, verdict in enumerate(verdicts):
             if verdict.flagged:
                 field = self._field(index)
-                raise RequestError(
-                    f"'{field}' was refused by the safety classifier.", field=field, code="content_policy_violation"
+                raise RequestError.about(
+                    field, "was refused by the safety classifier.", code="content_policy_violation"
                 )
 
     async def _encode(self, index: int) -> Sequence[int]:
@@ -114,7 +114,7 @@ class Embedding:
             end = self._model.codec.omitted_end
             token_ids = token_ids if end is None else (*token_ids, end)
         if not token_ids:
-            raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
+            raise RequestError.about(field, "has no tokens; at least 1 is needed.")
         limit = self._model.config.max_model_len
         if len(token_ids) > limit:
             raise RequestError(

@@ -99,7 +99,7 @@ def _is_hint(keyword: str, value: Any) -> bool:
 
 def unfollowable(field: str, reason: str) -> RequestError:
     """Return the refusal of a field whose grammar cannot be followed."""
-    return RequestError(f"'{field}' cannot be followed: {reason}", field=field)
+    return RequestError.about(field, f"cannot be followed: {reason}")
 
 
 def _followable(index: int, tool: ToolSpec) -> ToolSpec:

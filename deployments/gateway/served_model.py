@@ -60,12 +60,11 @@ class ServedModel:
         try:
             token_ids = await self.encode_patiently(TextPrompt(text=text, has_special_tokens=False), flow)
         except RequestError as error:
-            raise RequestError(f"'{field}' is refused: {error.message}", field=field) from None
+            raise RequestError.about(field, f"is refused: {error.message}") from None
         check_vocabulary(token_ids, self.config.vocab_size, field=field)
         if len(token_ids) > limit:
-            raise RequestError(
-                f"'{field}' has {len(token_ids)} tokens, but this model's maximum context length is {limit} tokens.",
-                field=field,
+            raise RequestError.about(
+                field, f"has {len(token_ids)} tokens, but this model's maximum context length is {limit} tokens."
             )
         return token_ids
 

@@ -65,10 +65,10 @@ def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> N
     if num_top is None or (num_top + 1) * num_prompt_tokens <= MAX_PROMPT_SCORES:
         return
     field = "logprobs" if request.echoes else "prompt_logprobs"
-    raise RequestError(
-        f"'{field}' asks for {num_top + 1} log-probabilities of each of the prompt's {num_prompt_tokens} tokens; "
-        f"at most {MAX_PROMPT_SCORES} are returned for one prompt.",
-        field=field,
+    raise RequestError.about(
+        field,
+        f"asks for {num_top + 1} log-probabilities of each of the prompt's {num_prompt_tokens} tokens; at most "
+        f"{MAX_PROMPT_SCORES} are returned for one prompt.",
     )
 
 
@@ -80,8 +80,8 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -
     """
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise RequestError(
-            f"'{field}' has the token id {wrong}; those of this model are from 0 to {vocab_size - 1}.", field=field
+        raise RequestError.about(
+            field, f"has the token id {wrong}; those of this model are from 0 to {vocab_size - 1}."
         )
 
 
@@ -119,10 +119,9 @@ def check_some_are_left(params: SamplingParams, eos_ids: Sequence[int]) -> None:
     fields = masks.fields(context)
     others = " and ".join(f"'{field}'" for field in fields)
     place = f" after the tokens {list(context[:MAX_NAMED])}" if context else ""
-    raise RequestError(
-        f"'allowed_token_ids' has no token that {others} {'leave' if len(fields) > 1 else 'leaves'}{place}; at least 1 "
-        "is needed.",
-        field="allowed_token_ids",
+    raise RequestError.about(
+        "allowed_token_ids",
+        f"has no token that {others} {'leave' if len(fields) > 1 else 'leaves'}{place}; at least 1 is needed.",
     )
 
 
