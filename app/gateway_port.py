@@ -16,10 +16,9 @@ from deployments.generation import (
     HealthReport,
     ModelCard,
     TextPrompt,
-    Tokenized,
     Verdict,
 )
-from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
 from deployments.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -166,12 +166,33 @@ class Moderation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """A request for one answer.
+class ClientRequest:
+    """What every request to a model says.
 
     Attributes:
         request_id: as sent in `x-request-id`; unique.
-        model: public name of a base model or an adapter.
+        model: public name of a base model, an adapter or a cross-encoder.
+        tenant: whose share of the engine it uses; empty for that of the salt.
+        salt: prefix-cache isolation.
+        priority: lower is served first.
+        timeout_s: seconds from now until the deadline; None for none.
+        trace_parent: the client's `traceparent` header.
+    """
+
+    request_id: str
+    model: str
+    tenant: str = ""
+    salt: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+    trace_parent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest(ClientRequest):
+    """A request for one answer.
+
+    Attributes:
         params: sampling parameters; the gateway overwrites `max_tokens`.
         open_params: names of parameters that the request does not set; the model's defaults apply.
         max_tokens: requested bound, 0 for no answer beside the echo, None for the rest of the context.
@@ -186,17 +207,10 @@ class GenerationRequest:
         beams: the beam search that the answer comes from; None for sampling.
         moderation: None to report no safety verdicts.
         prediction: approximate expected text of the answer; it affects only speed.
-        tenant: whose share of the engine it uses; empty for that of the salt.
-        salt: prefix-cache isolation.
         retention_s: as in `engine.request.Request`.
-        priority: lower is served first.
-        timeout_s: seconds from now until the deadline; None for none.
-        trace_parent: the client's `traceparent` header.
         siblings: of all answers to the client's request.
     """
 
-    request_id: str
-    model: str
     prompt: Prompt
     params: SamplingParams
     open_params: frozenset[str] = frozenset()
@@ -212,12 +226,7 @@ class GenerationRequest:
     beams: BeamShare | None = None
     moderation: Moderation | None = None
     prediction: str = ""
-    tenant: str = ""
-    salt: str = ""
     retention_s: float = 0.0
-    priority: int = 0
-    timeout_s: float | None = None
-    trace_parent: str = ""
     siblings: Siblings = field(default_factory=Siblings, compare=False)
 
 
@@ -344,20 +353,6 @@ class Finished:
 
 
 GenerationEvent = Started | TextDelta | Finished
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenized:
-    """The token ids of a prompt.
-
-    Attributes:
-        max_model_len: context length of the model in tokens.
-        texts: the text of each token; None if not requested.
-    """
-
-    token_ids: tuple[int, ...]
-    max_model_len: int
-    texts: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

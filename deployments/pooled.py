@@ -1,18 +1,18 @@
-"""Values passed between the routes and the gateway for requests without text output: vectors and scores. Pure."""
+"""Values passed between the routes and the gateway for requests without text output. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from deployments.generation import TextPrompt, TokenPrompt
+from deployments.generation import ClientRequest, TextPrompt, TokenPrompt
 from deployments.prompt_texts import num_chars
 from engine.request import Pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest:
-    """A request for vectors; other fields are as in `deployments.generation.GenerationRequest`.
+class EmbeddingRequest(ClientRequest):
+    """A request for vectors.
 
     Attributes:
         pooling: None for the model's default.
@@ -20,17 +20,10 @@ class EmbeddingRequest:
         normalizes: whether to scale vectors to unit length.
     """
 
-    request_id: str
-    model: str
     inputs: tuple[TextPrompt | TokenPrompt, ...]
     pooling: Pooling | None = None
     dimensions: int | None = None
     normalizes: bool = True
-    tenant: str = ""
-    salt: str = ""
-    priority: int = 0
-    timeout_s: float | None = None
-    trace_parent: str = ""
 
     @property
     def num_chars(self) -> int:
@@ -68,20 +61,15 @@ class PairScore(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RerankRequest:
-    """A request for scores; other fields are as in `deployments.generation.GenerationRequest`.
+class RerankRequest(ClientRequest):
+    """A request for scores.
 
     Attributes:
         truncates_to: tokens that a pair is truncated to, -1 for the model's window; None refuses pairs that do not fit.
     """
 
-    request_id: str
-    model: str
     pairs: tuple[Pair, ...]
     truncates_to: int | None = None
-    tenant: str = ""
-    timeout_s: float | None = None
-    trace_parent: str = ""
 
     @property
     def num_chars(self) -> int:
@@ -95,3 +83,17 @@ class Reranking:
 
     scores: tuple[float, ...]
     num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenized:
+    """The token ids of a prompt.
+
+    Attributes:
+        max_model_len: context length of the model in tokens.
+        texts: the text of each token; None if not requested.
+    """
+
+    token_ids: tuple[int, ...]
+    max_model_len: int
+    texts: tuple[str, ...] | None = None

@@ -25,16 +25,16 @@ from deployments.accounts.values import Charge, TenantLimits
 from deployments.errors import UnavailableError, unknown_model
 from deployments.generation import (
     ChatPrompt,
+    ClientRequest,
     GenerationEvent,
     GenerationRequest,
     ModelCard,
     Started,
     TextDelta,
     TextPrompt,
-    Tokenized,
     Verdict,
 )
-from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
 from deployments.prompt_texts import CHARS_PER_TOKEN, num_chars
 from deployments.timeline import Timeline
 from engine.errors import OverloadError, RequestError
@@ -47,8 +47,7 @@ RETRY_AFTER_S = 2.0
 BATCHES = " (batches)"
 """Follows the name of a tenant whose batches are meant; no name of a tenant has a space."""
 
-Computed = TypeVar("Computed", GenerationRequest, EmbeddingRequest)
-"""A request to an engine."""
+Asked = TypeVar("Asked", bound=ClientRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +227,7 @@ class TenantGateway:
         """Return how well documents answer queries; errors as `generate`. Counts as one request."""
         self._check(request.model)
         async with self._admitted(request.num_chars) as used:
-            found = await self._gateway.rerank(replace(request, tenant=self._tenant.name))
+            found = await self._gateway.rerank(self._own(request))
             used.num_input = found.num_prompt_tokens
             return found
 
@@ -311,7 +310,7 @@ class TenantGateway:
                 num_left = max(0, num_left)
             meter.release(Charge(name, limits, num_left, used.num_output))
 
-    def _own(self, request: Computed) -> Computed:
+    def _own(self, request: Asked) -> Asked:
         """Return a request with the tenant's name, priority and separate prefix cache."""
         return replace(
             request,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from fastapi import Request
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -15,7 +16,7 @@ from starlette.types import Message, Receive
 
 from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
-from app.schemas.files import ExpiresAfter
+from app.schemas.wire import WireRequest
 from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES
 from deployments.disk_trouble import unavailable_on
 
@@ -24,6 +25,13 @@ _OTHER_BYTES = 64 << 10
 """Maximum bytes of a form besides the file."""
 _MAX_FIELDS = 8
 _EXPIRY = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
+
+
+class ExpiresAfter(WireRequest):
+    """When a file expires."""
+
+    anchor: Literal["created_at"] = Field(description="Time from which the seconds count.")
+    seconds: int = Field(ge=3600, le=2_592_000, description="One hour to thirty days.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

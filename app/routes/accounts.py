@@ -9,19 +9,75 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import BaseModel, Field
 
 from app.access.tenants import KeyRing, key_digest
 from app.http.errors import ApiError
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext, only_admin
-from app.schemas.accounts import ApiKeyInfo, ApiKeyList, NewKeyRequest, RemovedKey, UsageInfo, UsageReport
+from app.schemas.wire import WireRequest
 from deployments.accounts.values import UsageQuestion, UsageRecord
 
 if TYPE_CHECKING:
     from deployments.accounts.meter import Meter
+
+
+class UsageInfo(BaseModel):
+    """One tenant's usage of one model or adapter; `tenant` is empty if the server has no keys."""
+
+    tenant: str
+    model: str
+    adapter: str | None = Field(description="Digest of the adapter's content.")
+    num_requests: int
+    num_failed: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    device_s: float = Field(description="Device time in seconds; requests share a step's time by tokens.")
+    mean_ttft_s: float | None
+    mean_tpot_s: float | None
+
+
+class UsageReport(BaseModel):
+    """Totals for the requested period."""
+
+    object: Literal["usage"] = "usage"
+    data: list[UsageInfo]
+
+
+class NewKeyRequest(WireRequest):
+    """Ask for a new key for a configured tenant."""
+
+    tenant: str = Field(max_length=128, description="Name of the tenant.")
+
+
+class ApiKeyInfo(BaseModel):
+    """A key created while the server was running."""
+
+    id: str = Field(description="SHA-256 of the key.")
+    object: Literal["api_key"] = "api_key"
+    tenant: str
+    created: int
+    key: str | None = Field(default=None, description="The key itself; returned once, on creation.")
+
+
+class ApiKeyList(BaseModel):
+    """Keys created while the server was running, without those of the configuration."""
+
+    object: Literal["list"] = "list"
+    data: list[ApiKeyInfo]
+
+
+class RemovedKey(BaseModel):
+    """A revoked key."""
+
+    id: str
+    object: Literal["api_key.deleted"] = "api_key.deleted"
+    deleted: Literal[True] = True
+
 
 MAX_RECORDS = 100_000
 KEY_PREFIX = "sk-"

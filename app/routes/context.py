@@ -24,9 +24,10 @@ from app.translation.render import ResponseHead
 from app.translation.translate import whole_chat_prompt
 from deployments.accounts.values import TenantLimits
 from deployments.gateway.inside import BATCH_PRIORITY, INSIDE, MAX_TIMEOUT_S, MIN_TIMEOUT_S, TIMEOUT_HEADER
-from deployments.generation import GenerationEvent, GenerationRequest
+from deployments.generation import ClientRequest, GenerationEvent, GenerationRequest
 
 T = TypeVar("T")
+Asked = TypeVar("Asked", bound=ClientRequest)
 
 MAX_TRACE_PARENT_CHARS = 128
 
@@ -81,16 +82,14 @@ class RouteContext:
         """Return a translation of the body, made on another thread if the body is large or the translation slow."""
         return await asyncio.to_thread(translate) if self.is_large or is_slow else translate()
 
+    def placed(self, request: Asked) -> Asked:
+        """Return a request with the client's deadline and trace, ranked behind all others if the server itself asks."""
+        priority = request.priority + self.priority
+        return replace(request, timeout_s=self.timeout_s, trace_parent=self.trace_parent, priority=priority)
+
     def generate(self, generation: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer, until the client's deadline."""
-        return self.gateway.generate(
-            replace(
-                generation,
-                timeout_s=self.timeout_s,
-                trace_parent=self.trace_parent,
-                priority=generation.priority + self.priority,
-            )
-        )
+        return self.gateway.generate(self.placed(generation))
 
     def generate_all(
         self, generations: Sequence[GenerationRequest], *, made_many_by: str

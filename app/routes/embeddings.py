@@ -1,15 +1,73 @@
-"""`POST /v1/embeddings`."""
+"""`POST /v1/embeddings`, to the letter, with two extensions: `pooling` and `normalize`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import base64
+import sys
+from array import array
+from typing import ClassVar, Literal
 
 from fastapi import APIRouter, Response
+from pydantic import Field
 
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
-from app.schemas.embeddings import EmbeddingsRequest, EmbeddingsResponse
-from app.translation.embeddings import embedding_request, embeddings_response
+from app.schemas.completions import WirePrompt
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
+from app.translation.bounds import check_count
+from app.translation.translate import plain_prompts
+from deployments.generation import TextPrompt
+from deployments.pooled import EmbeddingRequest
+from engine.request import Pooling
+
+
+class EmbeddingsRequest(WireRequest):
+    """Ask for one vector per input: the pooled final hidden states of a base model, with or without an adapter."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "add_special_tokens": (None, True),
+        "priority": (None, 0),
+        "truncate_prompt_tokens": ASKS_NOTHING,
+    }
+
+    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    input: WirePrompt = Field(description="Text or token ids, or an array of either for several vectors.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        default=None, description="`base64` encodes little-endian float32; defaults to `float`."
+    )
+    dimensions: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="Keep this many leading numbers of each vector."
+    )
+    user: str | None = Field(default=None, max_length=512, description="Accepted, no effect.")
+    pooling: Literal["last", "mean"] | None = Field(
+        default=None, description="Extension: the last token's hidden state or the mean of all; null: the model's own."
+    )
+    normalize: bool | None = Field(default=None, description="Extension: vectors have unit length; defaults to true.")
+
+
+class EmbeddingVector(WireResponse):
+    """The vector of one input."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int = Field(description="Position of the input in the request.")
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(WireResponse):
+    """Token counts of all inputs together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(WireResponse):
+    """One vector per input, in order."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingVector]
+    model: str
+    usage: EmbeddingUsage
+
 
 router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
 
@@ -17,9 +75,30 @@ router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
 @router.post("/v1/embeddings", response_model=EmbeddingsResponse, responses=ERRORS)
 async def create_embeddings(body: EmbeddingsRequest, context: Context) -> Response:
     """Return one vector per input."""
-    head = context.head("embd", body.model)
-    request = embedding_request(body, context.limits, request_id=context.generation_id(head))
-    found = await context.gateway.embed(
-        replace(request, timeout_s=context.timeout_s, trace_parent=context.trace_parent, priority=context.priority)
+    inputs = plain_prompts(body.input, context.limits.max_embedding_inputs, "inputs", field="input")
+    num_chars = sum(len(i.text) if isinstance(i, TextPrompt) else len(i.token_ids) for i in inputs)
+    check_count(num_chars, context.limits.max_prompt_chars, "characters or token ids", field="input")
+    request = EmbeddingRequest(
+        request_id=context.generation_id(context.head("embd", body.model)),
+        model=body.model,
+        inputs=inputs,
+        pooling=None if body.pooling is None else Pooling(body.pooling),
+        dimensions=body.dimensions,
+        normalizes=body.normalize is not False,
     )
-    return JsonResponse(embeddings_response(body.model, found, body.encoding_format or "float"))
+    found = await context.gateway.embed(context.placed(request))
+    told = EmbeddingsResponse(
+        data=[EmbeddingVector(index=i, embedding=_told(v, body.encoding_format)) for i, v in enumerate(found.vectors)],
+        model=body.model,
+        usage=EmbeddingUsage(prompt_tokens=found.num_prompt_tokens, total_tokens=found.num_prompt_tokens),
+    )
+    return JsonResponse(told)
+
+
+def _told(vector: bytes, encoding: Literal["float", "base64"] | None) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector).decode("ascii")
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()

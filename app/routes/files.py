@@ -7,16 +7,50 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import Field
 
 from app.http.errors import ApiError
 from app.http.file_form import file_form
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
-from app.schemas.files import DeletedFile, FileList, FileObject
+from app.schemas.wire import IfAny, WireResponse
 from deployments.batches.values import INPUT_PURPOSE, NewFile, PageQuestion, StoredFile
 
 if TYPE_CHECKING:
     from deployments.batches.client import BatchClient
+
+
+class FileObject(WireResponse):
+    """A file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: IfAny[int] = None
+    filename: str
+    purpose: str = Field(description="`batch` for uploaded files, `batch_output` for files that batches wrote.")
+    status: Literal["processed"] = "processed"
+    status_details: IfAny[None] = None
+
+
+class FileList(WireResponse):
+    """A page of files."""
+
+    object: Literal["list"] = "list"
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(WireResponse):
+    """A deleted file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
 
 UPLOAD = ("POST", "/v1/files")
 """The one route whose body is not JSON, and may be larger than others."""

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from fastapi import APIRouter, Response
+from pydantic import Field
 
 from app.http.errors import without_internals
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext
-from app.schemas.health import Health
+from app.schemas.wire import WireResponse
+
+
+class Health(WireResponse):
+    """Whether every required model and part has a replica that makes progress."""
+
+    status: Literal["ready", "unready"]
+    models: dict[str, str] = Field(description="By base model: `ready`, or one sentence that says what is wrong.")
+    parts: dict[str, str] = Field(
+        description="The same for the tokenizer, classifier and cross-encoders that run separately."
+    )
+
 
 router = APIRouter(route_class=JsonRoute, tags=["operations"])
 

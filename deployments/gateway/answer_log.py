@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from adapters.identity import AdapterDigest, AdapterRef
-from deployments.generation import ChatPrompt, GenerationRequest, HealthReport
-from deployments.pooled import EmbeddingRequest, RerankRequest
+from deployments.generation import ChatPrompt, ClientRequest, GenerationRequest, HealthReport
+from deployments.pooled import EmbeddingRequest
 from deployments.timeline import CANCELLED, Recorder, Timeline, TimelineStore
 from engine.errors import EngineError, OverloadError, RequestError
 
@@ -54,7 +54,7 @@ class AnswerLog:
     @contextmanager
     def answer(
         self,
-        request: GenerationRequest | EmbeddingRequest | RerankRequest,
+        request: ClientRequest,
         base: str,
         adapter: AdapterRef | None = None,
     ) -> Iterator[Recorder]:
@@ -115,10 +115,10 @@ class AnswerLog:
             await asyncio.sleep(_POLL_S)
 
 
-def _operation(request: GenerationRequest | EmbeddingRequest | RerankRequest) -> str:
+def _operation(request: ClientRequest) -> str:
     match request:
         case EmbeddingRequest():
             return "embeddings"
-        case RerankRequest():
-            return "rerank"
-    return "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
+        case GenerationRequest():
+            return "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
+    return "rerank"

@@ -45,6 +45,7 @@ from deployments.gateway.token_checks import check_vocabulary
 from deployments.gateway.verdicts import Verdicts
 from deployments.generation import (
     ChatPrompt,
+    ClientRequest,
     EndReason,
     GenerationEvent,
     GenerationRequest,
@@ -52,13 +53,12 @@ from deployments.generation import (
     ModelCard,
     Started,
     TextPrompt,
-    Tokenized,
     Verdict,
 )
 from deployments.handles import ChannelSource, HandleSource, ask_vector, reached
 from deployments.logs import log_answer, log_prompt
 from deployments.metrics import GatewayMetrics, gateway_families
-from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
 from deployments.registry.adapter_directory import AdapterDirectory
 from deployments.room import Room
 from deployments.routing.board import board_of
@@ -70,7 +70,7 @@ from engine.errors import OverloadError
 if TYPE_CHECKING:
     from deployments.tracing import TraceWriter
 
-Asked = TypeVar("Asked", GenerationRequest, EmbeddingRequest, RerankRequest)
+Asked = TypeVar("Asked", bound=ClientRequest)
 
 
 class Gateway:

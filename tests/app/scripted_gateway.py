@@ -29,11 +29,10 @@ from deployments.generation import (
     Started,
     TextDelta,
     TextPrompt,
-    Tokenized,
     TokenScore,
     Verdict,
 )
-from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
 from deployments.registry.adapter_changes import AdapterStatus, Registration
 from deployments.timeline import Timeline
 from engine.errors import RequestError

@@ -9,7 +9,7 @@ import pytest
 
 from app.access.tenants import KeyRing, Tenant, key_digest
 from app.http.api import create_app
-from app.schemas.accounts import ApiKeyInfo, ApiKeyList, RemovedKey, UsageReport
+from app.routes.accounts import ApiKeyInfo, ApiKeyList, RemovedKey, UsageReport
 from deployments.accounts.values import Admission, Charge, Quota, TenantLimits, UsageQuestion
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
 

@@ -7,7 +7,7 @@ import pytest
 
 from app.access.tenants import key_digest
 from app.http.api import create_app
-from app.schemas.adapters import AdapterInfo, AdapterList, UnloadedAdapter
+from app.routes.adapters import AdapterInfo, AdapterList, UnloadedAdapter
 from deployments.generation import ChatMessage, ChatPrompt, EndReason
 from deployments.registry.adapter_changes import Registration
 from engine.errors import EngineError, OverloadError, RequestError

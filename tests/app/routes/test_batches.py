@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.access.tenants import KeyRing, Tenant, key_digest
-from app.schemas.batches import BatchList, BatchObject
+from app.routes.batches import BatchList, BatchObject
 from deployments.gateway.inside import BATCH_PRIORITY
 from tests.app.batch_gateway import BatchGateway, serve
 from tests.contract.published import ANSWERS, check

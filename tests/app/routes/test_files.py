@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.access.tenants import KeyRing, Tenant, key_digest
-from app.schemas.files import DeletedFile, FileList, FileObject
+from app.routes.files import DeletedFile, FileList, FileObject
 from tests.app.batch_gateway import serve
 
 RING = KeyRing(

@@ -5,7 +5,7 @@ import pytest
 
 from app.access.tenants import KeyRing, Tenant, key_digest
 from app.http.api import create_app
-from app.schemas.requests import RequestTimeline
+from app.routes.requests import RequestTimeline
 from deployments.timeline import Arrival, Stage, Timeline
 from tests.app.scripted_gateway import ScriptedGateway
 
