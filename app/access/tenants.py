@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.datastructures import Headers
 
-from app.access.joint_admission import JointAdmission
-from app.access.limits import over_limit, quota_headers
+from app.access.limits import JointAdmission, over_limit, quota_headers
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
 from deployments.accounts.values import Charge, TenantLimits

@@ -21,7 +21,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from adapters.registry import nested_adapters
-from app.checkpoint_source import is_hub_id
+from app.checkpoint_source import is_hub_id, local_folder
 from app.cli.config_file import BUILDER, read_config
 from app.cli.deployment_lint import option_lines
 from app.cli.preflight import is_loopback, listen_address
@@ -31,6 +31,7 @@ from app.settings_node import hint
 from app.tokenizer_check import tokenizer_mistakes
 from deployments.config import GATEWAY, REGISTRY, model_deployment
 from deployments.database import sqlite_folder
+from engine.errors import CheckpointError
 
 MAX_PORT = 65_535
 TEXT_BY_TYPE = {
@@ -127,6 +128,30 @@ def source_folders(settings: Settings, place: str) -> dict[str, str]:
     if settings.safety is not None:
         folders[f"{place}.safety.path"] = settings.safety.path
     return folders | {f"{place}.rerankers[{i}].path": reranker.path for i, reranker in enumerate(settings.rerankers)}
+
+
+def hub_ids(path: str | Path) -> dict[str, str]:
+    """Return the hub ids in a valid config file, with the place of each in the file."""
+    place_by_id: dict[str, str] = {}
+    for args, settings in settings_by_place(read_config(path)).items():
+        for place, folder in source_folders(settings, args).items():
+            if is_hub_id(folder):
+                place_by_id.setdefault(folder, place)
+    return place_by_id
+
+
+def fetch(path: str | Path) -> list[str]:
+    """Download all hub ids of a valid config file, with progress bars; return a line for each that fails.
+
+    Otherwise a worker of Ray downloads them during the start, where neither progress nor errors show well.
+    """
+    lines = []
+    for hub_id, place in hub_ids(path).items():
+        try:
+            local_folder(hub_id)
+        except CheckpointError as error:
+            lines.append(f"{place}: {error}")
+    return lines
 
 
 def _lint_application(

@@ -119,8 +119,7 @@ def init(
 def check(config: Config = DEFAULT_CONFIG) -> None:
     """Check a configuration without starting anything."""
     _check(config, reads_all=True)
-    from app.cli.config_lint import overlooked_adapters
-    from app.cli.downloads import hub_ids
+    from app.cli.config_lint import hub_ids, overlooked_adapters
 
     for line in overlooked_adapters(config):
         print(f"note: {line}")
@@ -222,8 +221,7 @@ def _check(config: str, *, reads_all: bool, fetches: bool = False) -> None:
 
 
 def _mistakes(config: str, reads_all: bool, fetches: bool) -> list[str]:
-    from app.cli.config_lint import lint_config
-    from app.cli.downloads import fetch
+    from app.cli.config_lint import fetch, lint_config
 
     return lint_config(config, reads_all=reads_all) or (fetch(config) if fetches else [])
 

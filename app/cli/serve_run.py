@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -30,7 +33,6 @@ from ray.serve.exceptions import RayServeException
 from app.cli import preflight, serve_environment, worker_forks
 from app.cli.config_file import read_config
 from app.cli.server_process import COLOUR, REASON, end_without
-from app.cli.start_notes import start_notes
 from deployments.config import GATEWAY
 from engine import machine
 
@@ -40,6 +42,9 @@ POLL_S = 0.1
 STATUS_PERIOD_S = 1.0
 LACKS_MEMORY = "of our processes: the memory limit of this container or service is too low for the configuration."
 JOINING = "A cluster must be running there (`ray start --head`), with this machine's Ray token: see docs/operations.md"
+
+MAX_NOTES = 12
+_LINE = re.compile(r"(?:WARNING|ERROR) \S+ \S+ (?P<part>\S+) \S+ -- (?P<text>.*)")
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
@@ -153,6 +158,35 @@ def _lacking(config: str) -> str | None:
     if wanted <= there:
         return preflight.too_many_cpus(tree, found.get("CPU", 0.0))
     return f"models request {wanted:g} GPU(s), but Ray found {there:g} on this machine; see engine.device and num_gpus"
+
+
+def start_notes(logs: Path) -> list[str]:
+    """Return a line for each warning in the logs of replicas in a folder of Serve's, and where all of them are.
+
+    Nobody reads them who sees the server ready.
+    """
+    # A part is the application's name and the deployment's.
+    found = dict.fromkeys(f"note: {part.partition('_')[2]}: {text}" for part, text in _warnings(logs))
+    notes = list(found)[:MAX_NOTES]
+    if len(found) > MAX_NOTES:
+        notes.append(f"note: there are {len(found) - MAX_NOTES} more warnings")
+    return [*notes, f"Logs: {logs}"]
+
+
+def _warnings(logs: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(logs.glob("replica_*.log")):
+        # Those of gateways are nearly all Serve's own, of parts that are not there yet.
+        if f"_{GATEWAY}_" in path.name:
+            continue
+        for line in path.read_text(errors="replace").splitlines():
+            if line.startswith("{"):
+                # The last line may be half written.
+                with suppress(ValueError):
+                    fields = json.loads(line)
+                    if fields.get("levelname") in ("WARNING", "ERROR"):
+                        yield str(fields.get("deployment", "")), str(fields.get("message", ""))
+            elif match := _LINE.match(line):
+                yield match["part"], match["text"]
 
 
 def main() -> None:

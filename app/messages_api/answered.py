@@ -18,11 +18,10 @@ from app.messages_api.schemas import (
     ModelPage,
     StopReason,
 )
-from app.schemas.models import Model
 from app.translation.blocks import Block, BlockKind, BlockReader, Step, blocks_of
 from app.translation.render import ResponseHead
 from app.translation.streaming import Answer, ChoiceEvent
-from deployments.generation import EndReason, Finished, Started, TextDelta
+from deployments.generation import EndReason, Finished, ModelCard, Started, TextDelta
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -61,20 +60,20 @@ def stop_reason(finished: Finished, max_tokens: int) -> StopReason:
     return "end_turn" if finished.stop is None else "stop_sequence"
 
 
-def model_info(model: Model) -> ModelInfo:
+def model_info(card: ModelCard) -> ModelInfo:
     """Return a servable name in Anthropic's format."""
     return ModelInfo(
-        id=model.id,
-        display_name=model.id,
-        created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        max_input_tokens=model.max_model_len,
-        max_tokens=model.max_model_len,
+        id=card.name,
+        display_name=card.name,
+        created_at=datetime.fromtimestamp(card.created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=card.max_model_len,
+        max_tokens=card.max_model_len,
     )
 
 
-def model_page(models: Sequence[Model]) -> ModelPage:
+def model_page(cards: Sequence[ModelCard]) -> ModelPage:
     """Return all servable names in Anthropic's format."""
-    infos = [model_info(model) for model in models]
+    infos = [model_info(card) for card in cards]
     return ModelPage(data=infos, first_id=infos[0].id if infos else None, last_id=infos[-1].id if infos else None)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
+from pydantic import Field
 
 from app.access.limits import check_fits
 from app.access.tenants import KeyRing, TenantGateway, check_admin, is_admin
@@ -18,7 +19,7 @@ from app.gateway_port import GatewayPort, ServerPort
 from app.http.errors import ApiError
 from app.http.json_route import IS_LARGE
 from app.schemas.chat import ChatCompletionRequest
-from app.schemas.errors import ErrorResponse
+from app.schemas.wire import WireResponse
 from app.settings import LimitSettings
 from app.translation.render import ResponseHead
 from app.translation.translate import whole_chat_prompt
@@ -30,6 +31,22 @@ T = TypeVar("T")
 Asked = TypeVar("Asked", bound=ClientRequest)
 
 MAX_TRACE_PARENT_CHARS = 128
+
+
+class ErrorDetail(WireResponse):
+    """What went wrong and in which field."""
+
+    message: str = Field(description="One sentence that names the field and the bound.")
+    type: str = Field(description="`invalid_request_error`, `not_found_error`, `server_error`, ...")
+    param: str | None = Field(description="The offending field, such as `messages[0].content`.")
+    code: str | None = Field(description="Machine-readable reason, such as `context_length_exceeded`.")
+
+
+class ErrorResponse(WireResponse):
+    """The body of every response with a status of 400 or above."""
+
+    error: ErrorDetail
+
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is invalid; `param` names the field."},

@@ -1,16 +1,42 @@
-"""`GET /v1/models` and `GET /v1/models/{model}`."""
+"""`GET /v1/models` and `GET /v1/models/{model}`, to the letter.
+
+There are three extensions: `parent`, `max_model_len` and `task`.
+"""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from app.http.json_route import JsonResponse, JsonRoute, wants_anthropic_shape
 from app.messages_api.answered import model_info, model_page
 from app.messages_api.schemas import ModelInfo, ModelPage
 from app.routes.context import ERRORS, Context
-from app.schemas.models import Model, ModelList
-from app.translation import render
+from app.schemas.wire import WireResponse
 from deployments.errors import unknown_model
+from deployments.generation import ModelCard
+
+
+class Model(WireResponse):
+    """A name that can be requested."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix time in seconds at which the name was declared.")
+    owned_by: str = "antiphon"
+    parent: str | None = Field(default=None, description="Base model, if this is an adapter.")
+    max_model_len: int = Field(description="Context length in tokens.")
+    task: str = Field(description="`generate`, `embed` for embedding-only models, or `score` for cross-encoders.")
+
+
+class ModelList(WireResponse):
+    """Every name that can be requested; base models before their adapters."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
 
 router = APIRouter(route_class=JsonRoute, tags=["models"])
 
@@ -18,8 +44,10 @@ router = APIRouter(route_class=JsonRoute, tags=["models"])
 @router.get("/v1/models", response_model=ModelList | ModelPage, responses=ERRORS)
 async def list_models(request: Request, context: Context) -> Response:
     """List every model and adapter, in Anthropic's format if the request has an `anthropic-version` header."""
-    models = [render.model(card) for card in context.gateway.models()]
-    return JsonResponse(model_page(models) if wants_anthropic_shape(request.scope) else ModelList(data=models))
+    cards = context.gateway.models()
+    if wants_anthropic_shape(request.scope):
+        return JsonResponse(model_page(cards))
+    return JsonResponse(ModelList(data=[_model(card) for card in cards]))
 
 
 @router.get("/v1/models/{model:path}", response_model=Model | ModelInfo, responses=ERRORS)
@@ -28,5 +56,10 @@ async def retrieve_model(model: str, request: Request, context: Context) -> Resp
     card = context.gateway.model(model)
     if card is None:
         raise unknown_model(model)
-    found = render.model(card)
-    return JsonResponse(model_info(found) if wants_anthropic_shape(request.scope) else found)
+    return JsonResponse(model_info(card) if wants_anthropic_shape(request.scope) else _model(card))
+
+
+def _model(card: ModelCard) -> Model:
+    return Model(
+        id=card.name, created=card.created_s, parent=card.parent, max_model_len=card.max_model_len, task=card.task
+    )

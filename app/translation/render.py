@@ -20,11 +20,10 @@ from app.schemas.common import (
     WireFinishReason,
 )
 from app.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
-from app.schemas.models import Model
 from app.schemas.tools import FunctionCall, MessageToolCall
 from app.translation.moderation import chat_moderation
 from app.translation.streaming import Answer
-from deployments.generation import Finished, ModelCard, Started, TokenScore, ToolCall
+from deployments.generation import Finished, Started, TokenScore, ToolCall
 
 LEAST_LOGPROB = -9999.0
 
@@ -247,10 +246,3 @@ def _token_logprob(score: TokenScore) -> TokenLogprob:
 def _finite(logprob: float | None) -> float:
     # JSON has no infinity; OpenAI uses this number for impossible tokens.
     return max(logprob if logprob is not None else LEAST_LOGPROB, LEAST_LOGPROB)
-
-
-def model(card: ModelCard) -> Model:
-    """Return one entry of the list of models."""
-    return Model(
-        id=card.name, created=card.created_s, parent=card.parent, max_model_len=card.max_model_len, task=card.task
-    )

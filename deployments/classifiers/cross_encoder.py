@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
-from deployments.classifiers.sequence_tokenizer import Row
+from deployments.classifiers.sequence_checkpoint import Row, SequenceCheckpoint
 from deployments.config import RerankerConfig
 from deployments.pooled import Pair, PairScore
 from engine.errors import CheckpointError, RequestError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.cli import downloads
+from app.cli import config_lint
 from engine.errors import CheckpointError
 
 
@@ -28,11 +28,11 @@ def test_hub_ids_are_fetched_once_each_and_a_failure_has_its_place(
             raise CheckpointError("no network")
         return tmp_path
 
-    monkeypatch.setattr(downloads, "local_folder", local_folder)
+    monkeypatch.setattr(config_lint, "local_folder", local_folder)
     args = "applications[1].args"
-    assert downloads.hub_ids(config) == {
+    assert config_lint.hub_ids(config) == {
         "org/adapter": f"{args}.models[0].adapters[0].path",
         "org/model": f"{args}.models[1].path",
     }
-    assert downloads.fetch(config) == [f"{args}.models[1].path: no network"]
+    assert config_lint.fetch(config) == [f"{args}.models[1].path: no network"]
     assert asked == ["org/adapter", "org/model"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from app.cli.start_notes import MAX_NOTES, start_notes
+from app.cli.serve_run import MAX_NOTES, start_notes
 
 TIME = "2026-11-26 05:49:09,665"
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, ModernBertConfig, ModernBertForSequenceClassification
 
 from deployments.classifiers import modern_bert
-from deployments.classifiers.modern_bert_spec import read_spec
+from deployments.classifiers.modern_bert import read_spec
 from engine.errors import CheckpointError
 from tests.architecture.source_tree import ROOT
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, ModernBertConfig
 
-from deployments.classifiers.modern_bert_spec import ModernBertSpec, read_spec
+from deployments.classifiers.modern_bert import ModernBertSpec, read_spec
 from tests.architecture.source_tree import ROOT
 
 OTHER_NAMES = {"theta_by_kind", "labels", "layer_types"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from deployments.classifiers.sequence_tokenizer import SequenceTokenizer
+from deployments.classifiers.sequence_checkpoint import SequenceTokenizer
 from engine.errors import CheckpointError
 from tests.architecture.source_tree import ROOT
 from tests.deployments.trained_tokenizers import byte_level, word_piece
