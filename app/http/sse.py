@@ -20,11 +20,11 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
 from app.http.field_names import FieldName, renamed_fields
-from app.schemas.common import StreamOptions, Usage
+from app.schemas.chat import ChatCompletionRequest
+from app.schemas.common import SamplingFields, StreamOptions, Usage
+from app.schemas.completions import CompletionRequest
 from app.translation.moderation import chat_moderation
 from app.translation.render import (
-    ChatShape,
-    CompletionShape,
     ResponseHead,
     TextScores,
     chat_logprobs,
@@ -61,17 +61,15 @@ class StreamFrames(Protocol):
 class _Frames:
     """Shared by chat and text streams: the fields of every chunk, and the usage chunk."""
 
-    def __init__(
-        self, head: ResponseHead, *, kind: str, options: StreamOptions | None, answers_per_prompt: int
-    ) -> None:
+    def __init__(self, head: ResponseHead, body: SamplingFields, *, kind: str) -> None:
         self._head: dict[str, Any] = {
             "id": head.response_id,
             "object": kind,
             "created": head.created_s,
             "model": head.model,
         }
-        self._options = options or StreamOptions()
-        self._answers_per_prompt = answers_per_prompt
+        self._options = body.stream_options or StreamOptions()
+        self._answers_per_prompt = body.n or 1
         self._counted: dict[int, Finished] = {}
 
     def closing(self) -> bytes:
@@ -116,20 +114,18 @@ class _Frames:
 
 
 class ChatFrames(_Frames):
-    """Writes the chunks of a chat: role, content deltas, an empty delta with the finish reason, moderation results."""
+    """Writes the chunks of a chat: role, content deltas, an empty delta with the finish reason, moderation results.
 
-    def __init__(
-        self,
-        head: ResponseHead,
-        *,
-        options: StreamOptions | None,
-        num_choices: int,
-        shape: ChatShape,
-    ) -> None:
-        super().__init__(head, kind="chat.completion.chunk", options=options, answers_per_prompt=num_choices)
-        self._shape = shape
-        if shape.service_tier is not None:
-            self._head["service_tier"] = shape.service_tier
+    Args:
+        classifier: public name of the classifier, if its verdicts are returned.
+    """
+
+    def __init__(self, head: ResponseHead, body: ChatCompletionRequest, *, classifier: str | None = None) -> None:
+        super().__init__(head, body, kind="chat.completion.chunk")
+        self._body = body
+        self._classifier = classifier
+        if body.served_tier is not None:
+            self._head["service_tier"] = body.served_tier
         self._opened: set[int] = set()
 
     def event(self, item: ChoiceEvent) -> bytes:
@@ -141,7 +137,7 @@ class ChatFrames(_Frames):
             frames = self._opening(item)
         if isinstance(item.event, TextDelta):
             logprobs = None
-            if self._shape.tells_scores:
+            if self._body.logprobs:
                 logprobs = chat_logprobs(item.event.scores).model_dump(mode="json")
             for delta in _deltas(item.event):
                 frames += self._delta(item.index, delta, logprobs=logprobs)
@@ -154,17 +150,17 @@ class ChatFrames(_Frames):
 
     def closing(self) -> bytes:
         """Return the moderation chunk, if requested, and the frames that end any stream."""
-        if self._shape.classifier is None:
+        if self._classifier is None:
             return super().closing()
         finished = [self._counted[index] for index in sorted(self._counted)]
-        found = chat_moderation(finished, self._shape.classifier).model_dump(mode="json")
+        found = chat_moderation(finished, self._classifier).model_dump(mode="json")
         return self._chunk(moderation=found) + super().closing()
 
     def _opening(self, item: ChoiceEvent) -> bytes:
         """Return the chunk with the role, and with the prompt's log-probabilities if requested and available."""
         more: dict[str, Any] = {}
         if isinstance(item.event, Started):
-            found = prompt_logprobs(item.event, self._shape.num_prompt_logprobs)
+            found = prompt_logprobs(item.event, self._body.prompt_logprobs)
             more = {} if found is None else {"prompt_logprobs": found}
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._chunk({"index": item.index, "delta": delta, "logprobs": None, "finish_reason": None}, **more)
@@ -196,9 +192,9 @@ def _deltas(event: TextDelta) -> Iterator[dict[str, Any]]:
 class CompletionFrames(_Frames):
     """Writes the chunks of text completions: the echo, pieces of text, then an empty text with the finish reason."""
 
-    def __init__(self, head: ResponseHead, *, options: StreamOptions | None, shape: CompletionShape) -> None:
-        super().__init__(head, kind="text_completion", options=options, answers_per_prompt=shape.num_choices)
-        self._shape = shape
+    def __init__(self, head: ResponseHead, body: CompletionRequest) -> None:
+        super().__init__(head, body, kind="text_completion")
+        self._body = body
         self._scores_by_choice: dict[int, TextScores] = {}
 
     def event(self, item: ChoiceEvent) -> bytes:
@@ -214,17 +210,17 @@ class CompletionFrames(_Frames):
 
     def _opening(self, index: int, started: Started) -> bytes:
         """Return the chunk with the echo and the prompt's log-probabilities; empty if neither was requested."""
-        found = prompt_logprobs(started, self._shape.num_prompt_logprobs)
+        found = prompt_logprobs(started, self._body.prompt_logprobs)
         if found is None and started.prompt_text is None:
             return b""
-        choice = self._choice(index, started.prompt_text or "", echoed_scores(started, self._shape.num_scores or 0))
+        choice = self._choice(index, started.prompt_text or "", echoed_scores(started, self._body.logprobs or 0))
         return self._chunk(choice if found is None else choice | {"prompt_logprobs": found})
 
     def _choice(
         self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None
     ) -> dict[str, Any]:
         logprobs = None
-        if self._shape.num_scores is not None and finish_reason is None:
+        if self._body.logprobs is not None and finish_reason is None:
             told = self._scores_by_choice.setdefault(index, TextScores())
             logprobs = told.next(scores).model_dump(mode="json")
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -10,9 +10,9 @@ from app.http.json_route import JsonRoute, respond
 from app.http.sse import CompletionFrames, EventStream
 from app.routes.context import ERRORS, Context
 from app.schemas.completions import Completion, CompletionRequest
-from app.translation.render import CompletionShape, completion
+from app.translation.render import completion
 from app.translation.streaming import EventBatches, collect
-from app.translation.translate import answers_per_prompt, text_generations
+from app.translation.translate import text_generations
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
@@ -23,16 +23,9 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
     head = context.head("cmpl", body.model)
     translate = partial(text_generations, body, context.limits, request_id=context.generation_id(head))
     generations = await context.aside(translate, is_slow=body.structured_outputs is not None)
-    num_per_prompt = answers_per_prompt(body)
-    answers = context.generate_all(generations, made_many_by="n" if num_per_prompt > 1 else "prompt")
-    shape = CompletionShape(
-        num_choices=body.n or 1,
-        num_scores=body.logprobs,
-        num_prompt_logprobs=body.prompt_logprobs,
-    )
+    answers = context.generate_all(generations, made_many_by="n" if body.num_computed > 1 else "prompt")
     if body.stream:
-        frames = CompletionFrames(head, options=body.stream_options, shape=shape)
+        frames = CompletionFrames(head, body)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
-    whole = await collect(answers)
-    make = partial(completion, head, whole, answers_per_prompt=num_per_prompt, shape=shape)
-    return await respond(make, is_large=shape.has_scores)
+    make = partial(completion, head, await collect(answers), body)
+    return await respond(make, is_large=body.logprobs is not None or body.prompt_logprobs is not None)

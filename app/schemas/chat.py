@@ -154,6 +154,11 @@ class ServingOptions(WireRequest):
         default=None, description="Older form of `prompt_cache_options`: `24h` retains for 24 hours."
     )
 
+    @property
+    def served_tier(self) -> str | None:
+        """The service tier as reported in the answer; None if none was requested."""
+        return "default" if self.service_tier == "auto" else self.service_tier
+
 
 class ChatPrediction(WireRequest):
     """Most of the expected answer, such as a file that needs a few edits."""

@@ -67,6 +67,11 @@ class CompletionRequest(SamplingFields):
         default=None, ge=1, le=128, description="Answers to compute; the `n` most likely ones per token are returned."
     )
 
+    @property
+    def num_computed(self) -> int:
+        """How many answers are computed per prompt: `best_of`, or else `n`."""
+        return self.best_of or self.n or 1
+
 
 class CompletionLogprobs(WireResponse):
     """Log-probabilities of the tokens of a choice, prompt and answer; all arrays have equal length."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from app.schemas.chat import AssistantMessage, ChatChoice, ChatCompletion
+from app.schemas.chat import AssistantMessage, ChatChoice, ChatCompletion, ChatCompletionRequest
 from app.schemas.common import (
     ChatLogprobs,
     ChosenLogprob,
@@ -19,7 +19,7 @@ from app.schemas.common import (
     Usage,
     WireFinishReason,
 )
-from app.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
+from app.schemas.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from app.schemas.tools import FunctionCall, MessageToolCall
 from app.translation.moderation import chat_moderation
 from app.translation.streaming import Answer
@@ -55,30 +55,14 @@ def usage(finished: Sequence[Finished], answers_per_prompt: int) -> Usage:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatShape:
-    """What a chat response contains besides the answer.
+def chat_completion(
+    head: ResponseHead, answers: Sequence[Answer], body: ChatCompletionRequest, classifier: str | None
+) -> ChatCompletion:
+    """Return whole answers to one chat; for a refused input, the message has a `refusal` and no content.
 
-    Attributes:
-        tells_scores: return log-probabilities.
-        num_prompt_logprobs: return those of the prompt, with this many top tokens; None for none.
-        service_tier: the tier that served the request, if one was requested.
+    Args:
         classifier: public name of the classifier, if its verdicts are returned.
     """
-
-    tells_scores: bool = False
-    num_prompt_logprobs: int | None = None
-    service_tier: str | None = None
-    classifier: str | None = None
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether the response may be large."""
-        return self.tells_scores or self.num_prompt_logprobs is not None
-
-
-def chat_completion(head: ResponseHead, answers: Sequence[Answer], shape: ChatShape) -> ChatCompletion:
-    """Return whole answers to one chat; for a refused input, the message has a `refusal` and no content."""
     choices = []
     for index, answer in enumerate(answers):
         refusal = answer.finished.refusal
@@ -88,7 +72,7 @@ def chat_completion(head: ResponseHead, answers: Sequence[Answer], shape: ChatSh
             tool_calls=[_tool_call(call) for call in answer.calls] or None,
             reasoning_content=answer.reasoning or None,
         )
-        scores = chat_logprobs(answer.scores) if shape.tells_scores else None
+        scores = chat_logprobs(answer.scores) if body.logprobs else None
         choices.append(
             ChatChoice(
                 index=index,
@@ -105,9 +89,9 @@ def chat_completion(head: ResponseHead, answers: Sequence[Answer], shape: ChatSh
         choices=choices,
         usage=usage(finished, len(answers)),
         system_fingerprint=answers[0].started.fingerprint or None,
-        service_tier=shape.service_tier,
-        prompt_logprobs=prompt_logprobs(answers[0].started, shape.num_prompt_logprobs),
-        moderation=None if shape.classifier is None else chat_moderation(finished, shape.classifier),
+        service_tier=body.served_tier,
+        prompt_logprobs=prompt_logprobs(answers[0].started, body.prompt_logprobs),
+        moderation=None if classifier is None else chat_moderation(finished, classifier),
     )
 
 
@@ -144,61 +128,35 @@ def chat_logprobs(scores: Iterable[TokenScore]) -> ChatLogprobs:
     return ChatLogprobs.model_construct(content=content)
 
 
-def completion(
-    head: ResponseHead, answers: Sequence[Answer], *, answers_per_prompt: int, shape: CompletionShape
-) -> Completion:
-    """Return whole text answers: of each prompt's adjacent answers, the `num_choices` with the best mean logprob."""
+def completion(head: ResponseHead, answers: Sequence[Answer], body: CompletionRequest) -> Completion:
+    """Return whole text answers: of each prompt's adjacent answers, the `n` with the best mean logprob."""
     choices: list[CompletionChoice] = []
-    for start in range(0, len(answers), answers_per_prompt):
-        computed = answers[start : start + answers_per_prompt]
-        if len(computed) > shape.num_choices:
-            computed = sorted(computed, key=lambda answer: -answer.mean_logprob)[: shape.num_choices]
-        choices += [_completion_choice(len(choices) + index, answer, shape) for index, answer in enumerate(computed)]
-    counts = usage([answer.finished for answer in answers], answers_per_prompt)
+    for start in range(0, len(answers), body.num_computed):
+        computed = answers[start : start + body.num_computed]
+        if len(computed) > (body.n or 1):
+            computed = sorted(computed, key=lambda answer: -answer.mean_logprob)[: body.n or 1]
+        choices += [_completion_choice(len(choices) + index, answer, body) for index, answer in enumerate(computed)]
     return Completion(
         id=head.response_id,
         created=head.created_s,
         model=head.model,
         choices=choices,
-        usage=counts,
+        usage=usage([answer.finished for answer in answers], body.num_computed),
         system_fingerprint=answers[0].started.fingerprint or None,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionShape:
-    """What a text completion contains.
-
-    Attributes:
-        num_choices: answers returned per prompt.
-        num_scores: return log-probabilities and this many top tokens; None for none.
-        num_prompt_logprobs: the same for the prompt, in a separate field.
-    """
-
-    num_choices: int = 1
-    num_scores: int | None = None
-    num_prompt_logprobs: int | None = None
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether the response may be large."""
-        return self.num_scores is not None or self.num_prompt_logprobs is not None
-
-
-def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> CompletionChoice:
-    echo = answer.started.prompt_text or ""
+def _completion_choice(index: int, answer: Answer, body: CompletionRequest) -> CompletionChoice:
     logprobs = None
-    if shape.num_scores is not None:
-        told = TextScores()
-        echoed = echoed_scores(answer.started, shape.num_scores)
-        logprobs = told.next(echoed + answer.scores)
+    if body.logprobs is not None:
+        logprobs = TextScores().next(echoed_scores(answer.started, body.logprobs) + answer.scores)
     return CompletionChoice(
         index=index,
-        text=echo + answer.text,
+        text=(answer.started.prompt_text or "") + answer.text,
         logprobs=logprobs,
         # A text completion has no calls.
         finish_reason=cast("WireFinishReason", answer.finished.reason.value),
-        prompt_logprobs=prompt_logprobs(answer.started, shape.num_prompt_logprobs),
+        prompt_logprobs=prompt_logprobs(answer.started, body.prompt_logprobs),
     )
 
 

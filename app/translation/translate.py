@@ -69,7 +69,7 @@ def chat_generations(
     if body.top_logprobs and not body.logprobs:
         raise RequestError.about("top_logprobs", "needs 'logprobs' to be true.")
     base = _generation(body, prompt, limits, body.max_completion_tokens or body.max_tokens)
-    if body.priority is not None and served_tier(body) not in (None, "default"):
+    if body.priority is not None and body.served_tier not in (None, "default"):
         raise RequestError("Set 'service_tier' or 'priority', not both.", field="service_tier")
     base = replace(
         base,
@@ -103,7 +103,7 @@ def text_generations(
     _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError.about("max_tokens", "must be at least 1 unless 'echo' is true.")
-    num_wanted, num_answers = body.n or 1, answers_per_prompt(body)
+    num_wanted, num_answers = body.n or 1, body.num_computed
     if num_answers < num_wanted:
         raise RequestError.about("best_of", f"({num_answers}) must be at least 'n' ({num_wanted}).")
     if num_answers > num_wanted and body.stream:
@@ -131,11 +131,6 @@ def _with_suffix(prompts: Sequence[TextPrompt | TokenPrompt], suffix: str, *, ec
     if echoes:
         raise RequestError.about("suffix", "and 'echo' cannot be combined.")
     return tuple(replace(prompt, suffix=suffix) for prompt in texts)
-
-
-def answers_per_prompt(body: CompletionRequest) -> int:
-    """Return how many answers are computed per prompt: `best_of`, or else `n`."""
-    return body.best_of or body.n or 1
 
 
 def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[str, ...]:
@@ -215,11 +210,6 @@ def _turn(message: Message) -> ChatMessage:
         tool_call_id=message.tool_call_id,
         reasoning=message.reasoning_content,
     )
-
-
-def served_tier(body: ChatCompletionRequest) -> str | None:
-    """Return the service tier of a chat, as reported in the answer; None if none was requested."""
-    return "default" if body.service_tier == "auto" else body.service_tier
 
 
 def _prediction(body: ChatCompletionRequest, limits: LimitSettings) -> str:

@@ -6,18 +6,22 @@ from typing import Any
 
 from app.http.errors import ApiError
 from app.http.sse import ChatFrames, CompletionFrames, EventStream
+from app.schemas.chat import ChatCompletionRequest, Message
 from app.schemas.common import StreamOptions
-from app.translation.render import ChatShape, CompletionShape, ResponseHead
+from app.schemas.completions import CompletionRequest
+from app.translation.render import ResponseHead
 from app.translation.streaming import ChoiceEvent, EventBatches
 from deployments.generation import EndReason, Finished, GenerationEvent, Started, TextDelta
 from tests.app.translation.test_streaming import END, STARTED, Source
 
 HEAD = ResponseHead(response_id="chatcmpl-1", created_s=2, model="m")
+ASKED = CompletionRequest(model="m", prompt="?")
 FINISHED = Finished(reason=EndReason.LENGTH, num_prompt_tokens=3, num_completion_tokens=4, num_cached_tokens=2)
 
 
 def chat_frames(options: StreamOptions | None = None) -> ChatFrames:
-    return ChatFrames(HEAD, options=options, num_choices=1, shape=ChatShape())
+    asked = ChatCompletionRequest(model="m", messages=[Message(role="user", content="?")], stream_options=options)
+    return ChatFrames(HEAD, asked)
 
 
 def test_a_chat_stream_is_this_to_the_byte() -> None:
@@ -47,7 +51,7 @@ def test_the_role_comes_once_for_each_choice_even_where_the_first_event_is_the_l
 
 
 def test_a_completion_stream_opens_with_text() -> None:
-    frames = CompletionFrames(HEAD, options=None, shape=CompletionShape())
+    frames = CompletionFrames(HEAD, ASKED)
     assert frames.event(ChoiceEvent(0, STARTED)) == b""
     assert b'"text":"a"' in frames.event(ChoiceEvent(0, TextDelta(text="a")))
     assert frames.closing() == b"data: [DONE]\n\n"
@@ -67,7 +71,7 @@ async def test_events_that_are_ready_together_are_one_write() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    stream = EventStream(events, CompletionFrames(HEAD, options=None, shape=CompletionShape()), request_id="r")
+    stream = EventStream(events, CompletionFrames(HEAD, ASKED), request_id="r")
     await stream({"type": "http"}, _never, send)
     bodies = [message["body"] for message in sent if message["type"] == "http.response.body" and message["body"]]
     assert len(bodies) <= 3

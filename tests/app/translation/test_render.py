@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.translation.render import CompletionShape, ResponseHead, TextScores, completion, usage
+from app.schemas.completions import CompletionRequest
+from app.translation.render import ResponseHead, TextScores, completion, usage
 from app.translation.streaming import Answer
 from deployments.generation import EndReason, Finished, Started, TokenScore
 
@@ -28,7 +29,7 @@ def answer(text: str, logprob: float) -> Answer:
 def test_each_prompt_gets_the_best_of_its_own_answers(num_computed: int, expected: list[str]) -> None:
     answers = [answer("a", -2.0), answer("b", -1.0), answer("c", -0.5), answer("d", -3.0)]
     head = ResponseHead(response_id="r", created_s=7, model="m")
-    told = completion(head, answers, answers_per_prompt=num_computed, shape=CompletionShape())
+    told = completion(head, answers, CompletionRequest(model="m", prompt="?", best_of=num_computed))
     assert [choice.text for choice in told.choices] == expected
     assert [choice.index for choice in told.choices] == list(range(len(expected)))
     # All that was computed is paid for.
