@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
@@ -212,30 +212,14 @@ async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **k
         raise EngineError(f"The {part} has failed ({type(error).__name__}).") from error
 
 
-class _Heard(NamedTuple):
-    answers: list[Any]
-    is_whole: bool
-
-
-async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:
-    """Return the answers of those of a deployment's replicas that answer in time. Errors are left out."""
-    return (await _heard(handle, method, *args, timeout_s=timeout_s)).answers
-
-
-async def hear_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:
-    """Return the answers of a deployment's replicas. Errors are left out.
+async def ask_all(
+    handle: DeploymentHandle, method: str, *args: Any, timeout_s: float, needs_all: bool = False
+) -> list[Any]:
+    """Return the answers of those of a deployment's replicas that answer in time. Errors are left out.
 
     Raises:
-        UnavailableError: they do not all answer in time.
+        UnavailableError: `needs_all`, and not all answer in time.
     """
-    heard = await _heard(handle, method, *args, timeout_s=timeout_s)
-    if not heard.is_whole:
-        message = f"Not every replica of {handle.deployment_name} has answered within {timeout_s:g} seconds."
-        raise UnavailableError(message, retry_after_s=RETRY_AFTER_S)
-    return heard.answers
-
-
-async def _heard(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> _Heard:
     calls: list[asyncio.Future[Any]] = []
     try:
         async with asyncio.timeout(timeout_s):
@@ -243,8 +227,8 @@ async def _heard(handle: DeploymentHandle, method: str, *args: Any, timeout_s: f
             results = await handle.broadcast(method, *args)._fetch_replica_results_async()
             calls += [asyncio.ensure_future(result.get_async()) for result in results]
             await asyncio.gather(*calls, return_exceptions=True)
-    except UNREACHED:
-        is_whole = False
-    else:
-        is_whole = True
-    return _Heard([c.result() for c in calls if not c.cancelled() and c.exception() is None], is_whole)
+    except UNREACHED as error:
+        if needs_all:
+            message = f"Not every replica of {handle.deployment_name} has answered within {timeout_s:g} seconds."
+            raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+    return [c.result() for c in calls if not c.cancelled() and c.exception() is None]

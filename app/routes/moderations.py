@@ -6,9 +6,12 @@ from fastapi import APIRouter, Response
 
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
-from app.schemas.moderations import ModerationRequest, ModerationResponse
-from app.translation.moderation import classifier_name, moderation, verdicts_by_input
-from app.translation.translate import moderation_texts
+from app.schemas.moderations import ModerationPart, ModerationRequest, ModerationResponse
+from app.translation.bounds import check_count
+from app.translation.moderation import classifier_name, result
+from app.translation.translate import check_chars
+from deployments.worst_verdict import worst
+from engine.errors import RequestError
 
 router = APIRouter(route_class=JsonRoute, tags=["moderations"])
 
@@ -17,6 +20,15 @@ router = APIRouter(route_class=JsonRoute, tags=["moderations"])
 async def create_moderation(body: ModerationRequest, context: Context) -> Response:
     """Return the safety classifier's findings for texts."""
     classifier = classifier_name(body.model, context.moderation_model)
-    texts = moderation_texts(body, context.limits)
-    verdicts = verdicts_by_input(body, await context.gateway.moderate(texts))
-    return JsonResponse(moderation(context.head("modr", classifier).response_id, classifier, verdicts))
+    items = [body.input] if isinstance(body.input, str) else body.input
+    texts = [item if isinstance(item, str) else item.text for item in items]
+    if not texts:
+        raise RequestError.about("input", "must not be empty.")
+    check_count(len(texts), context.limits.max_prompts, "texts", field="input")
+    check_chars(sum(map(len, texts)), context.limits, field="input")
+    verdicts = await context.gateway.moderate(texts)
+    if isinstance(items[0], ModerationPart) and (merged := worst(verdicts)) is not None:
+        # Parts are one input together.
+        verdicts = (merged,)
+    head = context.head("modr", classifier)
+    return JsonResponse(ModerationResponse(id=head.response_id, model=classifier, results=list(map(result, verdicts))))

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from app.translation.translate import detokenized_ids, tokenized_prompt
+from app.translation.translate import check_chars, tokenized_prompt
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
@@ -31,5 +31,5 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
 @router.post("/detokenize", response_model=DetokenizeResponse, responses=ERRORS)
 async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
     """Return the text of token ids."""
-    token_ids = detokenized_ids(body, context.limits)
-    return JsonResponse(DetokenizeResponse(prompt=await context.gateway.detokenize(body.model, token_ids)))
+    check_chars(len(body.tokens), context.limits, field="tokens")
+    return JsonResponse(DetokenizeResponse(prompt=await context.gateway.detokenize(body.model, body.tokens)))

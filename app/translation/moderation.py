@@ -9,9 +9,6 @@ from app.schemas.moderations import (
     ChatModeration,
     ChatModerationRequest,
     ModerationError,
-    ModerationPart,
-    ModerationRequest,
-    ModerationResponse,
     ModerationResult,
     ModerationResults,
     ScoredText,
@@ -19,7 +16,6 @@ from app.schemas.moderations import (
 from app.translation.hazards import openai_scores
 from deployments.errors import unknown_model
 from deployments.generation import Finished, Moderation, Verdict
-from deployments.worst_verdict import worst
 
 OPENAI_MODELS = ("omni-moderation-", "text-moderation-")
 """Clients have these names built in; they select the server's classifier."""
@@ -65,18 +61,6 @@ def moderation_asked(asked: ChatModerationRequest | None) -> Moderation | None:
     )
 
 
-def verdicts_by_input(body: ModerationRequest, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
-    """Return one verdict per input, given one per text: parts are one input together."""
-    is_of_parts = any(isinstance(item, ModerationPart) for item in body.input)
-    merged = worst(verdicts) if is_of_parts else None
-    return verdicts if merged is None else (merged,)
-
-
-def moderation(response_id: str, classifier: str, verdicts: Iterable[Verdict]) -> ModerationResponse:
-    """Return the classifier's verdicts by OpenAI's categories and by its own hazards."""
-    return ModerationResponse(id=response_id, model=classifier, results=[_result(verdict) for verdict in verdicts])
-
-
 def chat_moderation(finished: Sequence[Finished], classifier: str) -> ChatModeration:
     """Return the verdicts on a chat: one for its input, and one for each choice that has text."""
     told = [end.moderation for end in finished if end.moderation is not None]
@@ -93,11 +77,12 @@ def _results(verdicts: Iterable[Verdict | None], classifier: str) -> ModerationR
             return ModerationError(message=without_internals(verdict.error))
     return ModerationResults(
         model=classifier,
-        results=[ScoredText(model=classifier, **_result(verdict).model_dump()) for verdict in found],
+        results=[ScoredText(model=classifier, **result(verdict).model_dump()) for verdict in found],
     )
 
 
-def _result(verdict: Verdict) -> ModerationResult:
+def result(verdict: Verdict) -> ModerationResult:
+    """Return a verdict by OpenAI's categories and by the classifier's own hazards."""
     scores = openai_scores(verdict.score_by_hazard)
     flags = openai_scores(dict.fromkeys(verdict.flagged, 1.0))
     return ModerationResult(

@@ -15,8 +15,7 @@ from app.makers_defaults import BOUNDS
 from app.schemas.chat import ChatCompletionRequest, Message, joined_text
 from app.schemas.common import SamplingFields
 from app.schemas.completions import CompletionRequest
-from app.schemas.moderations import ModerationRequest
-from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from app.schemas.tokens import TokenizeRequest
 from app.settings import LimitSettings
 from app.translation.beams import with_beams
 from app.translation.bounds import check_count, check_depth
@@ -99,8 +98,8 @@ def text_generations(
     prompts = plain_prompts(body.prompt, limits.max_prompts, "prompts", field="prompt")
     if body.suffix:
         prompts = _with_suffix(prompts, body.suffix, echoes=bool(body.echo))
-    _check_chars(sum(num_chars(p) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
-    _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
+    check_chars(sum(num_chars(p) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
+    check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError.about("max_tokens", "must be at least 1 unless 'echo' is true.")
     num_wanted, num_answers = body.n or 1, body.num_computed
@@ -133,30 +132,13 @@ def _with_suffix(prompts: Sequence[TextPrompt | TokenPrompt], suffix: str, *, ec
     return tuple(replace(prompt, suffix=suffix) for prompt in texts)
 
 
-def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[str, ...]:
-    """Return the texts to classify, in order."""
-    items = [body.input] if isinstance(body.input, str) else body.input
-    texts = tuple(item if isinstance(item, str) else item.text for item in items)
-    if not texts:
-        raise RequestError.about("input", "must not be empty.")
-    check_count(len(texts), limits.max_prompts, "texts", field="input")
-    _check_chars(sum(map(len, texts)), limits, field="input")
-    return texts
-
-
 def tokenized_prompt(body: TokenizeRequest, limits: LimitSettings) -> ChatPrompt | TextPrompt:
     """Return the prompt to tokenize."""
     if body.messages is not None:
         return whole_chat_prompt(body, limits)
     text = body.prompt or ""
-    _check_chars(len(text), limits, field="prompt")
+    check_chars(len(text), limits, field="prompt")
     return TextPrompt(text=text, has_special_tokens=body.add_special_tokens is not False)
-
-
-def detokenized_ids(body: DetokenizeRequest, limits: LimitSettings) -> tuple[int, ...]:
-    """Return the token ids to detokenize."""
-    _check_chars(len(body.tokens), limits, field="tokens")
-    return tuple(body.tokens)
 
 
 def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: LimitSettings) -> ChatPrompt:
@@ -187,14 +169,14 @@ def _template_options(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
     if DOCUMENTS in options:
         raise RequestError.about(DOCUMENTS, "excludes 'chat_template_kwargs.documents'.")
     check_depth(body.documents, limits.max_schema_depth, field=DOCUMENTS)
-    _check_chars(len(json.dumps(body.documents, ensure_ascii=False)), limits, field=DOCUMENTS)
+    check_chars(len(json.dumps(body.documents, ensure_ascii=False)), limits, field=DOCUMENTS)
     return options | {DOCUMENTS: body.documents}
 
 
 def _chat_prompt(messages: Sequence[Message], limits: LimitSettings) -> ChatPrompt:
     check_count(len(messages), limits.max_messages, "items", field="messages")
     prompt = ChatPrompt(messages=tuple(_turn(message) for message in messages))
-    _check_chars(num_chars(prompt), limits, field="messages")
+    check_chars(num_chars(prompt), limits, field="messages")
     return prompt
 
 
@@ -214,7 +196,7 @@ def _turn(message: Message) -> ChatMessage:
 
 def _prediction(body: ChatCompletionRequest, limits: LimitSettings) -> str:
     text = "" if body.prediction is None else joined_text(body.prediction.content)
-    _check_chars(len(text), limits, field=PREDICTION_FIELD)
+    check_chars(len(text), limits, field=PREDICTION_FIELD)
     return text
 
 
@@ -258,7 +240,12 @@ def _seed(body: SamplingFields) -> int:
     return (body.seed if body.seed is not None else random_seed()) & _SEED_MASK
 
 
-def _check_chars(count: int, limits: LimitSettings, *, field: str) -> None:
+def check_chars(count: int, limits: LimitSettings, *, field: str) -> None:
+    """Check that a prompt, or all prompts of a request together, are not too long.
+
+    Raises:
+        RequestError: they are.
+    """
     check_count(count, limits.max_prompt_chars, "characters or token ids", field=field)
 
 

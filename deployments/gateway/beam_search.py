@@ -74,11 +74,9 @@ class BeamSearch:
         ended = [beam for beam in likeliest[: self._width] if self._has_ended(beam)]
         self.found = nlargest(self._width, [*self.found, *ended], key=self._score)
         self.open = [beam for beam in likeliest if not self._has_ended(beam)][: self._width]
-        if len(self.found) == self._width and not self._can_improve():
+        is_full = len(self.found) == self._width
+        if is_full and self.open and self._score(self.open[0]) <= self._score(self.found[-1]):
             self.open = []
-
-    def _can_improve(self) -> bool:
-        return bool(self.open) and self._score(self.open[0]) > self._score(self.found[-1])
 
     def _has_ended(self, beam: Beam) -> bool:
         return beam.token_ids[-1] in self._ends or len(beam.token_ids) == self._max_tokens

@@ -15,7 +15,7 @@ from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 from deployments.exposition import join, write
 from deployments.generation import READY, HealthReport
 from deployments.handle_calls import UNREACHED
-from deployments.handles import ask_all, hear_all
+from deployments.handles import ask_all
 from deployments.metrics import readiness
 from deployments.timeline import Timeline, ask_traces, with_engine_stages
 from deployments.waits import SharedCall
@@ -133,7 +133,7 @@ class Overview:
         Raises:
             UnavailableError: not every gateway has answered, so that it may be known.
         """
-        answers = await hear_all(gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
+        answers = await ask_all(gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S, needs_all=True)
         found = sorted((timeline for answer in answers for timeline in answer), key=lambda one: one.arrived_unix_s)
         traces = await ask_traces(((one.base, one.attempts) for one in found), self.traces)
         return [replace(one, stages=with_engine_stages(one, traces)) for one in found]
