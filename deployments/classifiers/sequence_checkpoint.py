@@ -28,6 +28,9 @@ Row = Mapping[str, list[int]]
 class SequenceTokenizer:
     """The tokenizer of one checkpoint; for one thread.
 
+    Attributes:
+        max_tokens: per row, 10^30 if unspecified.
+
     Raises:
         CheckpointError: the folder has no fast tokenizer, or its tokenizer has no padding token.
     """
@@ -35,16 +38,12 @@ class SequenceTokenizer:
     def __init__(self, folder: str) -> None:
         self._loaded = load_tokenizer(folder)
         self._backend = self._loaded.backend
+        self.max_tokens = self._loaded.max_tokens
         self._backend.no_padding()
         pad_id: int | None = self._backend.token_to_id(self._loaded.special_tokens.get("pad_token", ""))
         if pad_id is None:
             raise CheckpointError(f"{folder}: the tokenizer names no padding token")
         self._padding_by_name = {"input_ids": pad_id, "token_type_ids": self._loaded.pad_type_id, "attention_mask": 0}
-
-    @property
-    def max_tokens(self) -> float:
-        """The tokenizer's maximum number of tokens per row, 10^30 if unspecified."""
-        return self._loaded.max_tokens
 
     def num_special_in_pair(self) -> int:
         """Return the number of special tokens added to a pair."""

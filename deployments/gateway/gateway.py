@@ -50,7 +50,6 @@ from deployments.generation import (
     GenerationEvent,
     GenerationRequest,
     HealthReport,
-    ModelCard,
     Started,
     TextPrompt,
     Verdict,
@@ -86,6 +85,8 @@ class Gateway:
         rerankers: handle of each cross-encoder's deployment, by name.
 
     Attributes:
+        models, model: return the cards of all servable names, or of one (`ServedNames`).
+        timelines, metrics: return those of all gateways (`Overview`).
         adapters: the names of adapters, and how to change them.
         meter: meters the usage of tenants; None if usage is not metered.
         batches: files and batches; None if they are not supported.
@@ -113,11 +114,13 @@ class Gateway:
         self._log = AnswerLog(self._count_answer)
         self.adapters = AdapterDirectory(self._name, config.models, models, registry, in_use=self._log.adapters_in_use)
         self._names = ServedNames(config, self.adapters, self._rerankers)
+        self.models, self.model = self._names.cards, self._names.card
         self._metrics = GatewayMetrics(config.slo, models)
         self._verdicts = Verdicts(config.safety, safety)
         self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
         self._overview = Overview(models, parts)
+        self.timelines, self.metrics = self._overview.timelines, self._overview.metrics
         self.meter: Meter | None = None
         if config.accounts is not None and accounts is not None:
             spool = Spool(config.accounts.spool_folder, self._name)
@@ -173,14 +176,6 @@ class Gateway:
         async with aclosing(beating(answer_inside(self._app, call))) as signs:
             async for sign in signs:
                 yield sign
-
-    def models(self) -> Sequence[ModelCard]:
-        """Return the card of every servable name: bases before their adapters, and cross-encoders last."""
-        return self._names.cards()
-
-    def model(self, name: str) -> ModelCard | None:
-        """Return the card of one servable name, which may be an adapter version; None if it is not served."""
-        return self._names.card(name)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer; closing the iterator frees the request in the engine.
@@ -289,14 +284,6 @@ class Gateway:
             recorder.end(EndReason.STOP.value)
         return found
 
-    async def timelines(self, client_id: str) -> list[Timeline]:
-        """Return the timelines of a client request's answers from all gateways; empty if unknown.
-
-        Raises:
-            UnavailableError: not every gateway has answered.
-        """
-        return await self._overview.timelines(client_id)
-
     async def own_timelines(self, client_id: str) -> list[Timeline]:
         """Return this gateway's timelines of a client request. Called by the gateway that the client asked."""
         return self._log.find(client_id)
@@ -310,10 +297,6 @@ class Gateway:
         await self._log.drain(limit_s, None if self._listener is None else self._listener.fail_all)
         if self.meter is not None:
             await self.meter.flush()
-
-    async def metrics(self) -> bytes:
-        """Return the metrics of all gateways and engines in Prometheus text format."""
-        return await self._overview.metrics()
 
     async def metric_families(self) -> dict[str, FamilyText]:
         """Return the metrics of this gateway. Called by the gateway that is scraped."""

@@ -25,7 +25,7 @@ STOP_S = 30.0
 
 
 class EngineThread:
-    """Runs one engine from `start` to `stop`.
+    """Runs one engine until `stop`.
 
     Args:
         on_step: called on the event loop with the emissions of each step, in step order.
@@ -38,9 +38,6 @@ class EngineThread:
         self._loop = loop
         self._on_step = on_step
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    def start(self) -> None:
-        """Start stepping."""
         self._thread.start()
 
     async def stop(self) -> None:

@@ -75,7 +75,6 @@ class ReplicaServer:
         self._reporter = Reporter(name, engine.load, engine.adapters, self._dialer.send_report)
         self._generations: dict[RequestId, _Generation] = {}
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step)
-        self._thread.start()
 
     async def generate(self, call: GenerationCall) -> GenerationResult:
         """Serve one call whose tokens go to `call.reply_to`; cancelling it frees the request in the engine."""

@@ -27,7 +27,6 @@ async def test_only_a_thread_that_computes_stands_back(device: str, lower: int) 
 
     engine: Any = SimpleNamespace(config=SimpleNamespace(device=device), run=run, stop=lambda: None)
     thread = EngineThread(engine, asyncio.get_running_loop(), lambda _: None)
-    thread.start()
     await thread.stop()
     assert found == [min(19, before + lower)]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
@@ -44,7 +43,6 @@ async def test_a_replica_stops_though_its_engine_waits_for_a_disk_that_hangs(mon
 
     engine: Any = SimpleNamespace(config=SimpleNamespace(device="cuda"), run=run, stop=lambda: None)
     thread = EngineThread(engine, asyncio.get_running_loop(), lambda _: None)
-    thread.start()
     await thread.stop()
     assert not has_ended.is_set()
     answers.set()
