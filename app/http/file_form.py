@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 from fastapi import Request
@@ -17,7 +16,7 @@ from starlette.types import Message, Receive
 from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
 from app.schemas.wire import WireRequest
-from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES
+from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES, NewFile
 from deployments.disk_trouble import unavailable_on
 
 MAX_NAME_CHARS = 255
@@ -34,35 +33,15 @@ class ExpiresAfter(WireRequest):
     seconds: int = Field(ge=3600, le=2_592_000, description="One hour to thirty days.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileForm:
-    """An upload, kept for `lasts_s` seconds; None keeps it until it is deleted."""
-
-    name: str
-    lasts_s: int | None
-    file: UploadFile
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        """Yield the content in parts.
-
-        Raises:
-            UnavailableError: the disk for temporary files is not available now.
-        """
-        while True:
-            with unavailable_on(OSError):
-                part = await self.file.read(MAX_PART_BYTES)
-            if not part:
-                return
-            yield part
-
-
 @asynccontextmanager
-async def file_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[FileForm]:
-    """Read the form of an upload; its disk space is freed at the end of the block.
+async def file_form(
+    request: Request, *, tenant: str, max_file_bytes: int
+) -> AsyncIterator[tuple[NewFile, AsyncIterator[bytes]]]:
+    """Read the form of an upload to a file and its content in parts; its disk space is freed at the end of the block.
 
     Raises:
         ApiError: the body is not a form, was interrupted or is too large, or a field is invalid or unknown.
-        UnavailableError: the disk for temporary files is not available now.
+        UnavailableError: the disk for temporary files is not available now; the parts raise it, too.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise ApiError(
@@ -86,12 +65,14 @@ async def file_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[F
         # The content type names a codec of Python's that reads no form, `undefined` for one.
         raise ApiError(400, "The form could not be read in its charset.", code="invalid_form") from error
     try:
-        yield _checked(form, max_file_bytes)
+        file = _checked(form, max_file_bytes)
+        name = "".join(char for char in file.filename or "" if char.isprintable())[:MAX_NAME_CHARS]
+        yield NewFile(tenant=tenant, name=name or "file", purpose=INPUT_PURPOSE, lasts_s=_lasts_s(form)), _parts(file)
     finally:
         await form.close()
 
 
-def _checked(form: FormData, max_file_bytes: int) -> FileForm:
+def _checked(form: FormData, max_file_bytes: int) -> UploadFile:
     for name in form:
         if name not in ("file", "purpose", *_EXPIRY):
             raise ApiError(400, f"Unknown parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter")
@@ -108,8 +89,16 @@ def _checked(form: FormData, max_file_bytes: int) -> FileForm:
         raise ApiError(400, message, param="purpose", code="unsupported_value")
     if (file.size or 0) > max_file_bytes:
         raise _too_large(max_file_bytes)
-    name = "".join(char for char in file.filename or "" if char.isprintable())[:MAX_NAME_CHARS]
-    return FileForm(name=name or "file", lasts_s=_lasts_s(form), file=file)
+    return file
+
+
+async def _parts(file: UploadFile) -> AsyncIterator[bytes]:
+    while True:
+        with unavailable_on(OSError):
+            part = await file.read(MAX_PART_BYTES)
+        if not part:
+            return
+        yield part
 
 
 def _lasts_s(form: FormData) -> int | None:

@@ -14,7 +14,7 @@ from app.http.file_form import file_form
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.wire import IfAny, WireResponse
-from deployments.batches.values import INPUT_PURPOSE, NewFile, PageQuestion, StoredFile
+from deployments.batches.values import INPUT_PURPOSE, PageQuestion, StoredFile
 
 if TYPE_CHECKING:
     from deployments.batches.client import BatchClient
@@ -90,9 +90,9 @@ After = Annotated[str | None, Query(max_length=64, description="The last id of t
 )
 async def create_file(request: Request, context: Context, batches: Batches) -> Response:
     """Upload a file."""
-    async with file_form(request, max_file_bytes=request.app.state.max_file_bytes) as form:
-        new = NewFile(tenant=context.tenant, name=form.name, purpose=INPUT_PURPOSE, lasts_s=form.lasts_s)
-        stored = await batches.add_file(new, form.parts())
+    max_file_bytes = request.app.state.max_file_bytes
+    async with file_form(request, tenant=context.tenant, max_file_bytes=max_file_bytes) as (new, parts):
+        stored = await batches.add_file(new, parts)
     return JsonResponse(_file(stored))
 
 

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from app.http.api import create_app
-from app.translation.hazards import OPENAI_CATEGORIES
+from app.translation.moderation import OPENAI_CATEGORIES
 from tests.app.scripted_gateway import ScriptedGateway
 
 PATH = "/v1/moderations"

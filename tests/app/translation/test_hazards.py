@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.translation.hazards import CATEGORIES_BY_HAZARD, OPENAI_CATEGORIES, categories_of, openai_scores
+from app.translation.moderation import CATEGORIES_BY_HAZARD, OPENAI_CATEGORIES, categories_of, openai_scores
 
 
 @pytest.mark.parametrize(
