@@ -11,10 +11,11 @@ from pydantic import Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
 
 from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
+from app.http.json_route import unsupported_media
+from app.http.middleware import bounded
 from app.schemas.wire import WireRequest
 from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES, NewFile
 from deployments.disk_trouble import unavailable_on
@@ -44,16 +45,9 @@ async def file_form(
         UnavailableError: the disk for temporary files is not available now; the parts raise it, too.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise ApiError(
-            415,
-            "The content type must be 'multipart/form-data'.",
-            param="content-type",
-            code="unsupported_media_type",
-        )
-    length = request.headers.get("content-length", "0")
-    if length.isascii() and length.isdigit() and int(length[:18]) > max_file_bytes + _OTHER_BYTES:
-        raise _too_large(max_file_bytes)
-    asked = Request(request.scope, _bounded(request.receive, max_file_bytes))
+        raise unsupported_media("The content type must be 'multipart/form-data'.", "content-type")
+    most = max_file_bytes + _OTHER_BYTES
+    asked = Request(request.scope, bounded(request.scope, request.receive, most, _too_large(max_file_bytes)))
     try:
         with unavailable_on(OSError):
             form = await asked.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_OTHER_BYTES)
@@ -113,20 +107,6 @@ def _lasts_s(form: FormData) -> int | None:
     except ValidationError as error:
         errors = [{**detail, "loc": ("body", "expires_after", *detail["loc"])} for detail in error.errors()]
         raise invalid_body(errors, {"expires_after": given}) from error
-
-
-def _bounded(receive: Receive, max_file_bytes: int) -> Receive:
-    num_bytes = 0
-
-    async def bounded() -> Message:
-        nonlocal num_bytes
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
-        if num_bytes > max_file_bytes + _OTHER_BYTES:
-            raise _too_large(max_file_bytes)
-        return message
-
-    return bounded
 
 
 def _too_large(max_file_bytes: int) -> ApiError:

@@ -157,17 +157,16 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> None:
 
 def _check_content(request: Request) -> None:
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise ApiError(
-            415,
-            "A body with a 'content-encoding' is not read; send it as it is.",
-            param="content-encoding",
-            code="unsupported_media_type",
-            headers={"accept-encoding": "identity"},
-        )
+        error = unsupported_media("A body with a 'content-encoding' is not read; send it as it is.", "content-encoding")
+        error.headers["accept-encoding"] = "identity"
+        raise error
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
-        raise ApiError(
-            415, "The content type must be 'application/json'.", param="content-type", code="unsupported_media_type"
-        )
+        raise unsupported_media("The content type must be 'application/json'.", "content-type")
+
+
+def unsupported_media(message: str, header: str) -> ApiError:
+    """Return the error for a body of a kind that is not read; the header tells of it."""
+    return ApiError(415, message, param=header, code="unsupported_media_type")

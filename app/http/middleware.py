@@ -130,23 +130,34 @@ class RequestBody:
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body, or None if the client disconnected before its end."""
-        length = Headers(scope=scope).get("content-length", "0")
-        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self._max_bytes):
-            raise self._too_large()
-        pieces, num_bytes = [], 0
+        error = ApiError(413, f"The request body is over {self._max_bytes} bytes.", code="request_too_large")
+        receive = bounded(scope, receive, self._max_bytes, error)
+        pieces = []
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             pieces.append(message.get("body", b""))
-            num_bytes += len(pieces[-1])
-            if num_bytes > self._max_bytes:
-                raise self._too_large()
             if not message.get("more_body", False):
                 return b"".join(pieces)
 
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"The request body is over {self._max_bytes} bytes.", code="request_too_large")
+
+def bounded(scope: Scope, receive: Receive, max_bytes: int, error: ApiError) -> Receive:
+    """Return what receives the body, and raises the error once that is over a bound: at once, if its length says so."""
+    length = Headers(scope=scope).get("content-length", "0")
+    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
+        raise error
+    num_bytes = 0
+
+    async def receive_bounded() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > max_bytes:
+            raise error
+        return message
+
+    return receive_bounded
 
 
 def _replay(body: bytes) -> Receive:
