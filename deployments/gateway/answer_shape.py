@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -130,15 +131,20 @@ class AnswerShape:
         Raises:
             RequestError: the requested grammar cannot be followed; names the field.
         """
+        if self._content is None and self._tool_use is None:
+            return None
+        return await asyncio.to_thread(self._checked)
+
+    def _checked(self) -> str | None:
         if self._content is not None:
-            await check_grammar(self._content)
-        source = await self._written(None if self._content is None else self._content.source)
+            check_grammar(self._content)
+        source = self._written(None if self._content is None else self._content.source)
         if source is not None:
-            await check_grammar(Grammar(source=source, field=self._field()))
+            check_grammar(Grammar(source=source, field=self._field()))
         return source
 
-    async def _written(self, content: str | None) -> str | None:
-        calls = None if self._tool_use is None else await self._call_rules(self._tool_use)
+    def _written(self, content: str | None) -> str | None:
+        calls = None if self._tool_use is None else self._call_rules(self._tool_use)
         if calls is None and (content is None or self._reasoning is None):
             return content
         return write_grammar(
@@ -152,11 +158,11 @@ class AnswerShape:
     def _field(self) -> str:
         return "tools" if self._content is None else self._content.field
 
-    async def _call_rules(self, use: ToolUse) -> CallRules:
+    def _call_rules(self, use: ToolUse) -> CallRules:
         tool_format = self._tool_format()
         if self._content is not None and not use.is_required and tool_format.is_alone:
-            await self._check_distinct(self._content, use.callable_names, tool_format)
-        tools = await followable(use.tools)
+            self._check_distinct(self._content, use.callable_names, tool_format)
+        tools = followable(use.tools)
         self._unenforced = frozenset(tool.name for tool in tools if tool.parameters == ANY_OBJECT)
         if tool_format.is_tagged:
             _check_lists(tools)
@@ -169,9 +175,9 @@ class AnswerShape:
             is_parallel=use.is_parallel and self._dialect.takes_several,
         )
 
-    async def _check_distinct(self, content: Grammar, names: frozenset[str], tool_format: ToolFormat) -> None:
+    def _check_distinct(self, content: Grammar, names: frozenset[str], tool_format: ToolFormat) -> None:
         """Refuse content that could be mistaken for a tool call: the two are distinguished only by how they begin."""
-        if await admitted(content, [text for name in sorted(names) for text in tool_format.beginnings(name)]):
+        if admitted(content, tuple(text for name in sorted(names) for text in tool_format.beginnings(name))):
             raise RequestError.about(
                 content.field,
                 "permits output that begins like a tool call, which this model writes as plain JSON. Forbid "
@@ -246,11 +252,11 @@ class _HarmonyShape(AnswerShape):
     def counter(self) -> HarmonyCounter:
         return HarmonyCounter(has_begun=self._has_begun)
 
-    async def _written(self, content: str | None) -> str | None:
+    def _written(self, content: str | None) -> str | None:
         use = self._tool_use
         if content is None and use is None:
             return None
         if self._has_begun:
             raise RequestError.about(self._field(), "cannot be enforced in an answer that continues the last message.")
-        use = None if use is None else replace(use, tools=await followable(use.tools))
+        use = None if use is None else replace(use, tools=followable(use.tools))
         return write_harmony(self._dialect.special_ids, use, content)

@@ -1,8 +1,7 @@
-"""Check whether a grammar can be followed at all, before any model is involved."""
+"""Check whether a grammar can be followed at all, before any model is involved. Blocking: call in a thread."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -39,29 +38,36 @@ MAX_KNOWN = 256
 MAX_REASON_CHARS = 300
 
 
-async def check_grammar(grammar: Grammar) -> None:
-    """Check, off the event loop, that a grammar can be followed.
+def check_grammar(grammar: Grammar) -> None:
+    """Check that a grammar can be followed.
 
     Raises:
         RequestError: the grammar cannot be followed; names the field that asked for it.
     """
-    reason = await asyncio.to_thread(_reason_against, grammar.source)
-    if reason:
+    if reason := _reason_against(grammar.source):
         raise unfollowable(grammar.field, reason)
 
 
-async def followable(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+def followable(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     """Return tools whose parameters can be enforced; a non-strict tool whose schema cannot be accepts any object.
 
     Raises:
         RequestError: the parameters of a strict tool cannot be followed.
     """
-    return await asyncio.to_thread(lambda: tuple(_followable(index, tool) for index, tool in enumerate(tools)))
+    return tuple(_followable(index, tool) for index, tool in enumerate(tools))
 
 
-async def admitted(grammar: Grammar, beginnings: Sequence[str]) -> str | None:
+@lru_cache(MAX_KNOWN)
+def admitted(grammar: Grammar, beginnings: tuple[str, ...]) -> str | None:
     """Return the first of `beginnings` with which a text that follows the grammar may begin, or None."""
-    return await asyncio.to_thread(_admitted, grammar.source, tuple(beginnings))
+    matcher = LLMatcher(LLTokenizer("byte"), grammar.source, log_level=0)
+    for beginning in beginnings:
+        # With this tokenizer each byte is a token.
+        token_ids = list(beginning.encode())
+        if matcher.try_consume_tokens(token_ids) == len(token_ids):
+            return beginning
+        matcher.reset()
+    return None
 
 
 def without_hints(schema: Any) -> Any:
@@ -114,18 +120,6 @@ def _followable(index: int, tool: ToolSpec) -> ToolSpec:
     if reason and tool.is_strict:
         raise unfollowable(field, reason)
     return replace(tool, parameters=ANY_OBJECT if reason else parameters)
-
-
-@lru_cache(MAX_KNOWN)
-def _admitted(source: str, beginnings: tuple[str, ...]) -> str | None:
-    matcher = LLMatcher(LLTokenizer("byte"), source, log_level=0)
-    for beginning in beginnings:
-        # With this tokenizer each byte is a token.
-        token_ids = list(beginning.encode())
-        if matcher.try_consume_tokens(token_ids) == len(token_ids):
-            return beginning
-        matcher.reset()
-    return None
 
 
 @lru_cache(MAX_KNOWN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import re
@@ -73,7 +72,7 @@ def source_of(schema: str) -> str:
     body = {"model": "m", "prompt": "x", "structured_outputs": {"json": orjson.loads(schema)}}
     grammar = text_grammar(CompletionRequest.model_validate(body), LimitSettings())
     assert grammar is not None
-    asyncio.run(check_grammar(grammar))
+    check_grammar(grammar)
     STORE.compile(grammar.source)
     return grammar.source
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from llguidance import LLMatcher
 
 from app.translation.streaming import joined_calls
 from deployments.config import ChannelConfig, ModelConfig
+from deployments.gateway import grammars
 from deployments.gateway.answer_shape import AnswerShape, shape_of
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.gateway import Gateway
@@ -369,3 +372,13 @@ async def test_a_call_that_is_cut_ends_by_its_length(gateway: OpenGateway) -> No
         assert isinstance(events[-1], Finished)
         assert events[-1].reason is EndReason.LENGTH
         assert not any(event.text for event in events if isinstance(event, TextDelta))
+
+
+async def test_while_a_grammar_is_looked_at_the_event_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop_goes_on = threading.Event()
+    monkeypatch.setattr(grammars, "_reason_against", lambda source: "" if loop_goes_on.wait(20) else "it stood still")
+    for asked in (ask(grammar=CHOICE), ask(tool_use=USE)):
+        task = asyncio.ensure_future(shape_of(asked, PLAIN, "").grammar())
+        asyncio.get_running_loop().call_later(0.01, loop_goes_on.set)
+        await task
+        loop_goes_on.clear()
