@@ -11,7 +11,7 @@ from app.schemas.chat import ONLY_TEXT, ServingOptions
 from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import PARSED, FunctionName
-from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, checked_type, missing
+from app.schemas.wire import ASKS_NOTHING, Metadata, WirePage, WireRequest, WireResponse, checked_type, missing
 from deployments.generation import ReasoningEffort
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
@@ -297,11 +297,5 @@ class DeletedResponse(WireResponse):
     deleted: Literal[True] = True
 
 
-class InputItemList(WireResponse):
+class InputItemList(WirePage[dict[str, Any]]):
     """A page of the items that a response answers."""
-
-    object: Literal["list"] = "list"
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool

@@ -13,7 +13,7 @@ from app.http.file_form import ExpiresAfter
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.routes.files import After, Batches
-from app.schemas.wire import Metadata, WireRequest, WireResponse
+from app.schemas.wire import Metadata, WirePage, WireRequest, WireResponse
 from deployments.batches.values import Batch, BatchStatus, NewBatch, PageQuestion
 
 
@@ -81,14 +81,8 @@ class BatchObject(WireResponse):
     metadata: dict[str, str] | None
 
 
-class BatchList(WireResponse):
+class BatchList(WirePage[BatchObject]):
     """A page of batches, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 MAX_PAGE = 100

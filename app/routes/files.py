@@ -13,7 +13,7 @@ from app.http.errors import ApiError
 from app.http.file_form import file_form
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
-from app.schemas.wire import IfAny, WireResponse
+from app.schemas.wire import IfAny, WirePage, WireResponse
 from deployments.batches.values import INPUT_PURPOSE, PageQuestion, StoredFile
 
 if TYPE_CHECKING:
@@ -34,14 +34,8 @@ class FileObject(WireResponse):
     status_details: IfAny[None] = None
 
 
-class FileList(WireResponse):
+class FileList(WirePage[FileObject]):
     """A page of files."""
-
-    object: Literal["list"] = "list"
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(WireResponse):

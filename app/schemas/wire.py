@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -151,3 +151,13 @@ class WireResponse(BaseModel):
 T = TypeVar("T")
 IfAny = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 """A field that only some answers have; left out where it is null."""
+
+
+class WirePage(WireResponse, Generic[T]):
+    """A page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
