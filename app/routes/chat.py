@@ -25,7 +25,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     classifier = chat_classifier(body.moderation, context.moderation_model)
     translate = partial(chat_generations, body, context.limits, request_id=context.generation_id(head))
     generations = await context.aside(translate, is_slow=body.structured_outputs is not None)
-    answers = context.generate_all(generations, made_many_by="n")
+    answers = context.generate(generations)
     if body.stream:
         frames = ChatFrames(head, body, classifier=classifier)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)

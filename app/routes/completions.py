@@ -23,7 +23,7 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
     head = context.head("cmpl", body.model)
     translate = partial(text_generations, body, context.limits, request_id=context.generation_id(head))
     generations = await context.aside(translate, is_slow=body.structured_outputs is not None)
-    answers = context.generate_all(generations, made_many_by="n" if body.num_computed > 1 else "prompt")
+    answers = context.generate(generations, made_many_by="n" if body.num_computed > 1 else "prompt")
     if body.stream:
         frames = CompletionFrames(head, body)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)

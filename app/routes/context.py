@@ -104,14 +104,10 @@ class RouteContext:
         priority = request.priority + self.priority
         return replace(request, timeout_s=self.timeout_s, trace_parent=self.trace_parent, priority=priority)
 
-    def generate(self, generation: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield the events of one answer, until the client's deadline."""
-        return self.gateway.generate(self.placed(generation))
-
-    def generate_all(
-        self, generations: Sequence[GenerationRequest], *, made_many_by: str
+    def generate(
+        self, generations: Sequence[GenerationRequest], *, made_many_by: str = "n"
     ) -> list[AsyncGenerator[GenerationEvent, None]]:
-        """Return the events of each answer.
+        """Return the events of each answer, until the client's deadline.
 
         Args:
             made_many_by: the field that says how many.
@@ -120,7 +116,7 @@ class RouteContext:
             RequestError: the tenant's limits never let so many through.
         """
         check_fits(len(generations), self.tenant_limits, field=made_many_by)
-        return [self.generate(generation) for generation in generations]
+        return [self.gateway.generate(self.placed(generation)) for generation in generations]
 
     async def num_tokens(self, chat: ChatCompletionRequest) -> int:
         """Return how many tokens the prompt of a chat has."""

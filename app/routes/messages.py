@@ -35,7 +35,7 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
         translate = partial(chat_generations, chat, context.limits, request_id=context.generation_id(head))
         (generation,) = await context.aside(translate)
         # The field is not optional, so that clients have a number of their own that fits no small model.
-        answers = [context.generate(replace(generation, clips_max_tokens=True))]
+        answers = context.generate([replace(generation, clips_max_tokens=True)])
         if body.stream:
             events = await EventBatches(answers).open()
             frames = MessageFrames(head, max_tokens=body.max_tokens, request_id=context.request_id)

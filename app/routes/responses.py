@@ -61,7 +61,7 @@ async def create_response(body: ResponsesRequest, context: Context, conversation
         chat = await context.aside(partial(chat_of, whole, earlier))
         translate = partial(chat_generations, chat, context.limits, request_id=context.generation_id(head))
         generations = await context.aside(translate)
-        answers = [context.generate(generation) for generation in generations]
+        answers = context.generate(generations)
         tells_scores = bool(chat.logprobs)
         writer = ResponseWriter(body, head, tells_scores=tells_scores, unix_s=context.unix_s, is_kept=is_kept)
         if body.stream:
