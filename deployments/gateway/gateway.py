@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from adapters.catalogue import Catalogue
-from adapters.identity import AdapterDigest
+from adapters.identity import AdapterDigest, AdapterRef
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
 from deployments.actor_process import begin_actor, settle
@@ -28,7 +28,7 @@ from deployments.batches.client import BatchClient
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.channel.token_channel import ChannelListener
 from deployments.classifiers.reranking import Rerankers
-from deployments.config import GatewayConfig, TracingConfig
+from deployments.config import GatewayConfig, ModelConfig, TracingConfig
 from deployments.exposition import FamilyText
 from deployments.gateway.answer_log import AnswerLog
 from deployments.gateway.answering import Answer
@@ -40,7 +40,7 @@ from deployments.gateway.inside import answer_inside, beating
 from deployments.gateway.overview import Overview
 from deployments.gateway.resumption import TokenSource
 from deployments.gateway.served_model import ServedModel
-from deployments.gateway.served_names import ServedNames, Target
+from deployments.gateway.served_names import ServedNames
 from deployments.gateway.token_checks import check_vocabulary
 from deployments.gateway.verdicts import Verdicts
 from deployments.generation import (
@@ -186,14 +186,14 @@ class Gateway:
             TimeoutError: the deadline has passed.
             EngineError: the server has failed.
         """
-        target = self._names.target(request.model)
+        base, adapter = self._names.target(request.model)
         request = self._timed(request)
         if self._config.log_prompts:
             log_prompt(request)
-        model = self._model_of(target)
+        model = self._model_of(base, adapter)
         request = model.closed(request)
-        flow, gate = (target.adapter, request.tenant), self._gates[target.model]
-        with self._log.answer(request, target.model, target.adapter) as recorder:
+        flow, gate = (adapter, request.tenant), self._gates[base.name]
+        with self._log.answer(request, base.name, adapter) as recorder:
             if request.beams is not None:
                 eos_ids = frozenset(model.config.eos_ids)
                 source = BeamSource(self._searches, model.source, request.beams, eos_ids, recorder.note_expansion)
@@ -201,7 +201,7 @@ class Gateway:
             answer = Answer(
                 request,
                 model,
-                target.adapter,
+                adapter,
                 config=self._config,
                 judge=partial(self._verdicts.of_answer, flow),
                 metrics=self._metrics,
@@ -225,15 +225,15 @@ class Gateway:
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector for each input; raises the same errors as `generate`."""
-        target = self._names.target(request.model)
+        base, adapter = self._names.target(request.model)
         request = self._timed(request)
-        with self._log.answer(request, target.model, target.adapter) as recorder:
+        with self._log.answer(request, base.name, adapter) as recorder:
             embedding = Embedding(
                 request,
-                self._model_of(target),
-                target.adapter,
+                self._model_of(base, adapter),
+                adapter,
                 config=self._config,
-                judge=partial(self._verdicts.of_answer, (target.adapter, request.tenant)),
+                judge=partial(self._verdicts.of_answer, (adapter, request.tenant)),
                 recorder=recorder,
             )
             found = await embedding.run()
@@ -247,7 +247,7 @@ class Gateway:
             RequestError: there is no such model, or the prompt cannot be encoded.
             OverloadError: the tokenizer cannot be reached.
         """
-        model = self._model_of(self._names.target(name))
+        model = self._model_of(*self._names.target(name))
         token_ids = tuple(await model.encode(prompt))
         texts = None
         if with_texts:
@@ -260,7 +260,7 @@ class Gateway:
         Raises:
             RequestError: there is no such model, or an id is outside its vocabulary.
         """
-        model = self._model_of(self._names.target(name))
+        model = self._model_of(*self._names.target(name))
         check_vocabulary(token_ids, model.config.vocab_size, field="tokens")
         return await asyncio.to_thread(model.codec.pieces.decode, token_ids)
 
@@ -326,10 +326,9 @@ class Gateway:
         await self._log.until_unused(adapter)
         return self._name
 
-    def _model_of(self, target: Target) -> ServedModel:
-        """Return the model of a target, with the chat template of its adapter's name."""
-        config = self._served[target.model].config
-        return self._served[config.codec_of(None if target.adapter is None else target.adapter.name)]
+    def _model_of(self, base: ModelConfig, adapter: AdapterRef | None) -> ServedModel:
+        """Return a base model with the chat template of an adapter's name."""
+        return self._served[base.codec_of(None if adapter is None else adapter.name)]
 
     def _count_answer(self, timeline: Timeline) -> None:
         self._metrics.count_answer(timeline)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from adapters.catalogue import AdapterVersion
 from adapters.identity import AdapterRef
@@ -12,14 +11,6 @@ from deployments.config import GatewayConfig, ModelConfig
 from deployments.errors import unknown_model
 from deployments.generation import ModelCard
 from deployments.registry.adapter_directory import AdapterDirectory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a public name refers to: a base model, or one of its adapters."""
-
-    model: str
-    adapter: AdapterRef | None = None
 
 
 class ServedNames:
@@ -31,19 +22,19 @@ class ServedNames:
         self._adapters = adapters
         self._rerankers = rerankers
 
-    def target(self, name: str) -> Target:
-        """Return the target of a name; for an alias with a traffic split, a version chosen by its share.
+    def target(self, name: str) -> tuple[ModelConfig, AdapterRef | None]:
+        """Return the base model of a name and, of an adapter, the version; with a traffic split, chosen by its share.
 
         Raises:
             RequestError: the name is unknown.
         """
         if name in self._model_by_name:
-            return Target(model=name)
+            return self._model_by_name[name], None
         found = self._adapters.find(name)
         if found is None:
             raise unknown_model(name)
         entry, version = found
-        return Target(model=entry.base, adapter=version.ref)
+        return self._model_by_name[entry.base], version.ref
 
     def has(self, name: str) -> bool:
         """Tell whether something is served under a name."""
