@@ -71,7 +71,7 @@ class AdapterLoader:
         max_rank: int,
         dtype: torch.dtype,
         base: BaseTensors,
-        lay_out: LayOut = RawAdapter.packed,
+        lay_out: LayOut = RawAdapter.scaled,
         widths: Mapping[str, Mapping[str, int]] | None = None,
         norm_offset: float = 0.0,
     ) -> None:

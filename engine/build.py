@@ -140,7 +140,7 @@ def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weight
 
     def lay_out(raw: RawAdapter) -> AdapterWeights:
         if kernels is None or leaves_experts_to_torch(spec):
-            return raw.packed()
+            return raw.scaled()
         num_layers, num_experts, entries = spec.num_model_layers(), num_experts_of(spec), entries_of(spec)
         return PanelAdapter(raw, num_layers, kernels, num_experts=num_experts, entries=entries)
 

@@ -209,33 +209,16 @@ class LoraBatch:
         modules: Sequence[str],
         splits: Sequence[int],
     ) -> torch.Tensor:
-        """Shrink each segment once for all modules and expand for each module."""
+        """Shrink and expand each module of each segment."""
         y = product(x)
         for module, part in zip(modules, y.split(list(splits), dim=1), strict=True):
             _change_columns(self._segments, layer, module, part)
-        found = [
-            (group, (segment.start, segment.end))
-            for segment in self._segments
-            if (group := segment.weights.group(layer, modules)) is not None
-        ]
-        if not found:
-            return y
-        shrunk = lora_shrink(x=x, weights=[g.a for g, _ in found], segments=[span for _, span in found])
-        column = 0
-        for module, width in zip(modules, splits, strict=True):
-            parts = [
-                (h[:, projection.start : projection.end], projection.b, span)
-                for h, (group, span) in zip(shrunk, found, strict=True)
-                if (projection := group.projection_by_module.get(module)) is not None
-            ]
-            lora_expand(
-                y=y,
-                shrunk=[part[0] for part in parts],
-                weights=[part[1] for part in parts],
-                segments=[part[2] for part in parts],
-                column=column,
-            )
-            column += width
+            for segment in self._segments:
+                projection = segment.weights.projection(layer, module)
+                if projection is not None:
+                    spans = [(segment.start, segment.end)]
+                    shrunk = lora_shrink(x=x, weights=[projection.a], segments=spans)
+                    lora_expand(y=part, shrunk=shrunk, weights=[projection.b], segments=spans)
         return y
 
     def begin(self, num_tokens: int) -> None:

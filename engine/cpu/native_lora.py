@@ -86,7 +86,8 @@ class PanelAdapter(AdapterWeights):
         places = [entry_of(layer, module, entries) for layer, module in keys[: len(plain)]]
         self.table[torch.tensor(places, dtype=torch.int64), :3] = rows[: len(plain), :3]
         self.max_rank = max((rank for rank, _ in sizes), default=0)
-        super().__init__(packed.flat, (), _laid_out(source.extras))
+        super().__init__({}, source.dtype, _laid_out(source.extras))
+        self._flat = packed.flat
         self.changes_whole_model, self.has_experts = source.changes_whole_model, bool(of_experts)
         self.expert_address = 0
         if of_experts:
@@ -99,6 +100,9 @@ class PanelAdapter(AdapterWeights):
             self.table[places[-1], 3:] = torch.tensor([columns.gain.data_ptr(), columns.shift.data_ptr()])
         self.changed = frozenset(places)
         self._enter_matrices()
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [self._flat, *self.extras.tensors()]
 
     def _enter_matrices(self) -> None:
         """Enter the adapter's replacements of the base's embedding and output matrix."""

@@ -140,7 +140,7 @@ def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: CudaRuntime) -> 
 
 def _lay_out_for(spec: ModelSpec, page_bytes: int) -> LayOut:
     sizes = spec.num_model_layers(), page_bytes, num_experts_of(spec), entries_of(spec)
-    return lambda raw: TabledAdapter.of(raw.packed(), *sizes)
+    return lambda raw: TabledAdapter.of(raw.scaled(), *sizes)
 
 
 def _load(

@@ -98,7 +98,8 @@ class TabledAdapter(AdapterWeights):
     """
 
     def __init__(self, pages: Sequence[torch.Tensor], layout: _Layout, device: torch.device | None = None) -> None:
-        super().__init__(pages[0], (), layout.extras(pages))
+        super().__init__({}, pages[0].dtype, layout.extras(pages))
+        self.flat = pages[0]
         self.changes_whole_model = layout.changes_whole_model
         self.has_experts = layout.first_expert < len(layout.offsets)
         table = layout.table(pages)
@@ -122,7 +123,7 @@ class TabledAdapter(AdapterWeights):
             num_experts: experts of a layer.
             entries: as in `entry_of`.
         """
-        dtype = source.flat.dtype
+        dtype = source.dtype
         first_expert = (num_layers + 1) * len(entries)
         parts = [*_parts(source, num_layers, entries)]
         num_behind = 0
@@ -186,8 +187,8 @@ class TabledAdapter(AdapterWeights):
         return TabledAdapter([self.flat.pin_memory()], self._layout)
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
-        """Keep the table as long as the matrices."""
-        super().keep_for(stream)
+        """Delay reuse of the first page, and of the table."""
+        self.flat.record_stream(stream)
         self.table.record_stream(stream)
 
 

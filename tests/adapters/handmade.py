@@ -74,4 +74,4 @@ def write_a_hole(folder: Path) -> None:
 def packed(
     raw: dict[tuple[int, str], RawProjection], dtype: torch.dtype, extras: Extras | None = None
 ) -> AdapterWeights:
-    return RawAdapter(projections=raw, dtype=dtype, extras=extras or Extras()).packed()
+    return RawAdapter(projections=raw, dtype=dtype, extras=extras or Extras()).scaled()

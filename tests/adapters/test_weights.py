@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, split_modules
+from adapters.weights import Columns, Extras, RawAdapter, RawProjection, split_modules
 from tests.adapters.handmade import packed
 
 
@@ -18,20 +18,15 @@ def make_raw(
     }
 
 
-def test_modules_of_one_input_are_stacked_each_at_its_own_rank() -> None:
+def test_each_module_keeps_its_own_rank() -> None:
     raw = make_raw({(0, "v_proj"): 3, (0, "q_proj"): 2, (0, "o_proj"): 5, (4, "up_proj"): 1})
     weights = packed(raw, torch.float32)
-    group = weights.group(0, ("q_proj", "k_proj", "v_proj"))
-    assert group is not None
-    assert torch.equal(group.a, torch.cat([raw[(0, "q_proj")].a, raw[(0, "v_proj")].a]))
-    assert set(group.projection_by_module) == {"q_proj", "v_proj"}
     for (layer, module), item in raw.items():
         projection = weights.projection(layer, module)
         assert projection is not None
         assert torch.equal(projection.a, item.a)
         torch.testing.assert_close(projection.b, item.b * 1.7)
-    assert weights.group(4, ("q_proj", "k_proj", "v_proj")) is None
-    assert weights.group(4, ("gate_proj", "up_proj")) is not None
+    assert weights.projection(4, "q_proj") is None
 
 
 def test_a_module_that_is_several_in_one_is_split_by_its_outputs() -> None:
@@ -65,22 +60,12 @@ def test_scaling_is_multiplied_in_float32_and_rounded_once() -> None:
     assert torch.equal(projection.b, (raw[(0, "q_proj")].b.float() * 1.7).bfloat16())
 
 
-def test_going_to_the_device_it_is_on_copies_nothing() -> None:
-    weights = packed(make_raw({(0, "q_proj"): 4}), torch.float32)
-    there = weights.to(torch.device("cpu"))
-    assert isinstance(there, AdapterWeights)
-    assert there.flat.data_ptr() == weights.flat.data_ptr()
-
-
-def test_modules_of_each_expert_are_a_group_of_their_own() -> None:
+def test_modules_of_experts_are_told_apart() -> None:
     experts = {(1, f"experts.{n}.{name}"): n + 1 for n in (10, 2) for name in ("up_proj", "gate_proj", "gate_up_proj")}
     raw = make_raw({(1, "q_proj"): 2, **experts})
     weights = packed(raw, torch.float32)
     assert weights.has_experts
     assert not packed(make_raw({(1, "q_proj"): 2}), torch.float32).has_experts
-    group = weights.group(1, ("experts.10.gate_proj", "experts.10.up_proj"))
-    assert group is not None
-    assert torch.equal(group.a, torch.cat([raw[1, f"experts.10.{name}_proj"].a for name in ("gate", "up")]))
     for key, item in raw.items():
         projection = weights.projection(*key)
         assert projection is not None

@@ -42,7 +42,7 @@ def both(kernels: NativeKernels, dtype: torch.dtype) -> tuple[list[AdapterSegmen
     """Return the segments of a step of 32 tokens, for torch's operators and for our kernels."""
     torch.manual_seed(6)
     raws = [adapter(rank, modules, dtype) for rank, modules in TARGETS]
-    plain: list[AdapterWeights] = [raw.packed() for raw in raws]
+    plain: list[AdapterWeights] = [raw.scaled() for raw in raws]
     laid_out = [PanelAdapter(raw, 2, kernels, entries=OWN_ENTRIES) for raw in raws]
     made = [
         [
