@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from deployments.routing.asked import Asked, hash64
 from deployments.routing.board import Board, weight
@@ -13,102 +12,86 @@ from deployments.routing.report import LoadReport
 from loadtest.routing_fleet import Replica
 
 
-class Policy(Protocol):
-    """The routing policy of one gateway."""
+class Policy:
+    """The routing policy of one gateway; unless it says otherwise, it ignores reports."""
+
+    def __init__(self, replica_ids: Sequence[str], rng: random.Random) -> None:
+        self._ids = list(replica_ids)
+        self._rng = rng
 
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
         """Return the index of the replica that gets the request."""
-        ...
+        raise NotImplementedError
 
     def hear(self, report: LoadReport, now_s: float) -> None:
         """Process a replica's report."""
-        ...
 
     def end(self, request_id: str) -> None:
         """Process the end of a request."""
-        ...
+
+    def _less_loaded_of_two(self, places: Sequence[int], replicas: Sequence[Replica], now_s: float) -> int:
+        """Return the less loaded of two of the places at random, or of the only one."""
+        pair = self._rng.sample(places, min(2, len(places)))
+        return min(pair, key=lambda place: replicas[place].num_open(now_s))
 
 
-class Uninformed:
-    """A policy that ignores reports."""
-
-    def hear(self, report: LoadReport, now_s: float) -> None:
-        """Ignore it."""
-
-    def end(self, request_id: str) -> None:
-        """Ignore it."""
-
-
-class PowerOfTwo(Uninformed):
+class PowerOfTwo(Policy):
     """The less loaded of two random replicas, by current open requests; Serve's default learns them with a delay.
 
     **Source:** Mitzenmacher, IEEE Transactions on Parallel and Distributed Systems 12(10), 2001.
     """
 
-    def __init__(self, replica_ids: Sequence[str], rng: random.Random) -> None:
-        self._rng = rng
-
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
-        """Return the index of the replica that gets the request."""
-        pair = self._rng.sample(range(len(replicas)), 2)
-        return min(pair, key=lambda place: replicas[place].num_open(now_s))
+        """Look at two."""
+        return self._less_loaded_of_two(range(len(replicas)), replicas, now_s)
 
 
-class SessionHash(Uninformed):
+class SessionHash(Policy):
     """Always the same replica for a session, by rendezvous hashing."""
 
-    def __init__(self, replica_ids: Sequence[str], rng: random.Random) -> None:
-        self._ids = replica_ids
-
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
-        """Return the index of the replica that gets the request."""
+        """Look at the session alone."""
         key = hash64(f"session {session}")
         return max(range(len(self._ids)), key=lambda place: weight(key, self._ids[place]))
 
 
-class PrefixOnly:
+class PrefixOnly(Policy):
     """The replica that reports the longest cached prefix of the prompt; on a tie, the less loaded of two at random."""
 
     def __init__(self, replica_ids: Sequence[str], rng: random.Random) -> None:
-        self._rng = rng
-        self._place = {replica_id: place for place, replica_id in enumerate(replica_ids)}
-        self._states = [ReplicaState(replica_id) for replica_id in replica_ids]
+        super().__init__(replica_ids, rng)
+        self._state_by_id = {replica_id: ReplicaState(replica_id) for replica_id in replica_ids}
 
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
-        """Return the index of the replica that gets the request."""
-        depths = [_depth(asked, state) for state in self._states]
+        """Look at what is cached."""
+        depths = [_depth(asked, state) for state in self._state_by_id.values()]
         deepest = max(depths)
         places = [place for place, depth in enumerate(depths) if depth == deepest]
-        pair = self._rng.sample(places, min(2, len(places)))
-        return min(pair, key=lambda place: replicas[place].num_open(now_s))
+        return self._less_loaded_of_two(places, replicas, now_s)
 
     def hear(self, report: LoadReport, now_s: float) -> None:
-        """Process a replica's report."""
-        self._states[self._place[report.replica_id]].hear(report, now_s, None)
-
-    def end(self, request_id: str) -> None:
-        """Ignore it."""
+        """Note what is cached."""
+        self._state_by_id[report.replica_id].hear(report, now_s, None)
 
 
-class FirstToken:
+class FirstToken(Policy):
     """The application's own policy."""
 
     def __init__(self, replica_ids: Sequence[str], rng: random.Random) -> None:
-        self._ids = list(replica_ids)
-        self._place = {replica_id: place for place, replica_id in enumerate(replica_ids)}
+        super().__init__(replica_ids, rng)
         self._board = Board()
         self._board.set_replicas(self._ids)
 
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
-        """Return the index of the replica that gets the request."""
-        return self._place[self._board.choose(asked, self._ids, now_s)[0]]
+        """Ask the board."""
+        return self._ids.index(self._board.choose(asked, self._ids, now_s)[0])
 
     def hear(self, report: LoadReport, now_s: float) -> None:
-        """Process a replica's report."""
+        """Tell the board."""
         self._board.hear(report, now_s)
 
     def end(self, request_id: str) -> None:
-        """Process the end of a request."""
+        """Tell the board."""
         self._board.end(request_id)
 
 
