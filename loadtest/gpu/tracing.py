@@ -12,15 +12,13 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-
-from loadtest.gpu.intervals import Interval, covered
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCH = "GraphLaunch"
@@ -30,6 +28,13 @@ SKIPPED_STEPS, NUM_STEPS = 8, 32
 NUM_FAMILIES = 12
 PRODUCTS, OTHERS = "the library's products", "all others"
 _PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma", re.IGNORECASE)
+
+
+class Interval(NamedTuple):
+    """The half-open interval [start, end); empty if they are equal."""
+
+    start: float
+    end: float
 
 
 class Event(NamedTuple):
@@ -137,6 +142,16 @@ def steps(trace: Trace, span_ns: Interval) -> Steps:
         idle_share=1 - busy_us / whole_us,
         families=_families(trace, window),
     )
+
+
+def covered(intervals: Iterable[Interval], within: Interval) -> float:
+    """Return the length of `within` that is covered by any of the intervals, which may overlap."""
+    total, reached = 0.0, within.start
+    for start, end in sorted(intervals):
+        upto = min(end, within.end)
+        total += max(0.0, upto - max(start, reached))
+        reached = max(reached, upto)
+    return total
 
 
 def family(name: str, category: str) -> str:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest.gpu import tracing
-from loadtest.gpu.intervals import Interval
-from loadtest.gpu.tracing import NUM_STEPS, SKIPPED_STEPS, Trace
+from loadtest.gpu.tracing import NUM_STEPS, SKIPPED_STEPS, Interval, Trace, covered
 
 BASE_NS = 1_700_000_000_000_000_000
 NUM_REPLAYS = SKIPPED_STEPS + NUM_STEPS + 1
@@ -108,6 +109,20 @@ def test_the_smallest_families_are_told_as_one(tmp_path: Path) -> None:
 )
 def test_kernels_are_told_by_kind(name: str, category: str, expected: str) -> None:
     assert tracing.family(name, category) == expected
+
+
+seconds = st.integers(0, 30)
+stretches = st.builds(Interval, seconds, seconds)
+
+
+@given(st.lists(stretches), stretches)
+def test_times_that_overlap_are_counted_once(intervals: list[Interval], within: Interval) -> None:
+    """Against a row of seconds that are ticked off one by one."""
+    ticked = {at for start, end in intervals for at in range(int(start), int(end))}
+    inside = set(range(int(within.start), int(within.end)))
+    assert covered(intervals, within) == len(ticked & inside)
+    gaps = [Interval(at, at + 1) for at in inside - ticked]
+    assert covered([*intervals, *gaps], within) == len(inside)
 
 
 @no_gpu
