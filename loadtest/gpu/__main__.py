@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from engine.gpu.trial import APART, IN_TURN, ONE_STREAM, SWITCHES, Switch
-from kernels.expert_launches import GPT_OSS_MIXTURES, MIXTURES, Mixture
+from kernels.expert_launches import GPT_OSS_MIXTURES, MIXTURES
 from kernels.launches import GEOMETRIES
 from kernels.state_launches import GRANITE_4, QWEN_3_5
 from kernels.triton_cache import compile_ahead
@@ -74,6 +74,9 @@ def parts() -> list[Part]:
             is_usual=name in LIMIT_S_BY_USUAL_ENGINE,
         )
 
+    def bench_part(name: str, make: Callable[..., Iterable[bench.Bench]], limit_s: float = 60) -> Part:
+        return Part(name=name, limit_s=limit_s, run=partial(measure_benches, make=make), is_usual=False)
+
     def part_without(name: str, switch: Switch, works: Sequence[engine.Work]) -> Part:
         run = partial(measure_without, works=works, switch=switch)
         return Part(name=f"{name}-{switch.name}", limit_s=OTHER_LIMIT_S, run=run, is_usual=False)
@@ -91,15 +94,10 @@ def parts() -> list[Part]:
         Part(name="attention", limit_s=60, run=measure_attention),
         Part(name="tokens", limit_s=240, run=tokens),
         Part(name="peers", limit_s=120, run=measure_peers),
-        Part(name="kernels", limit_s=90, run=measure_kernels, is_usual=False),
-        Part(name="experts", limit_s=60, run=partial(measure_experts, mixture=MIXTURES[0]), is_usual=False),
-        Part(
-            name="experts-gpt-oss",
-            limit_s=60,
-            run=partial(measure_experts, mixture=GPT_OSS_MIXTURES[0]),
-            is_usual=False,
-        ),
-        Part(name="states", limit_s=60, run=measure_states, is_usual=False),
+        bench_part("kernels", partial(kernels.benches, GEOMETRIES[0]), limit_s=90),
+        bench_part("experts", partial(experts.benches, MIXTURES[0])),
+        bench_part("experts-gpt-oss", partial(experts.benches, GPT_OSS_MIXTURES[0])),
+        bench_part("states", partial(states.benches, QWEN_3_5, GRANITE_4)),
         Part(name="tiers", limit_s=60, run=measure_tiers, is_usual=False),
         Part(name="sweep", limit_s=240, run=measure_sweeps, is_usual=False),
         *(part_without(name, IN_TURN, works) for name, works in plain.items()),
@@ -164,24 +162,9 @@ def measure_attention(notes: Notes) -> None:
             tell_figures(notes, bench.measure([make()], ceilings, timer))
 
 
-def measure_kernels(notes: Notes) -> None:
-    """Time every other kernel of that layer."""
-    measure_benches(notes, kernels.benches(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
-
-
-def measure_experts(notes: Notes, mixture: Mixture) -> None:
-    """Time the experts of one MoE layer."""
-    measure_benches(notes, experts.benches(mixture, DEVICE, attempt=notes.attempt))
-
-
-def measure_states(notes: Notes) -> None:
-    """Time the kernels of layers of Qwen3.5 and Granite 4 that keep states."""
-    measure_benches(notes, states.benches(QWEN_3_5, GRANITE_4, DEVICE, attempt=notes.attempt))
-
-
-def measure_benches(notes: Notes, found: Iterable[bench.Bench]) -> None:
-    """Compile the kernels of benchmarks, then time one after the other."""
-    benches = list(found)
+def measure_benches(notes: Notes, make: Callable[..., Iterable[bench.Bench]]) -> None:
+    """Compile the kernels of benchmarks, which `make` returns, then time one after the other."""
+    benches = list(make(DEVICE, attempt=notes.attempt))
     compile_all(one.run for one in benches)
     tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
 
@@ -190,7 +173,7 @@ def tell_figures(notes: Notes, figures: Iterable[bench.Figure]) -> None:
     """Record and print each figure as it is measured."""
     for figure in figures:
         notes.add("figures", asdict(figure))
-        print(summary.kernel_line(asdict(figure)), flush=True)
+        print(summary.line("figures", asdict(figure)), flush=True)
 
 
 def measure_engine(notes: Notes, works: Sequence[engine.Work]) -> None:
@@ -230,7 +213,7 @@ def trace(notes: Notes, runs: Sequence[tuple[engine.Result, Callable[[], object]
             }
             found = told | asdict(tracing.steps(whole, span))
             notes.add("traces", found)
-            print(f"{summary.trace_line(found)}\n{summary.families_table(found)}", flush=True)
+            print(f"{summary.line('traces', found)}\n{summary.families_table(found)}", flush=True)
 
 
 def measure_sweeps(notes: Notes) -> None:
@@ -244,7 +227,7 @@ def measure_sweeps(notes: Notes) -> None:
             with notes.attempt(one.name):
                 best = sweep.measure(one, ceilings, timer)
                 notes.add("sweeps", asdict(best))
-                print(summary.sweep_line(asdict(best)), flush=True)
+                print(summary.line("sweeps", asdict(best)), flush=True)
 
 
 def measure_tiers(notes: Notes) -> None:
@@ -257,12 +240,9 @@ def measure_tiers(notes: Notes) -> None:
 
 def measure_peers(notes: Notes) -> None:
     """Time decoding by other libraries."""
-
-    def tell(figure: peers.PeerFigure) -> None:
+    for figure in peers.decode_ms("llama-3.1-8b", 1024, notes.attempt):
         notes.add("figures", asdict(figure))
         print(f"{figure.name}: {figure.step_ms:.2f} ms", flush=True)
-
-    peers.decode_ms("llama-3.1-8b", 1024, tell, notes.attempt)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

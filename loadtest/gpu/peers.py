@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +28,10 @@ class PeerFigure:
     step_ms: float
 
 
-def decode_ms(
-    model: str, context: int, tell: Callable[[PeerFigure], None], attempt: Attempt = nullcontext, **options: Any
-) -> None:
-    """Time greedy decoding by transformers in each mode; `options` are passed to its `generate`.
+def decode_ms(model: str, context: int, attempt: Attempt = nullcontext, **options: Any) -> Iterator[PeerFigure]:
+    """Time greedy decoding by transformers in each mode and yield its figure at once.
 
-    The compiled mode comes last: compilation may exceed the time limit.
+    `options` are passed to its `generate`. The compiled mode comes last: compilation may exceed the time limit.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -50,7 +48,7 @@ def decode_ms(
     ):
         title = f"transformers, {name}: {model} decode, batch {batch}, context {context}"
         with attempt(title):
-            tell(PeerFigure(name=title, step_ms=step_ms()))
+            yield PeerFigure(name=title, step_ms=step_ms())
 
 
 def _alone_ms(decoder: Any, prompt: torch.Tensor, options: dict[str, Any]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from loadtest.gpu.parts import FAILURES
@@ -28,12 +28,7 @@ def summary(found: Mapping[str, Any]) -> str:
             PART_COLUMNS, [[name, number(part["seconds"]), part["error"] or "done"] for name, part in parts.items()]
         )
     ]
-    for key, columns, cells in (
-        ("figures", KERNEL_COLUMNS, _kernel_cells),
-        ("sweeps", SWEEP_COLUMNS, _sweep_cells),
-        ("results", ENGINE_COLUMNS, _engine_cells),
-        ("traces", TRACE_COLUMNS, _trace_cells),
-    ):
+    for key, (columns, cells) in TABLES.items():
         rows = [cells(entry) for name, part in parts.items() if name != "peers" for entry in part.get(key, [])]
         if rows:
             tables.append(markdown_table(columns, rows))
@@ -53,20 +48,15 @@ def summary(found: Mapping[str, Any]) -> str:
     return "\n\n".join(tables)
 
 
-def kernel_line(figure: Mapping[str, Any]) -> str:
-    """Return one kernel's figures as a line."""
-    return " | ".join(_kernel_cells(figure))
+def line(key: str, entry: Mapping[str, Any]) -> str:
+    """Return one entry of a part's results as a line."""
+    return " | ".join(TABLES[key][1](entry))
 
 
 def engine_line(result: Mapping[str, Any]) -> str:
     """Return one engine row as a line, with a breakdown of the host's time."""
     split = ", ".join(f"{part} {number(ms)}" for part, ms in result["ms_by_part"].items())
-    return f"{' | '.join(_engine_cells(result))} | host ms: {split}"
-
-
-def trace_line(trace: Mapping[str, Any]) -> str:
-    """Return the trace figures of one row as a line."""
-    return " | ".join(_trace_cells(trace))
+    return f"{line('results', result)} | host ms: {split}"
 
 
 def families_table(trace: Mapping[str, Any]) -> str:
@@ -80,19 +70,9 @@ def families_table(trace: Mapping[str, Any]) -> str:
     return markdown_table((f"{FAMILY_COLUMNS[0]}: {trace['title']}", *FAMILY_COLUMNS[1:]), rows)
 
 
-def sweep_line(found: Mapping[str, Any]) -> str:
-    """Return one sweep's result as a line."""
-    return " | ".join(_sweep_cells(found))
-
-
 def _kernel_cells(figure: Mapping[str, Any]) -> list[str]:
-    return [
-        figure["name"],
-        number(figure["us"]),
-        number(figure["gb_per_s"]),
-        number(figure["tflop_per_s"]),
-        f"{figure['of_ceiling']:.0%}",
-    ]
+    rates = (number(figure[key]) for key in ("us", "gb_per_s", "tflop_per_s"))
+    return [figure["name"], *rates, f"{figure['of_ceiling']:.0%}"]
 
 
 def _engine_cells(result: Mapping[str, Any]) -> list[str]:
@@ -121,3 +101,12 @@ def _sweep_cells(found: Mapping[str, Any]) -> list[str]:
         f"{found['usual_of_ceiling']:.0%} to {found['best_of_ceiling']:.0%}",
         found["best"],
     ]
+
+
+TABLES: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], list[str]]]] = {
+    "figures": (KERNEL_COLUMNS, _kernel_cells),
+    "sweeps": (SWEEP_COLUMNS, _sweep_cells),
+    "results": (ENGINE_COLUMNS, _engine_cells),
+    "traces": (TRACE_COLUMNS, _trace_cells),
+}
+"""Key in the results of a part -> the columns of its table, and the cells of an entry."""

@@ -182,11 +182,8 @@ def test_parts_note_and_print_what_they_find(
     monkeypatch.setattr(sweep, "sweeps", lambda geometry, device, attempt: sweep._attention(geometry, device, 1, 40))
     results = [_result(target=0.5), _result(target=None)]
     monkeypatch.setattr(engine, "measure", lambda works, ceilings, attempt, trace: iter(results))
-    monkeypatch.setattr(
-        peers,
-        "decode_ms",
-        lambda model, context, tell, attempt: tell(peers.PeerFigure(name="peer, compiled", step_ms=3.25)),
-    )
+    figure = peers.PeerFigure(name="peer, compiled", step_ms=3.25)
+    monkeypatch.setattr(peers, "decode_ms", lambda model, context, attempt: iter([figure]))
     parts: dict[str, dict[str, object]] = {}
     for part in command.parts():
         if part.name in ("attention", "kernels", "llama-3.1-8b", "sweep", "peers"):
@@ -252,6 +249,13 @@ def _result(target: float | None) -> engine.Result:
 
 
 @no_gpu
+def _first_fails(alone_ms: Callable[..., float], asked: list[object], *arguments: Any) -> float:
+    asked.append(arguments)
+    if len(asked) == 1:
+        raise ValueError("what one way does is nothing to the others")
+    return alone_ms(*arguments)
+
+
 def test_peers_are_timed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def generate_batch(decoder: object, inputs: list[list[int]], **_options: object) -> dict[str, SimpleNamespace]:
         """The second begins 3 s after the first, and both take 2 s for a token."""
@@ -264,17 +268,12 @@ def test_peers_are_timed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(peers, "BATCH", 2)
     monkeypatch.setattr(transformers.LlamaForCausalLM, "generate_batch", generate_batch)
     monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["llama-3.1-8b"] | TINY)
-    step_ms_by_name: dict[str, float] = {}
+    monkeypatch.setattr(peers, "_alone_ms", partial(_first_fails, peers._alone_ms, []))
     notes = Notes(tmp_path / "notes")
-
-    def tell(figure: peers.PeerFigure) -> None:
-        step_ms_by_name[figure.name.split(":")[0]] = figure.step_ms
-        if "as it is" in figure.name:
-            raise ValueError("what one way does is nothing to the others")
-
-    peers.decode_ms("tiny", 8, tell, notes.attempt, disable_compile=True)
+    found = peers.decode_ms("tiny", 8, notes.attempt, disable_compile=True)
+    step_ms_by_name = {figure.name.split(":")[0]: figure.step_ms for figure in found}
     batched = "transformers, continuous batching"
-    assert list(step_ms_by_name) == ["transformers, as it is", batched, "transformers, compiled, static cache"]
+    assert list(step_ms_by_name) == [batched, "transformers, compiled, static cache"]
     # At 3 and at 5 s; at 6 s the first is done.
     assert step_ms_by_name[batched] == 2000.0
     assert notes.has_failures
