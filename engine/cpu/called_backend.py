@@ -14,7 +14,7 @@ import torch
 from engine.attention import AttentionBatch
 from engine.backend import Backend, Product, RoutedExperts
 from engine.cpu.called_lora import CalledLora
-from engine.cpu.called_states import CalledStates
+from engine.cpu.called_states import called_states
 from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.panels import EMBED_BY_LOGITS, INT8_KERNEL, Panels, grouped_arguments, lay_out, lay_out_vocabulary
 from engine.decoder.layer_forms import LayerForm
@@ -22,6 +22,7 @@ from engine.decoder.model_spec import ModelSpec
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from engine.lora import ENTRIES, AdapterSegment, HeadNorms, LoraProducts
+from engine.state_kernels import StateKernels
 from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
 from kernels.experts.reference import max_groups
@@ -159,9 +160,9 @@ class CalledBackend(Backend):
 
         return multiply
 
-    def state_kernels(self) -> CalledStates:
+    def state_kernels(self) -> StateKernels:
         """Return our compiled kernels."""
-        return CalledStates(self._pool)
+        return called_states(self._pool)
 
     def _lay_out(self, matrices: Iterable[Weight], count: int) -> Panels:
         return lay_out(matrices, count, self._quantization, self._arena.empty, self._pool)

@@ -19,6 +19,7 @@ from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, HeadNorms, LoraProducts
 from engine.resolve import FP8_MULTIPLE, INT4_MULTIPLE_BY_DEVICE
+from engine.state_kernels import StateKernels
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.causal_conv.launch import causal_conv
 from kernels.embedding.launch import take_rows
@@ -35,13 +36,9 @@ JOINS_ARE_WANTED = True
 """Whether to use fused kernels; `loadtest.gpu` turns it off to measure their gain."""
 
 
-class TritonStates:
-    """The `engine.state_kernels.StateKernels` of a GPU."""
-
-    dtypes = frozenset({torch.float32, torch.bfloat16, torch.float16})
-    gated_delta = staticmethod(gated_delta)
-    causal_conv = staticmethod(causal_conv)
-    selective_scan = staticmethod(selective_scan)
+STATE_KERNELS = StateKernels(
+    frozenset({torch.float32, torch.bfloat16, torch.float16}), gated_delta, causal_conv, selective_scan
+)
 
 
 class TritonBackend(Backend):
@@ -244,9 +241,9 @@ class TritonBackend(Backend):
         """Activate and multiply in one pass."""
         return self._rounding.activate_and_multiply(gate_up, activation)
 
-    def state_kernels(self) -> TritonStates:
+    def state_kernels(self) -> StateKernels:
         """Return our kernels."""
-        return TritonStates()
+        return STATE_KERNELS
 
     def normed(
         self,
