@@ -26,10 +26,9 @@ from adapters.identity import AdapterDigest, AdapterRef
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.request import FinishReason, Request, RequestId, SamplingParams
+from engine.request import RequestId
 from loadtest.arguments import at_least_1, checkpoint_folder
-from loadtest.engine_alone import refusals_said
+from loadtest.engine_alone import EngineAlone, refusals_said
 from loadtest.random_adapter import write_adapter
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt, zipf_weights
@@ -37,7 +36,6 @@ from loadtest.workloads import TokenRange, token_prompt, zipf_weights
 COLUMNS = ("case", "value", "of what it is compared with", "target")
 IDS = TokenRange()
 PROMPT_TOKENS = 32
-IDLE_S = 0.001
 
 Draw = Callable[[random.Random], AdapterDigest]
 """Draws the adapter of the next request."""
@@ -52,16 +50,10 @@ class Round:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Asked:
-    started_s: float
-    first_s: float | None = None
-
-
-@dataclass(slots=True, kw_only=True)
 class Streams:
     """Concurrent streams over one engine, each of which sends the next request as soon as one is answered."""
 
-    engine: Engine
+    alone: EngineAlone
     num_streams: int
     answer_tokens: int
     num_asked: int = field(default=0, init=False)
@@ -73,42 +65,36 @@ class Streams:
             RuntimeError: the engine failed on a request.
         """
         rng, lengths = random.Random(self.num_asked), self._lengths(num_requests)
-        asked_by_id: dict[RequestId, _Asked] = {}
         started_s, num_done = time.perf_counter(), 0
+        started_by_id: dict[RequestId, float] = {}
+        first_by_id: dict[RequestId, float] = {}
+
+        def ask() -> None:
+            self.num_asked += 1
+            prompt = token_prompt(PROMPT_TOKENS, seed=f"residency-{self.num_asked}", ids=IDS)
+            at_s, length = time.perf_counter(), lengths[len(started_by_id)]
+            started_by_id[self.alone.add(prompt, length, draw(rng))] = at_s
+
         for _ in range(min(self.num_streams, num_requests)):
-            self._ask(draw(rng), lengths, asked_by_id)
+            ask()
         while num_done < num_requests:
-            emissions = self.engine.step()
+            emissions = self.alone.step()
             now_s = time.perf_counter()
             for emission in emissions:
-                asked = asked_by_id[emission.request_id]
-                asked.first_s = asked.first_s or now_s
-                if emission.finish_reason is FinishReason.FAILED:
-                    raise RuntimeError(f"the engine failed: {emission.error}")
+                first_by_id.setdefault(emission.request_id, now_s)
                 if emission.finish_reason is not None:
                     num_done += 1
-                    if len(asked_by_id) < num_requests:
-                        self._ask(draw(rng), lengths, asked_by_id)
-            if not emissions:
-                time.sleep(IDLE_S)  # adapters arrive on other threads
-        seconds = time.perf_counter() - started_s
+                    if len(started_by_id) < num_requests:
+                        ask()
         return Round(
-            tokens_per_s=sum(lengths) / seconds,
-            ttft_ms=[(one.first_s - one.started_s) * 1000 for one in asked_by_id.values() if one.first_s is not None],
+            tokens_per_s=sum(lengths) / (time.perf_counter() - started_s),
+            ttft_ms=[(first_by_id[name] - at_s) * 1000 for name, at_s in started_by_id.items()],
         )
 
     def _lengths(self, num_requests: int) -> list[int]:
         """Return the length of each answer in tokens, from 0.5 to 1.5 times the mean."""
         rng, half = random.Random(num_requests), self.answer_tokens // 2
         return [rng.randint(self.answer_tokens - half, self.answer_tokens + half) for _ in range(num_requests)]
-
-    def _ask(self, adapter: AdapterDigest, lengths: Sequence[int], asked_by_id: dict[RequestId, _Asked]) -> None:
-        self.num_asked += 1
-        request_id = RequestId(f"residency-{self.num_asked}")
-        prompt = tuple(token_prompt(PROMPT_TOKENS, seed=request_id, ids=IDS))
-        params = SamplingParams(max_tokens=lengths[len(asked_by_id)], temperature=0.0, ignore_eos=True)
-        asked_by_id[request_id] = _Asked(started_s=time.perf_counter())
-        self.engine.add(Request(request_id=request_id, prompt_ids=prompt, params=params, adapter=adapter))
 
 
 def by_zipf(digests: Sequence[AdapterDigest], exponent: float) -> Draw:
@@ -199,8 +185,8 @@ def main() -> None:
     with TemporaryDirectory(prefix="adapters-") as folder:
         refs = write_adapters(Path(folder), options.model, options.registered, options.rank)
         digests = [ref.digest for ref in refs]
-        engine = build_engine(config, refs)
-        streams = Streams(engine=engine, num_streams=options.streams, answer_tokens=options.answer_tokens)
+        alone = EngineAlone(build_engine(config, refs))
+        streams = Streams(alone=alone, num_streams=options.streams, answer_tokens=options.answer_tokens)
         streams.run(each_of(digests), len(digests))
         draws = {
             "one": one_of(digests[:1]),
@@ -209,8 +195,7 @@ def main() -> None:
             "twice": one_of(digests[: 2 * options.slots]),
         }
         found = measure(streams, draws, requests=options.requests, repeats=options.repeats)
-        engine.stop()
-        engine.run(lambda _emissions: None)
+        alone.close()
     print(markdown_table(COLUMNS, rows_of(found)))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from engine.build import build_engine
 from engine.config import EngineConfig
 from loadtest.arguments import at_least, at_least_1, counts
 from loadtest.engine_alone import EngineAlone, Generated, refusals_said
@@ -107,6 +108,17 @@ def checkpoint(model: str) -> Iterator[Path]:
     yield Path(model)
 
 
+def plan_of(options: argparse.Namespace, folder: Path) -> Plan:
+    """Return what the command line wants of a checkpoint."""
+    return Plan(
+        batches=options.batches,
+        prompt_tokens=options.prompt_tokens,
+        answer_tokens=options.answer_tokens,
+        repeats=options.repeats,
+        ids=vocabulary(folder),
+    )
+
+
 def vocabulary(folder: Path) -> TokenRange:
     """Return the token ids that prompts are drawn from, without the first ones, which tend to be special."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -159,26 +171,13 @@ def main() -> None:
     """Measure and print."""
     options = parse()
     with checkpoint(options.model) as folder:
-        engine = EngineAlone(engine_config(options, folder))
-        plan = Plan(
-            batches=options.batches,
-            prompt_tokens=options.prompt_tokens,
-            answer_tokens=options.answer_tokens,
-            repeats=options.repeats,
-            ids=vocabulary(folder),
-        )
-        print(f"{options.model}: {engine.config}\n")
-        results = measure(engine, plan)
+        engine = EngineAlone(build_engine(engine_config(options, folder)))
+        print(f"{options.model}: {engine.engine.config}\n")
+        results = measure(engine, plan_of(options, folder))
         engine.close()
     print(markdown_table(COLUMNS, [result.row() for result in results]))
-    facts = {
-        "model": options.model,
-        "prompt_tokens": options.prompt_tokens,
-        "answer_tokens": options.answer_tokens,
-        "repeats": options.repeats,
-        "results": [asdict(result) for result in results],
-    }
-    print(json.dumps(facts))
+    facts = {name: getattr(options, name) for name in ("model", "prompt_tokens", "answer_tokens", "repeats")}
+    print(json.dumps(facts | {"results": [asdict(result) for result in results]}))
 
 
 if __name__ == "__main__":

@@ -34,18 +34,17 @@ class Talk:
     """Conversations with one engine."""
 
     def __init__(self, config: EngineConfig, num_conversations: int, num_tokens: int) -> None:
-        self._engine = build_engine(config)
-        self._alone = EngineAlone(config, self._engine)
+        self._alone = EngineAlone(build_engine(config))
         seeds = range(num_conversations)
         self._prompts = [token_prompt(num_tokens, seed=seed, ids=TokenRange()) for seed in seeds]
 
     def turn(self) -> tuple[float, float]:
         """Ask one turn of every conversation; return the median TTFT in ms and the mean tokens fetched for each."""
-        before, ttft_ms = self._engine.snapshot().fetched_tokens, []
+        before, ttft_ms = self._alone.engine.snapshot().fetched_tokens, []
         for prompt in self._prompts:
             ttft_ms.append(self._alone.generate([prompt], [ANSWER_TOKENS]).prefill_s * 1000)
             prompt.extend(token_prompt(TURN_TOKENS, seed=len(prompt), ids=TokenRange()))
-        return median(ttft_ms), (self._engine.snapshot().fetched_tokens - before) / len(self._prompts)
+        return median(ttft_ms), (self._alone.engine.snapshot().fetched_tokens - before) / len(self._prompts)
 
     def turns(self, count: int) -> tuple[float, float]:
         """Return the medians over `count` turns."""

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from adapters.identity import AdapterDigest
-from engine.build import build_engine
-from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import CheckpointError, ConfigError
 from engine.metrics import EngineSnapshot
-from engine.request import FinishReason, Request, RequestId, SamplingParams
+from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
 from loadtest.measure import Exchange
 
 IDLE_S = 0.001
@@ -66,20 +65,34 @@ def refusals_said(tool: str) -> Iterator[None]:
 
 
 class EngineAlone:
-    """An engine stepped by its caller.
+    """An engine stepped by its caller."""
 
-    Raises:
-        CheckpointError, ConfigError: as `engine.build.build_engine`.
-    """
-
-    def __init__(self, config: EngineConfig, engine: Engine | None = None) -> None:
-        self._engine = build_engine(config) if engine is None else engine
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self._numbers = count()
 
-    @property
-    def config(self) -> object:
-        """The resolved configuration."""
-        return self._engine.config
+    def add(
+        self, prompt: Sequence[int], max_tokens: int, adapter: AdapterDigest | None = None, **drawing: Any
+    ) -> RequestId:
+        """Add a request for exactly so many tokens, greedy unless `drawing` says otherwise."""
+        request_id = RequestId(f"alone-{next(self._numbers)}")
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **drawing})
+        self.engine.add(Request(request_id=request_id, prompt_ids=tuple(prompt), params=params, adapter=adapter))
+        return request_id
+
+    def step(self) -> Sequence[Emission]:
+        """Compute one step, or wait a little for what other threads do, which need the GIL.
+
+        Raises:
+            RuntimeError: the engine failed on a request.
+        """
+        emissions = self.engine.step()
+        for emission in emissions:
+            if emission.finish_reason is FinishReason.FAILED:
+                raise RuntimeError(f"the engine failed: {emission.error}")
+        if not emissions and not self.engine.snapshot().num_running:
+            time.sleep(IDLE_S)
+        return emissions
 
     def generate(
         self,
@@ -93,35 +106,27 @@ class EngineAlone:
             RequestError: a prompt does not fit.
             RuntimeError: the engine failed on one.
         """
-        before = self._engine.snapshot()
+        before = self.engine.snapshot()
         started_s, started = time.time(), time.perf_counter()
         event_ms: dict[RequestId, list[float]] = {}
         for prompt, length, adapter in zip(prompts, answer_tokens, adapters or [None] * len(prompts), strict=True):
-            params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
-            request_id = RequestId(f"alone-{next(self._numbers)}")
-            self._engine.add(Request(request_id=request_id, prompt_ids=tuple(prompt), params=params, adapter=adapter))
-            event_ms[request_id] = []
+            event_ms[self.add(prompt, length, adapter)] = []
         num_open = len(event_ms)
         middle, middle_s, num_before_middle = before, 0.0, 0
         full_end: tuple[EngineSnapshot, float] | None = None
         while num_open:
-            emissions = self._engine.step()
-            if not emissions and not self._engine.snapshot().num_running:
-                # It waits for work of another thread, which needs the GIL.
-                time.sleep(IDLE_S)
+            emissions = self.step()
             now_s = time.perf_counter() - started
             for emission in emissions:
-                if emission.finish_reason is FinishReason.FAILED:
-                    raise RuntimeError(f"the engine failed: {emission.error}")
                 event_ms[emission.request_id] += [now_s * 1000] * len(emission.token_ids)
                 num_open -= emission.finish_reason is not None
             if full_end is None and num_open < len(event_ms):
-                full_end = self._engine.snapshot(), now_s
+                full_end = self.engine.snapshot(), now_s
             if not middle_s and all(event_ms.values()):
-                middle, middle_s = self._engine.snapshot(), now_s
+                middle, middle_s = self.engine.snapshot(), now_s
                 num_before_middle = sum(map(len, event_ms.values()))
         end_s = time.perf_counter() - started
-        after = self._engine.snapshot()
+        after = self.engine.snapshot()
         return Generated(
             exchanges=tuple(
                 _exchange(started_s, times, len(prompt))
@@ -137,9 +142,9 @@ class EngineAlone:
 
     def close(self) -> None:
         """Free the engine."""
-        self._engine.stop()
+        self.engine.stop()
         # `run` returns at once on a stopped engine, and closes what it owns.
-        self._engine.run(lambda _emissions: None)
+        self.engine.run(lambda _emissions: None)
 
 
 def _since(

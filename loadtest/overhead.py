@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from engine.build import build_engine
 from engine.config import EngineConfig
 from loadtest.arguments import add_seed, at_least, at_least_1, checkpoint_folder, counts, http_url
-from loadtest.bench_engine import Plan, add_engine_options, engine_config, vocabulary
+from loadtest.bench_engine import Plan, add_engine_options, engine_config, plan_of
 from loadtest.engine_alone import EngineAlone, refusals_said
 from loadtest.measure import Exchange
 from loadtest.servers import NamedUrl, find_server
@@ -125,14 +126,8 @@ def main() -> None:
     """Measure and print."""
     options = parse()
     server = find_server(NamedUrl(name="the server", url=options.host), options.model)
-    plan = Plan(
-        batches=options.batches,
-        prompt_tokens=options.prompt_tokens,
-        answer_tokens=options.answer_tokens,
-        repeats=options.repeats,
-        ids=vocabulary(Path(options.checkpoint)),
-    )
-    engine = EngineAlone(alike(options))
+    plan = plan_of(options, Path(options.checkpoint))
+    engine = EngineAlone(build_engine(alike(options)))
     client = StreamClient(options.host, concurrency=max(options.batches))
     try:
         results = measure(client, server.model, engine, plan, seed=options.seed)

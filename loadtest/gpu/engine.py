@@ -233,7 +233,7 @@ def measure(
             max_queued_requests=512,
             **dict[str, Any](device="cuda", dtype="bfloat16", max_batched_tokens=8192) | works[0].options | changes,
         )
-        alone = EngineAlone(config, build(config, refs, random_weights))
+        alone = EngineAlone(build(config, refs, random_weights))
         plain: dict[tuple[int, int, int], Result] = {}
         again: list[tuple[Result, Callable[[], object]]] = []
         try:

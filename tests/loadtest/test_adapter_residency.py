@@ -9,6 +9,7 @@ from adapters.identity import AdapterDigest
 from engine.build import build_engine
 from engine.config import EngineConfig
 from loadtest.adapter_residency import Round, Streams, by_zipf, measure, one_of, rows_of, write_adapters
+from loadtest.engine_alone import EngineAlone
 
 MODEL = "models/stdlib-chat"
 
@@ -18,12 +19,11 @@ def test_streams_over_more_adapters_than_slots_are_all_answered(tmp_path: Path) 
     config = EngineConfig(
         model_path=MODEL, num_threads=1, max_num_seqs=3, max_model_len=64, max_device_adapters=2, kv_cache_bytes=1 << 22
     )
-    engine = build_engine(config, refs)
-    streams = Streams(engine=engine, num_streams=3, answer_tokens=2)
+    alone = EngineAlone(build_engine(config, refs))
+    streams = Streams(alone=alone, num_streams=3, answer_tokens=2)
     draws = {"all": one_of([ref.digest for ref in refs])}
     [[first]] = measure(streams, draws, requests=7, repeats=1).values()
-    engine.stop()
-    engine.run(lambda _emissions: None)
+    alone.close()
     assert len(first.ttft_ms) == 7
     assert min(first.ttft_ms) > 0
     assert streams.num_asked == 14

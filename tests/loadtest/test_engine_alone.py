@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from loadtest.engine_alone import EngineAlone
@@ -24,7 +25,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineAlone]:
         max_num_seqs=4,
         num_speculative_tokens=0,
     )
-    alone = EngineAlone(config)
+    alone = EngineAlone(build_engine(config))
     yield alone
     alone.close()
 
