@@ -313,10 +313,10 @@ template <typename T> static inline bool are_finite(const T *numbers, int64_t co
 }
 
 // at: weight [out, in], panels, scales, zero points (for INT4 only); size: in, group. count: outputs; a unit is a panel.
-// round(weights, count, levels, scale, zero) quantizes a group of inputs of one output; the scale of a group that is not
+// ROUND(weights, count, levels, scale, zero) quantizes a group of inputs of one output; the scale of a group that is not
 // finite is NaN.
-template <Levels LEVELS, typename T, typename Round>
-static inline int64_t lay_out(const Op &op, int64_t unit, const Round &round) {
+template <Levels LEVELS, typename T, void (*ROUND)(const T *, int64_t, uint8_t *, float &, uint8_t &)>
+static inline int64_t lay_out(const Op &op, int64_t unit) {
     const int64_t out = *op.count, depth = op.size[0], group = op.size[1], num_groups = depth / group;
     if (unit < 0)
         return ceil_div(out, COLUMNS);
@@ -340,7 +340,7 @@ static inline int64_t lay_out(const Op &op, int64_t unit, const Round &round) {
                 continue;
             }
             uint8_t zero = 0;
-            round(of_group, group, levels.data(), scale, zero);
+            ROUND(of_group, group, levels.data(), scale, zero);
             if (zeros)
                 zeros[g * COLUMNS + n] = zero;
             for (int64_t k = 0; k < group; k++)

@@ -57,3 +57,14 @@ template <typename T> INLINE float rounded(float x) {
     store(x, narrow);
     return widen(narrow);
 }
+
+// Exports a kernel as NAME_f32 and NAME_bf16. In the expression for it, T is the dtype.
+#define EXPORT(NAME, ...)                                                                                              \
+    extern "C" int64_t NAME##_f32(const Op &op, int64_t unit) {                                                        \
+        using T [[maybe_unused]] = float;                                                                              \
+        return __VA_ARGS__(op, unit);                                                                                  \
+    }                                                                                                                  \
+    extern "C" int64_t NAME##_bf16(const Op &op, int64_t unit) {                                                       \
+        using T [[maybe_unused]] = bfloat16;                                                                           \
+        return __VA_ARGS__(op, unit);                                                                                  \
+    }

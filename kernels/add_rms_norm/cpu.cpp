@@ -48,7 +48,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace add_rms_norm
 
-extern "C" {
-int64_t add_rms_norm_f32(const Op &op, int64_t unit) { return add_rms_norm::kernel<float>(op, unit); }
-int64_t add_rms_norm_bf16(const Op &op, int64_t unit) { return add_rms_norm::kernel<bfloat16>(op, unit); }
-}
+EXPORT(add_rms_norm, add_rms_norm::kernel<T>)

@@ -58,7 +58,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace causal_conv
 
-extern "C" {
-int64_t causal_conv_f32(const Op &op, int64_t unit) { return causal_conv::kernel<float>(op, unit); }
-int64_t causal_conv_bf16(const Op &op, int64_t unit) { return causal_conv::kernel<bfloat16>(op, unit); }
-}
+EXPORT(causal_conv, causal_conv::kernel<T>)

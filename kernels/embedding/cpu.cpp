@@ -34,9 +34,5 @@ template <typename T> static int64_t take(const Op &op, int64_t unit) {
 
 } // namespace embedding
 
-extern "C" {
-int64_t embed_f32(const Op &op, int64_t unit) { return embedding::embed<float>(op, unit); }
-int64_t embed_bf16(const Op &op, int64_t unit) { return embedding::embed<bfloat16>(op, unit); }
-int64_t take_rows_f32(const Op &op, int64_t unit) { return embedding::take<float>(op, unit); }
-int64_t take_rows_bf16(const Op &op, int64_t unit) { return embedding::take<bfloat16>(op, unit); }
-}
+EXPORT(embed, embedding::embed<T>)
+EXPORT(take_rows, embedding::take<T>)

@@ -8,16 +8,11 @@
 
 #include <limits>
 
-extern "C" {
-int64_t packed_linear_f32(const Op &, int64_t);
-int64_t packed_linear_bf16(const Op &, int64_t);
-int64_t packed_linear_int8_f32(const Op &, int64_t);
-int64_t packed_linear_int8_bf16(const Op &, int64_t);
-int64_t packed_linear_int4_f32(const Op &, int64_t);
-int64_t packed_linear_int4_bf16(const Op &, int64_t);
-int64_t packed_linear_mxfp4_f32(const Op &, int64_t);
-int64_t packed_linear_mxfp4_bf16(const Op &, int64_t);
-}
+#define DECLARE(NAME) extern "C" int64_t NAME##_f32(const Op &, int64_t), NAME##_bf16(const Op &, int64_t);
+DECLARE(packed_linear)
+DECLARE(packed_linear_int8)
+DECLARE(packed_linear_int4)
+DECLARE(packed_linear_mxfp4)
 
 namespace experts {
 
@@ -159,33 +154,11 @@ template <typename T> static int64_t add(const Op &op, int64_t unit) {
 
 } // namespace experts
 
-extern "C" {
-int64_t choose_experts_f32(const Op &op, int64_t unit) { return experts::choose<float>(op, unit); }
-int64_t choose_experts_bf16(const Op &op, int64_t unit) { return experts::choose<bfloat16>(op, unit); }
-int64_t sort_by_expert_f32(const Op &op, int64_t unit) { return experts::sort(op, unit); }
-int64_t sort_by_expert_bf16(const Op &op, int64_t unit) { return experts::sort(op, unit); }
-int64_t add_experts_f32(const Op &op, int64_t unit) { return experts::add<float>(op, unit); }
-int64_t add_experts_bf16(const Op &op, int64_t unit) { return experts::add<bfloat16>(op, unit); }
-int64_t grouped_packed_linear_f32(const Op &op, int64_t unit) { return experts::grouped<packed_linear_f32>(op, unit); }
-int64_t grouped_packed_linear_bf16(const Op &op, int64_t unit) {
-    return experts::grouped<packed_linear_bf16>(op, unit);
-}
-int64_t grouped_packed_linear_int8_f32(const Op &op, int64_t unit) {
-    return experts::grouped<packed_linear_int8_f32>(op, unit);
-}
-int64_t grouped_packed_linear_int8_bf16(const Op &op, int64_t unit) {
-    return experts::grouped<packed_linear_int8_bf16>(op, unit);
-}
-int64_t grouped_packed_linear_int4_f32(const Op &op, int64_t unit) {
-    return experts::grouped<packed_linear_int4_f32>(op, unit);
-}
-int64_t grouped_packed_linear_int4_bf16(const Op &op, int64_t unit) {
-    return experts::grouped<packed_linear_int4_bf16>(op, unit);
-}
-int64_t grouped_packed_linear_mxfp4_f32(const Op &op, int64_t unit) {
-    return experts::grouped<packed_linear_mxfp4_f32>(op, unit);
-}
-int64_t grouped_packed_linear_mxfp4_bf16(const Op &op, int64_t unit) {
-    return experts::grouped<packed_linear_mxfp4_bf16>(op, unit);
-}
-}
+EXPORT(choose_experts, experts::choose<T>)
+EXPORT(sort_by_expert, experts::sort)
+EXPORT(add_experts, experts::add<T>)
+#define BY_DTYPE(NAME) (sizeof(T) == 4 ? NAME##_f32 : NAME##_bf16)
+EXPORT(grouped_packed_linear, experts::grouped<BY_DTYPE(packed_linear)>)
+EXPORT(grouped_packed_linear_int8, experts::grouped<BY_DTYPE(packed_linear_int8)>)
+EXPORT(grouped_packed_linear_int4, experts::grouped<BY_DTYPE(packed_linear_int4)>)
+EXPORT(grouped_packed_linear_mxfp4, experts::grouped<BY_DTYPE(packed_linear_mxfp4)>)

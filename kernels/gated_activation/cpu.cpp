@@ -46,25 +46,8 @@ template <typename T, Activation ACTIVATION> static int64_t kernel(const Op &op,
 
 } // namespace gated_activation
 
-extern "C" {
 using gated_activation::Activation;
 
-int64_t silu_and_multiply_f32(const Op &op, int64_t unit) {
-    return gated_activation::kernel<float, Activation::SILU>(op, unit);
-}
-int64_t silu_and_multiply_bf16(const Op &op, int64_t unit) {
-    return gated_activation::kernel<bfloat16, Activation::SILU>(op, unit);
-}
-int64_t gelu_and_multiply_f32(const Op &op, int64_t unit) {
-    return gated_activation::kernel<float, Activation::GELU>(op, unit);
-}
-int64_t gelu_and_multiply_bf16(const Op &op, int64_t unit) {
-    return gated_activation::kernel<bfloat16, Activation::GELU>(op, unit);
-}
-int64_t clamped_and_multiply_f32(const Op &op, int64_t unit) {
-    return gated_activation::kernel<float, Activation::CLAMPED>(op, unit);
-}
-int64_t clamped_and_multiply_bf16(const Op &op, int64_t unit) {
-    return gated_activation::kernel<bfloat16, Activation::CLAMPED>(op, unit);
-}
-}
+EXPORT(silu_and_multiply, gated_activation::kernel<T, Activation::SILU>)
+EXPORT(gelu_and_multiply, gated_activation::kernel<T, Activation::GELU>)
+EXPORT(clamped_and_multiply, gated_activation::kernel<T, Activation::CLAMPED>)

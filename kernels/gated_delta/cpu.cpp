@@ -85,7 +85,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace gated_delta
 
-extern "C" {
-int64_t gated_delta_f32(const Op &op, int64_t unit) { return gated_delta::kernel<float>(op, unit); }
-int64_t gated_delta_bf16(const Op &op, int64_t unit) { return gated_delta::kernel<bfloat16>(op, unit); }
-}
+EXPORT(gated_delta, gated_delta::kernel<T>)

@@ -32,7 +32,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace gated_sum
 
-extern "C" {
-int64_t add_gated_f32(const Op &op, int64_t unit) { return gated_sum::kernel<float>(op, unit); }
-int64_t add_gated_bf16(const Op &op, int64_t unit) { return gated_sum::kernel<bfloat16>(op, unit); }
-}
+EXPORT(add_gated, gated_sum::kernel<T>)

@@ -33,9 +33,5 @@ template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t 
 
 } // namespace lora_expand
 
-extern "C" {
-int64_t lora_expand_f32(const Op &op, int64_t unit) { return lora_expand::kernel<float, float>(op, unit); }
-int64_t lora_expand_bf16(const Op &op, int64_t unit) { return lora_expand::kernel<bfloat16, bfloat16>(op, unit); }
-int64_t lora_logits_f32(const Op &op, int64_t unit) { return lora_expand::kernel<float, float>(op, unit); }
-int64_t lora_logits_bf16(const Op &op, int64_t unit) { return lora_expand::kernel<bfloat16, float>(op, unit); }
-}
+EXPORT(lora_expand, lora_expand::kernel<T, T>)
+EXPORT(lora_logits, lora_expand::kernel<T, float>)

@@ -106,9 +106,5 @@ template <typename T> static int64_t expand(const Op &op, int64_t unit) {
 
 } // namespace lora_experts
 
-extern "C" {
-int64_t expert_shrink_f32(const Op &op, int64_t unit) { return lora_experts::shrink<float>(op, unit); }
-int64_t expert_shrink_bf16(const Op &op, int64_t unit) { return lora_experts::shrink<bfloat16>(op, unit); }
-int64_t expert_expand_f32(const Op &op, int64_t unit) { return lora_experts::expand<float>(op, unit); }
-int64_t expert_expand_bf16(const Op &op, int64_t unit) { return lora_experts::expand<bfloat16>(op, unit); }
-}
+EXPORT(expert_shrink, lora_experts::shrink<T>)
+EXPORT(expert_expand, lora_experts::expand<T>)

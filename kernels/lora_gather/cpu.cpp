@@ -25,7 +25,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace lora_gather
 
-extern "C" {
-int64_t lora_gather_f32(const Op &op, int64_t unit) { return lora_gather::kernel<float>(op, unit); }
-int64_t lora_gather_bf16(const Op &op, int64_t unit) { return lora_gather::kernel<bfloat16>(op, unit); }
-}
+EXPORT(lora_gather, lora_gather::kernel<T>)

@@ -80,7 +80,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace lora_pack
 
-extern "C" {
-int64_t lora_pack_f32(const Op &op, int64_t unit) { return lora_pack::kernel<float>(op, unit); }
-int64_t lora_pack_bf16(const Op &op, int64_t unit) { return lora_pack::kernel<bfloat16>(op, unit); }
-}
+EXPORT(lora_pack, lora_pack::kernel<T>)

@@ -35,7 +35,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace lora_shrink
 
-extern "C" {
-int64_t lora_shrink_f32(const Op &op, int64_t unit) { return lora_shrink::kernel<float>(op, unit); }
-int64_t lora_shrink_bf16(const Op &op, int64_t unit) { return lora_shrink::kernel<bfloat16>(op, unit); }
-}
+EXPORT(lora_shrink, lora_shrink::kernel<T>)

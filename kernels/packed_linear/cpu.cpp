@@ -49,9 +49,5 @@ template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t 
 
 } // namespace packed_linear
 
-extern "C" {
-int64_t packed_linear_f32(const Op &op, int64_t unit) { return packed_linear::kernel<float, float>(op, unit); }
-int64_t packed_linear_bf16(const Op &op, int64_t unit) { return packed_linear::kernel<bfloat16, bfloat16>(op, unit); }
-int64_t packed_logits_f32(const Op &op, int64_t unit) { return packed_linear::kernel<float, float>(op, unit); }
-int64_t packed_logits_bf16(const Op &op, int64_t unit) { return packed_linear::kernel<bfloat16, float>(op, unit); }
-}
+EXPORT(packed_linear, packed_linear::kernel<T, T>)
+EXPORT(packed_logits, packed_linear::kernel<T, float>)

@@ -29,23 +29,6 @@ static inline void round_group(const T *weight, int64_t count, uint8_t *levels, 
 
 } // namespace packed_linear_int4
 
-extern "C" {
-int64_t packed_linear_int4_f32(const Op &op, int64_t unit) {
-    return levels::kernel<Levels::INT4, float, float>(op, unit);
-}
-int64_t packed_linear_int4_bf16(const Op &op, int64_t unit) {
-    return levels::kernel<Levels::INT4, bfloat16, bfloat16>(op, unit);
-}
-int64_t packed_linear_mxfp4_f32(const Op &op, int64_t unit) {
-    return levels::kernel<Levels::E2M1, float, float>(op, unit);
-}
-int64_t packed_linear_mxfp4_bf16(const Op &op, int64_t unit) {
-    return levels::kernel<Levels::E2M1, bfloat16, bfloat16>(op, unit);
-}
-int64_t lay_out_int4_f32(const Op &op, int64_t unit) {
-    return levels::lay_out<Levels::INT4, float>(op, unit, packed_linear_int4::round_group<float>);
-}
-int64_t lay_out_int4_bf16(const Op &op, int64_t unit) {
-    return levels::lay_out<Levels::INT4, bfloat16>(op, unit, packed_linear_int4::round_group<bfloat16>);
-}
-}
+EXPORT(packed_linear_int4, levels::kernel<Levels::INT4, T, T>)
+EXPORT(packed_linear_mxfp4, levels::kernel<Levels::E2M1, T, T>)
+EXPORT(lay_out_int4, levels::lay_out<Levels::INT4, T, packed_linear_int4::round_group<T>>)

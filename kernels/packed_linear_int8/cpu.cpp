@@ -218,9 +218,5 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace packed_linear_int8
 
-extern "C" {
-int64_t quantize_rows_f32(const Op &op, int64_t unit) { return packed_linear_int8::quantize<float>(op, unit); }
-int64_t quantize_rows_bf16(const Op &op, int64_t unit) { return packed_linear_int8::quantize<bfloat16>(op, unit); }
-int64_t packed_linear_int8_f32(const Op &op, int64_t unit) { return packed_linear_int8::kernel<float>(op, unit); }
-int64_t packed_linear_int8_bf16(const Op &op, int64_t unit) { return packed_linear_int8::kernel<bfloat16>(op, unit); }
-}
+EXPORT(quantize_rows, packed_linear_int8::quantize<T>)
+EXPORT(packed_linear_int8, packed_linear_int8::kernel<T>)

@@ -47,19 +47,6 @@ static inline void round_group(const T *weight, int64_t count, uint8_t *levels, 
 
 } // namespace packed_logits_int8
 
-extern "C" {
-int64_t packed_logits_int8_f32(const Op &op, int64_t unit) {
-    return levels::kernel<Levels::INT8, float, float>(op, unit);
-}
-int64_t packed_logits_int8_bf16(const Op &op, int64_t unit) {
-    return levels::kernel<Levels::INT8, bfloat16, float>(op, unit);
-}
-int64_t embed_int8_f32(const Op &op, int64_t unit) { return packed_logits_int8::embed<float>(op, unit); }
-int64_t embed_int8_bf16(const Op &op, int64_t unit) { return packed_logits_int8::embed<bfloat16>(op, unit); }
-int64_t lay_out_logits_int8_f32(const Op &op, int64_t unit) {
-    return levels::lay_out<Levels::INT8, float>(op, unit, packed_logits_int8::round_group<float>);
-}
-int64_t lay_out_logits_int8_bf16(const Op &op, int64_t unit) {
-    return levels::lay_out<Levels::INT8, bfloat16>(op, unit, packed_logits_int8::round_group<bfloat16>);
-}
-}
+EXPORT(packed_logits_int8, levels::kernel<Levels::INT8, T, float>)
+EXPORT(embed_int8, packed_logits_int8::embed<T>)
+EXPORT(lay_out_logits_int8, levels::lay_out<Levels::INT8, T, packed_logits_int8::round_group<T>>)

@@ -165,7 +165,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace paged_attention
 
-extern "C" {
-int64_t paged_attention_f32(const Op &op, int64_t unit) { return paged_attention::kernel<float>(op, unit); }
-int64_t paged_attention_bf16(const Op &op, int64_t unit) { return paged_attention::kernel<bfloat16>(op, unit); }
-}
+EXPORT(paged_attention, paged_attention::kernel<T>)

@@ -31,7 +31,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace rescale
 
-extern "C" {
-int64_t rescale_f32(const Op &op, int64_t unit) { return rescale::kernel<float>(op, unit); }
-int64_t rescale_bf16(const Op &op, int64_t unit) { return rescale::kernel<bfloat16>(op, unit); }
-}
+EXPORT(rescale, rescale::kernel<T>)

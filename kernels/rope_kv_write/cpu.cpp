@@ -141,7 +141,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace rope_kv_write
 
-extern "C" {
-int64_t rope_kv_write_f32(const Op &op, int64_t unit) { return rope_kv_write::kernel<float>(op, unit); }
-int64_t rope_kv_write_bf16(const Op &op, int64_t unit) { return rope_kv_write::kernel<bfloat16>(op, unit); }
-}
+EXPORT(rope_kv_write, rope_kv_write::kernel<T>)

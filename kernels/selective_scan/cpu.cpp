@@ -236,7 +236,4 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 
 } // namespace selective_scan
 
-extern "C" {
-int64_t selective_scan_f32(const Op &op, int64_t unit) { return selective_scan::kernel<float>(op, unit); }
-int64_t selective_scan_bf16(const Op &op, int64_t unit) { return selective_scan::kernel<bfloat16>(op, unit); }
-}
+EXPORT(selective_scan, selective_scan::kernel<T>)
