@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -16,9 +17,10 @@ from kernels.experts.routing import Routing, choose_experts, sort_by_expert
 from kernels.experts.row_kernel import expert_down_kernel, expert_gate_up_kernel
 from kernels.gated_activation.launch import activate_and_multiply
 from kernels.gated_activation.reference import Activation
-from kernels.mxfp4 import launch as mxfp4
 from kernels.mxfp4.reference import BLOCK as MXFP4_BLOCK
+from kernels.mxfp4.reference import GROUP as MXFP4_GROUP
 from kernels.mxfp4.reference import Mxfp4Matrix
+from kernels.mxfp4.row_kernel import mxfp4_down_kernel, mxfp4_gate_up_kernel
 from kernels.overlap import overlap
 from kernels.streamed_linear.launch import BITS_BY_DTYPE
 from kernels.streamed_linear.layout import BLOCK
@@ -28,6 +30,10 @@ MAX_ROWS = 2
 """Up to this many rows are multiplied separately. More rows share experts and would be compute-bound that way."""
 ROW_OUTPUTS, ROW_DEPTH, ROW_NUMBERS = 2, 1024, 8192
 """For one or two rows: outputs and inputs of a tile, and elements of a tile over all experts of a row."""
+ROW_GROUPS = 32
+"""For one or two rows and MXFP4: maximum groups per tile, one for each thread of a warp."""
+GATE_UP_OUTPUTS, DOWN_OUTPUTS = 2, 16
+"""Of those tiles: gate outputs, and outputs over all experts of a row, so that a thread has four per input it reads."""
 MAX_FP8_DEPTH = 8192
 """For one or two rows, up to this many inputs of FP8 weights are one tile, as in `kernels.streamed_linear.launch`."""
 SUM_BLOCK = 1024
@@ -219,7 +225,8 @@ def _multiply(
     if not rows:
         return torch.empty_like(x)
     if change is None and rows <= MAX_ROWS and _can_go_by_rows(gate_up, down):
-        return _multiply_rows(x, route(), gate_up, down, activation, biases)
+        routing = route()
+        return multiply_rows(x, routing.experts, routing.weights, gate_up, down, activation, biases)
     kinds = {type(gate_up), type(down)}
     cut = usual_cut(rows, chosen, experts, x.element_size(), is_int4=Int4Matrix in kinds, is_mxfp4=Mxfp4Matrix in kinds)
     routing = route(tile=cut.block_m)
@@ -236,64 +243,64 @@ def _multiply(
     return add_up(parts, routing.weights)
 
 
-def _multiply_rows(
+def multiply_rows(
     x: torch.Tensor,
-    routing: Routing,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     activation: Activation,
     biases: Biases | None,
 ) -> torch.Tensor:
-    """Multiply one or two rows separately."""
-    if isinstance(gate_up, Mxfp4Matrix) and isinstance(down, Mxfp4Matrix):
-        return mxfp4.multiply_rows(x, routing.experts, routing.weights, gate_up, down, activation, biases)
-    has_bias, (up_bias, down_bias) = biases is not None, biases or (x, x)
-    (rows, hidden), chosen, width = x.shape, routing.experts.shape[1], down.shape[1]
-    inner = torch.empty(rows * chosen, width, dtype=x.dtype, device=x.device)
-    is_whole = isinstance(gate_up, Fp8Matrix) and hidden <= MAX_FP8_DEPTH
-    block_k = triton.next_power_of_2(hidden) if is_whole else min(ROW_DEPTH, triton.next_power_of_2(hidden))
-    # More inputs of more outputs would not fit into registers.
-    block_n = ROW_OUTPUTS if block_k < MAX_FP8_DEPTH else 1
-    expert_gate_up_kernel[(rows * chosen, triton.cdiv(width, block_n))](
-        x,
-        routing.experts,
-        *_parts_of(gate_up),
-        up_bias,
-        inner,
-        width,
-        DEPTH=hidden,
-        CHOSEN=chosen,
-        HAS_BIAS=has_bias,
+    """Multiply one or two rows, separately, by their `experts`, weighted by `weights`, both [rows, chosen].
+
+    MXFP4 weights are not rounded to the dtype of `x`; that would only change those that float16 cannot represent.
+    """
+    (rows, hidden), chosen, width = x.shape, experts.shape[1], down.shape[1]
+    if isinstance(gate_up, Mxfp4Matrix):
+        gate_up_kernel, down_kernel, seen_as = mxfp4_gate_up_kernel, mxfp4_down_kernel, torch.int32
+        up_cut, down_cut = _mxfp4_row_cuts(hidden, width, chosen)
+    else:
+        gate_up_kernel, down_kernel, seen_as = expert_gate_up_kernel, expert_down_kernel, x.dtype
+        up_cut, down_cut = _row_cuts(gate_up, down, hidden, width, chosen)
+    up_bias, down_bias = biases or (x, x)
+    options = {"CHOSEN": chosen, "HAS_BIAS": biases is not None, **overlap()}
+    inner, out = torch.empty(rows * chosen, width, dtype=x.dtype, device=x.device), torch.empty_like(x)
+    gate_up_kernel[(rows * chosen, triton.cdiv(width, up_cut["BLOCK_N"]))](
+        *(x.view(seen_as), experts, *_parts_of(gate_up), up_bias, inner, width),
         ACTIVATION=activation,
-        LIMIT=_limit_of(gate_up),
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        num_warps=4,
-        **overlap(),
+        **up_cut,
+        **options,
     )
-    out = torch.empty_like(x)
-    block_c = triton.next_power_of_2(chosen)
-    # With more experts and outputs, a thread's operands would not all lie in that thread.
-    block_n = ROW_OUTPUTS if block_c <= 4 else 1
-    expert_down_kernel[(rows, triton.cdiv(hidden, block_n))](
-        inner,
-        routing.experts,
-        routing.weights,
-        *_parts_of(down),
-        down_bias,
-        out,
-        hidden,
-        DEPTH=width,
-        CHOSEN=chosen,
-        HAS_BIAS=has_bias,
-        LIMIT=_limit_of(down),
-        BLOCK_C=block_c,
-        BLOCK_N=block_n,
-        BLOCK_K=min(ROW_NUMBERS // (block_n * block_c), triton.next_power_of_2(width)),
-        num_warps=4,
-        **overlap(),
+    down_kernel[(rows, triton.cdiv(hidden, down_cut["BLOCK_N"]))](
+        *(inner.view(seen_as), experts, weights, *_parts_of(down), down_bias, out, hidden), **down_cut, **options
     )
     return out
+
+
+def _row_cuts(
+    gate_up: ExpertMatrix, down: ExpertMatrix, hidden: int, width: int, chosen: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the constants of the two products of one or two rows."""
+    is_whole = isinstance(gate_up, Fp8Matrix) and hidden <= MAX_FP8_DEPTH
+    block_k = triton.next_power_of_2(hidden) if is_whole else min(ROW_DEPTH, triton.next_power_of_2(hidden))
+    block_c = triton.next_power_of_2(chosen)
+    # More inputs of more outputs would not fit into registers. With more experts and outputs, a thread's operands would
+    # not all lie in that thread.
+    up_n, down_n = ROW_OUTPUTS if block_k < MAX_FP8_DEPTH else 1, ROW_OUTPUTS if block_c <= 4 else 1
+    down_k = min(ROW_NUMBERS // (down_n * block_c), triton.next_power_of_2(width))
+    up = {"DEPTH": hidden, "LIMIT": _limit_of(gate_up), "BLOCK_N": up_n, "BLOCK_K": block_k, "num_warps": 4}
+    low = {"DEPTH": width, "LIMIT": _limit_of(down), "BLOCK_C": block_c, "BLOCK_N": down_n, "BLOCK_K": down_k}
+    return up, {**low, "num_warps": 4}
+
+
+def _mxfp4_row_cuts(hidden: int, width: int, chosen: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `_row_cuts` for MXFP4 weights."""
+    up_groups, down_groups, block_c = hidden // MXFP4_GROUP, width // MXFP4_GROUP, triton.next_power_of_2(chosen)
+    up_g, down_g = (int(min(ROW_GROUPS, triton.next_power_of_2(groups))) for groups in (up_groups, down_groups))
+    down_n = max(1, DOWN_OUTPUTS // max(4, block_c))
+    low = {"GROUPS": down_groups, "BLOCK_C": block_c, "BLOCK_N": down_n, "BLOCK_G": down_g, "num_warps": 4}
+    return {"GROUPS": up_groups, "BLOCK_N": GATE_UP_OUTPUTS, "BLOCK_G": up_g, "num_warps": 1}, low
 
 
 def _can_go_by_rows(gate_up: ExpertMatrix, down: ExpertMatrix) -> bool:

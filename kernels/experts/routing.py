@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -64,15 +65,9 @@ def choose_experts(
         0 if decodes is None else len(decodes),
         rows,
         tile or 0,
-        EXPERTS=experts,
-        CHOSEN=chosen,
         IS_NORMED=is_normed,
         HAS_TILES=tile is not None,
-        BLOCK_R=ROWS_AT_ONCE,
-        BLOCK_E=triton.next_power_of_2(experts),
-        BLOCK_C=triton.next_power_of_2(chosen),
-        num_warps=4,
-        **overlap(),
+        **_options(experts, chosen),
     )
     return found
 
@@ -104,13 +99,7 @@ def sort_by_expert(
         0 if decodes is None else len(decodes),
         rows,
         tile,
-        EXPERTS=num_experts,
-        CHOSEN=chosen,
-        BLOCK_R=ROWS_AT_ONCE,
-        BLOCK_E=triton.next_power_of_2(num_experts),
-        BLOCK_C=triton.next_power_of_2(chosen),
-        num_warps=4,
-        **overlap(),
+        **_options(num_experts, chosen),
     )
     return found
 
@@ -118,6 +107,11 @@ def sort_by_expert(
 def max_tiles(pairs: int, experts: int, tile: int) -> int:
     """Return the maximum number of tiles for any routing of `pairs` pairs."""
     return (pairs + min(pairs, experts) * (tile - 1)) // tile
+
+
+def _options(experts: int, chosen: int) -> dict[str, Any]:
+    blocks = {"BLOCK_E": triton.next_power_of_2(experts), "BLOCK_C": triton.next_power_of_2(chosen)}
+    return {"EXPERTS": experts, "CHOSEN": chosen, "BLOCK_R": ROWS_AT_ONCE, **blocks, "num_warps": 4, **overlap()}
 
 
 def _with_room(routing: Routing, experts: int, tile: int) -> Routing:

@@ -25,7 +25,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from kernels import expert_launches, launches, overlap
 from kernels.meta_tensors import mxfp4_matrix
-from kernels.mxfp4.launch import multiply_rows
+from kernels.experts.launch import multiply_rows
 from kernels.architecture import pretending
 from kernels.recording import recording
 from kernels.streamed_linear.reference import FP8, Fp8Matrix

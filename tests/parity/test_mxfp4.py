@@ -17,7 +17,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.decoder.spec import read_spec
 from engine.gpu import experts
-from kernels.mxfp4 import launch as row_launch
+from kernels.experts import launch as row_launch
 from kernels.mxfp4.reference import Mxfp4Matrix, pack_mxfp4
 from tests.engine.mxfp4_checkpoints import CONFIG, quantize_experts
 from tests.parity.conftest import greedy, make_model, random_prompts, run_engine

@@ -11,20 +11,19 @@ from engine.loading.mxfp4 import Mxfp4Weight
 from kernels.experts import launch, routing
 from kernels.experts.reference import choose_experts, multiply_by_experts
 from kernels.gated_activation.reference import Activation
-from kernels.mxfp4 import launch as row_launch
 from kernels.mxfp4.reference import MAX_EXPONENT, Mxfp4Matrix, pack_mxfp4
 from kernels.mxfp4.row_kernel import mxfp4_down_kernel
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
 
-USUAL_OUTPUTS = {name: getattr(row_launch, name) for name in ("GATE_UP_OUTPUTS", "DOWN_OUTPUTS")}
+USUAL_OUTPUTS = {name: getattr(launch, name) for name in ("GATE_UP_OUTPUTS", "DOWN_OUTPUTS")}
 
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each have much to do where they are interpreted, one after the other."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(row_launch, "GATE_UP_OUTPUTS", 32)
-        monkeypatch.setattr(row_launch, "DOWN_OUTPUTS", 128)
+        monkeypatch.setattr(launch, "GATE_UP_OUTPUTS", 32)
+        monkeypatch.setattr(launch, "DOWN_OUTPUTS", 128)
 
 
 def drawn(out: int, depth: int, dtype: torch.dtype) -> Mxfp4Weight:
@@ -143,7 +142,7 @@ def test_types_and_sizes_that_no_tile_divides(
     dtype: torch.dtype, rows: int, experts: int, chosen: int, hidden: int, inner: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A row or two go by several tiles too.
-    monkeypatch.setattr(row_launch, "ROW_GROUPS", 2)
+    monkeypatch.setattr(launch, "ROW_GROUPS", 2)
     Mixture(experts, hidden, inner, dtype).check(rows, chosen)
 
 
@@ -155,7 +154,7 @@ def test_inputs_as_many_as_those_of_gpt_oss(rows: int) -> None:
 
 def test_outputs_as_many_a_program_as_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, usual in USUAL_OUTPUTS.items():
-        monkeypatch.setattr(row_launch, name, usual)
+        monkeypatch.setattr(launch, name, usual)
     Mixture(5, 64, 32, torch.bfloat16).check(1, 3)
 
 
