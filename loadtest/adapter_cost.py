@@ -19,8 +19,8 @@ import gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
 
 from loadtest.arguments import add_seed, add_token_ids, at_least_1, token_ids
-from loadtest.compare import SETTLE_S
-from loadtest.measure import Exchange, Summary, median, summarise
+from loadtest.compare import SETTLE_S, cell_of
+from loadtest.measure import Exchange, Summary, summarise
 from loadtest.servers import NamedUrl, models_of, refuse_twice
 from loadtest.stream_client import ServedModel, StreamClient
 from loadtest.tables import markdown_table, number
@@ -78,12 +78,11 @@ def table(rounds_by_case: dict[int, dict[str, list[Summary]]]) -> str:
     base_by_server: dict[str, float] = {}
     for case, rounds_by_server in rounds_by_case.items():
         for server, rounds in rounds_by_server.items():
-            rate = median(one.output_tokens_per_s for one in rounds)
+            cell = cell_of(rounds)
+            rate = cell.output_tokens_per_s
             base = base_by_server.setdefault(server, rate)
-            share = rate / base if base else nan
-            times = (median(one.ttft_ms.p50 for one in rounds), median(one.tpot_ms.p50 for one in rounds))
-            errors = str(sum(one.num_errors for one in rounds))
-            rows.append([str(case or "none"), server, number(rate), number(share), *map(number, times), errors])
+            figures = (rate, rate / base if base else nan, cell.ttft_ms, cell.tpot_ms)
+            rows.append([str(case or "none"), server, *map(number, figures), str(cell.num_errors)])
     return markdown_table(COLUMNS, rows)
 
 

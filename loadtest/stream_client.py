@@ -19,10 +19,10 @@ from geventhttpclient import HTTPClient  # type: ignore[import-untyped, unused-i
 from geventhttpclient.response import HTTPParseError  # type: ignore[import-untyped, unused-ignore]
 
 from loadtest.measure import Exchange
-from loadtest.sse import DONE, EventLines
 from loadtest.workloads import Ask
 
 CONNECT_TIMEOUT_S = 10.0
+DONE = "[DONE]"
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 """Fields of a chat delta that hold generated text; servers name the text of a thinking model in two ways."""
 
@@ -53,6 +53,29 @@ def headers_for(api_key: str | None = None) -> dict[str, str]:
 
 class StreamError(RuntimeError):
     """The answer is incomplete; the message says how it failed."""
+
+
+class EventLines:
+    """Assembles lines of server-sent events into payloads.
+
+    Source: HTML Living Standard, section 9.2.6 (interpreting an event stream). Fields other than `data` are ignored; an
+    event without its closing blank line is dropped, as the standard requires.
+    """
+
+    def __init__(self) -> None:
+        self._data: list[str] = []
+
+    def feed(self, line: bytes) -> str | None:
+        """Process one line, with or without its newline; return the payload of the event that it closes, or None."""
+        text = line.rstrip(b"\r\n").decode("utf-8")
+        if not text:
+            payload = "\n".join(self._data) if self._data else None
+            self._data.clear()
+            return payload
+        name, _, value = text.partition(":")
+        if name == "data":
+            self._data.append(value.removeprefix(" "))
+        return None
 
 
 class _Reading:
