@@ -52,12 +52,12 @@ def write_grammar(
     Args:
         special_ids: ids of the model's special tokens by text. Lexemes never match special tokens.
         has_begun: the prompt already opened the thoughts.
-        content: the grammar of the content, None for any text.
+        content: the grammar of the content, None for any text beside calls.
     """
     is_either = calls is not None and calls.tool_format.is_alone and content is not None
     rules = _Rules(special_ids, is_piecewise=is_either)
     # Space behind thoughts is not shown. Without thoughts it would be: where `yes` is a choice, ` yes` is none.
-    space = " SPACE?" if calls is None and content is not None else ""
+    space = " SPACE?" if calls is None else ""
     prefix = "" if thinking is None else _thinking(rules, thinking, has_begun, space)
     answer = _answer(rules, calls, content is not None)
     rules.add("TEXT", f"/{_ANYTHING}/{rules.excluded}")
@@ -68,7 +68,7 @@ def write_grammar(
 
 def _answer(rules: _Rules, calls: CallRules | None, has_content: bool) -> str:
     if calls is None:
-        return "@content" if has_content else "TEXT?"
+        return "@content"
     content = "SPACE? @content" if has_content else "TEXT?"
     tool_format = calls.tool_format
     opening = tool_format.opening
@@ -165,8 +165,7 @@ def _tagged_arguments(rules: _Rules, index: int, tool: ToolSpec) -> str:
             rules.add(name, arguments_of(replace(tool, parameters=dict(parameter.schema))))
             rule = f"{rules.lexeme(opening + _SPACE)} {name} {rules.sequence((tagged.CLOSING,))}"
         body.append(rule if parameter.is_required else f"({rule})?")
-    # An empty rule body is invalid.
-    return " ".join(body) or '""'
+    return " ".join(body)
 
 
 def _choice(text: str) -> str:

@@ -45,7 +45,7 @@ def write_harmony(special_ids: Mapping[str, int], use: ToolUse | None, content: 
         r"KIND: / ?json/",
         *_calls(tools, channel, f"({constrain} KIND)? {message}"),
     ]
-    return with_content("\n".join(lines) + "\n", content)
+    return with_content("\n".join(lines), content)
 
 
 def _calls(tools: Sequence[ToolSpec], channel: str, behind: str) -> list[str]:

@@ -65,7 +65,7 @@ class Parameter:
     @property
     def is_json(self) -> bool:
         """Whether it is certainly JSON, in whose strings the closing tag is text."""
-        return self.is_enforced and self.choices is None and not (self.is_text and "string" in self.types)
+        return self.is_enforced and not (self.is_text and "string" in self.types)
 
     def value(self, written: str) -> str:
         """Return the written value as JSON."""

@@ -10,6 +10,8 @@ from deployments.tools.formats import (
     LLAMA3,
     MISTRAL,
     MISTRAL_ARGS,
+    NEMOTRON,
+    QWEN3_CODER,
     format_of_template,
 )
 from deployments.tools.sample import CallSample
@@ -44,7 +46,11 @@ def test_the_calls_that_a_template_shows_are_what_its_model_writes(text: str, na
         ("[TOOL_CALLS] [{", MISTRAL),
         ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS),
         ("Environment: ipython", LLAMA3),
+        ("<|python_tag|>", LLAMA3),
+        ("<tool_call><function={{ name }}><parameter={{ key }}>", QWEN3_CODER),
         ("<tool_call><function={{ name }}>", None),
+        ("<function={{ name }}><parameter={{ key }}>", None),
+        ("<tool_call> with <parameter=", HERMES),
         ("{% for tool in tools %}<|action|>", None),
     ],
 )
@@ -56,6 +62,13 @@ def test_a_template_that_shows_no_calls_is_taken_at_its_word(template: str, expe
 def test_a_template_that_takes_no_tools_leaves_the_generic_format(template: str) -> None:
     """One that shows calls all the same was refused, or its model held to a form that nobody had taught it."""
     assert format_of_template(template, CallSample()) is FORMATS["json"]
+
+
+def test_every_piece_of_a_format_may_be_a_token_of_its_own() -> None:
+    key = {"{", '"name"', ":", ",", '"arguments"', "}"}
+    assert NEMOTRON.pieces == {"<TOOLCALL>", "[", *key, "]", "</TOOLCALL>"}
+    assert MISTRAL_ARGS.pieces == {"[TOOL_CALLS]", "[ARGS]"}
+    assert LLAMA3.pieces == key - {'"arguments"'} | {'"parameters"', '"type"', '"function"', ";"}
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -161,6 +161,27 @@ def test_content_may_begin_like_a_call_as_far_as_it_is_none(tokenizer: LLTokeniz
     assert not is_whole(tokenizer, grammar, '{"name": "g"}')
 
 
+def test_thoughts_and_what_may_come_before_calls_are_asked_for_by_id() -> None:
+    tokenizer_json = json.loads(Path("models/stdlib-chat/tokenizer.json").read_text())
+    special = {token["content"]: token["id"] for token in tokenizer_json["added_tokens"] if token["special"]}
+    first, second = [token_id for mark, token_id in special.items() if mark in ("<|user|>", "<|assistant|>")]
+    tokenizer = LLTokenizer(json.dumps(tokenizer_json))
+    call = tokenizer.tokenize_str(written(LLAMA3, [CALL]))
+    hm = tokenizer.tokenize_str("hm")
+    ids = {THINK.begin: first, THINK.end: second, LLAMA3.silent: first}
+    silent = write_grammar(ids, calls=rules(LLAMA3, is_required=True))
+    thinking = write_grammar(ids, thinking=THINK, calls=rules(LLAMA3, is_required=True))
+    for grammar, token_ids, passes in (
+        (silent, [first, *call], True),
+        (silent, call, True),
+        (silent, [second, *call], False),
+        (thinking, [first, *hm, second, *call], True),
+        (thinking, [first, *hm, *call], False),
+    ):
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) == passes
+
+
 def test_marks_that_are_special_tokens_are_asked_for_by_id() -> None:
     tokenizer_json = json.loads(Path("models/stdlib-chat/tokenizer.json").read_text())
     special = {token["content"]: token["id"] for token in tokenizer_json["added_tokens"] if token["special"]}

@@ -123,13 +123,17 @@ def test_text_of_which_more_is_asked_is_quoted(own: dict[str, Any]) -> None:
         {"$ref": "#/$defs/A", "title": "a"},
         {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "array", "items": {"type": "string", "minLength": 1}}]},
         {"enum": ["a", "b"], "minLength": 1},
+        {"const": "a"},
+        {"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]},
+        True,
+        {"type": 5},
         {"anyOf": [{"const": "auto", "type": "string"}, {"type": "string"}]},
         {"anyOf": [{"enum": [1, 2]}, {"type": "string"}]},
         {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string", "minLength": 1}}]},
         {},
     ],
 )
-def test_other_text_stands_as_it_is(own: dict[str, Any]) -> None:
+def test_other_text_stands_as_it_is(own: object) -> None:
     (found,) = parameters_of({"type": "object", "properties": {"a": own}, "$defs": {"A": {"type": "string"}}}) or ()
     assert found.is_text
 
@@ -276,6 +280,21 @@ def test_a_tag_in_a_string_of_json_closes_nothing(tokenizer: LLTokenizer) -> Non
         assert json.loads(made) == values
 
 
+def test_a_tag_in_an_enumerated_value_closes_nothing(tokenizer: LLTokenizer) -> None:
+    choices = [["</parameter>"], {"a": "b</parameter>"}, 1]
+    schema = {"type": "object", "properties": {"a": {"enum": choices}}, "required": ["a"]}
+    for choice in choices:
+        assert may_be_whole(tokenizer, call(a=json.dumps(choice)), ToolSpec(name="f", parameters=schema))
+        made, is_complete = scanned([tags(a=json.dumps(choice)) + "</function>"], schema)
+        assert is_complete
+        assert json.loads(made) == {"a": choice}
+
+
+def test_a_value_that_may_not_be_text_stays_what_it_is_though_nothing_holds_it_to_its_type() -> None:
+    (count,) = parameters_of({"properties": {"count": {"type": "integer"}}}, is_enforced=False) or ()
+    assert (count.value("5"), count.value("5.5"), count.value("five")) == ("5", "5.5", '"five"')
+
+
 @pytest.mark.parametrize("value", ["True", "{'x': 1}", "[1, 2", "", '["a"', "5 </param"])
 def test_what_should_be_json_and_is_not_ends_at_the_tag(value: str) -> None:
     """Nothing is enforced of a tool whose schema cannot be followed; the call never ended, and was lost."""
@@ -286,7 +305,9 @@ def test_what_should_be_json_and_is_not_ends_at_the_tag(value: str) -> None:
         assert json.loads(made) == {"count": value, "text": "a"}
 
 
-@pytest.mark.parametrize("choices", [["1", 2, None, True], ["\n", ",", "a\n", ""], ["null", "x"], ["0", False, 1]])
+@pytest.mark.parametrize(
+    "choices", [["1", 2, None, True], ["F", '"F"'], ["\n", ",", "a\n", ""], ["null", "x"], ["0", False, 1]]
+)
 def test_a_value_that_passes_as_an_enumerated_one_is_one(tokenizer: LLTokenizer, choices: list[Any]) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": choices}}, "required": ["a"]}
     tool = ToolSpec(name="f", parameters=schema)
