@@ -23,6 +23,20 @@ def a_follower() -> Meter:
     return meter
 
 
+def test_changes_are_told_alone_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_book, "MAX_CHANGES", 3)
+    book = KeyBook([a_key("a", "x")])
+    first = book.since("")
+    assert first is not None
+    book.drop("unknown")
+    assert book.since(first.version) is None
+    for digest, is_whole in (("b", False), ("c", False), ("d", False), ("e", True)):
+        book.put(a_key(digest, "x"))
+        changes = book.since(first.version)
+        assert changes is not None
+        assert changes.is_whole == is_whole
+
+
 @given(st.lists(st.tuples(st.sampled_from(["put", "drop", "ask", "hear", "restart"]), DIGESTS, st.sampled_from("xy"))))
 def test_who_asks_knows_all_keys_whatever_was_late(deeds: list[tuple[str, str, str]]) -> None:
     """Answers overtake one another: those to a change of the gateway's own, and those to its reports."""

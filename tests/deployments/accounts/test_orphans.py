@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from ray.exceptions import ActorDiedError
 
+from adapters.identity import AdapterDigest, AdapterRef
 from deployments.accounts import orphans
 from deployments.accounts.orphans import OrphanRecorder, orphan_record
 from deployments.accounts.values import UsageRecord
@@ -31,7 +32,14 @@ def test_a_record_counts_what_came_with_the_call_and_what_it_brought() -> None:
     assert record is not None
     assert (record.record_id, record.tenant, record.model, record.started_unix_s) == ("r1.a", "blue", "sql", 12.5)
     assert (record.input_tokens, record.output_tokens, record.outcome) == (3, 9, "gateway_lost")
+    assert record.adapter == ""
     assert orphan_record(replace(CALL, usage=None), 7) is None
+    adapted = replace(
+        CALL, adapter=AdapterRef(name="sql", digest=AdapterDigest("d"), path="/"), prior_output_ids=pack_ids(range(12))
+    )
+    record = orphan_record(adapted, 7)
+    assert record is not None
+    assert (record.adapter, record.output_tokens) == ("d", 19)
 
 
 async def test_it_is_sent_until_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +79,24 @@ async def test_what_had_finished_is_told_too_and_once_for_each_gateway() -> None
     while len(arrived) < 2:
         await asyncio.sleep(0)
     assert [record.output_tokens for record in arrived] == [3, 7]
+    # Without a gateway nobody would ever ask for them.
+    assert recorder._finished == {}
+
+
+async def test_of_what_had_finished_the_newest_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "MAX_REMEMBERED", 2)
+    arrived: list[UsageRecord] = []
+
+    async def send(records: Sequence[UsageRecord]) -> None:
+        arrived.extend(records)
+
+    recorder = OrphanRecorder(send)
+    for record_id in ("a", "b", "a", "c"):
+        recorder.finished(replace(CALL, reply_to=GATEWAY, usage=UsageTag(record_id, "blue", "sql", 12.5)), 7)
+    recorder.gateway_lost(GATEWAY, [])
+    while not arrived:
+        await asyncio.sleep(0)
+    assert [record.record_id for record in arrived] == ["a", "c"]
 
 
 async def test_it_is_sent_in_no_requests_context() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.gateway import front_gate
 from deployments.gateway.front_gate import MAX_QUIET_S, MIN_INSIDE, FrontGate
 from deployments.siblings import Siblings
 from engine.errors import OverloadError
@@ -200,3 +201,17 @@ def test_a_refusal_for_which_siblings_are_the_reason_holds_nobody_else() -> None
         raise refusal
     with pytest.raises(OverloadError):
         front.ask()
+
+
+def test_no_more_refusals_are_repeated_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_gate, "MAX_HOLDS", 2)
+    front = Front()
+    # The second refusal of "a" is that of a request which is served before the others.
+    for flow, priority in (("a", 0), ("b", 0), ("a", -1), ("c", 0)):
+        with pytest.raises(OverloadError, match="full"), front.gate.passage(flow, None, priority):
+            raise OverloadError("full", retry_after_s=3.0, reason="queue_full")
+    front.ask(flow="b")
+    for flow in "ac":
+        with pytest.raises(OverloadError) as held:
+            front.ask(flow=flow)
+        assert held.value.reason == "held"

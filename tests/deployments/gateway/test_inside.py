@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from starlette.requests import Request
@@ -33,6 +34,18 @@ async def test_the_application_sees_a_request_and_for_whom_it_is() -> None:
         body=b'{"body":[1],"tenant":"blue","path":"/v1/x y?\\n%41","id":"r1","timeout":"2.500"}',
         retry_after_s=7.0,
     )
+
+
+@pytest.mark.parametrize(("told", "retry_after_s"), [("7", 7.0), ("soon", None), ("²", None), (None, None)])
+async def test_only_seconds_tell_when_to_come_back(told: str | None, retry_after_s: float | None) -> None:
+    timeouts: list[str | None] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        timeouts.append(Request(scope).headers.get("x-request-timeout"))
+        await JSONResponse(0, status_code=503, headers={"retry-after": told} if told else {})(scope, receive, send)
+
+    assert (await answer_inside(app, replace(CALL, timeout_s=None))).retry_after_s == retry_after_s
+    assert timeouts == [None]
 
 
 @pytest.mark.parametrize("told", ["false", "true", None])

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.errors import ReplicaLostError
+from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.gateway import resumption
 from deployments.gateway.resumption import Resumption
 from deployments.generation_calls import GenerationCall, pack_ids
 from engine.errors import OverloadError
-from engine.request import Emission, FinishReason, RequestId, SamplingParams
+from engine.request import Emission, FinishReason, RequestId, SamplingParams, TokenLogprobs
 
 CALL = GenerationCall(
     request_id=RequestId("r"),
@@ -118,3 +118,47 @@ async def test_all_attempts_share_the_time_of_the_request_and_each_is_told_of(mo
     ids = [call.request_id for call in lost.calls]
     assert told == [ids[0], "lost", ids[1], "lost", ids[2]]
     assert len({*ids, CALL.request_id}) == 4
+
+
+async def test_so_many_replicas_may_be_lost_and_no_more() -> None:
+    lost = Lost([emission(1, 0, 0)], [emission(2, 0, 0)], [LAST])
+    batches = Resumption(lost, CALL, max_resumes=1).tokens()
+    assert [(await anext(batches)).token_ids for _ in range(2)] == [(1,), (2,)]
+    with pytest.raises(ReplicaLostError):
+        await anext(batches)
+
+
+@pytest.mark.parametrize("begun", [[], [emission(1, 0, 0)]])
+async def test_a_successor_is_waited_for_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, begun: list[Emission]
+) -> None:
+    now_s = [0.0]
+
+    def note(_: RequestId) -> None:
+        now_s[0] += resumption.MAX_WAIT_S / 2
+
+    monkeypatch.setattr(resumption, "_POLL_S", 0.0)
+    monkeypatch.setattr(resumption.time, "monotonic", lambda: now_s[0])
+    away = [UnavailableError("No replica.", retry_after_s=1.0)] * 9
+    lost = Lost(begun, *away[:2], [LAST])
+    batches = [batch async for batch in Resumption(lost, CALL, max_resumes=1, on_attempt=note).tokens()]
+    assert batches[-1].token_ids == LAST.token_ids
+    lost = Lost(begun, *away, [LAST])
+    with pytest.raises(UnavailableError):
+        [batch async for batch in Resumption(lost, CALL, max_resumes=1, on_attempt=note).tokens()]
+    assert len(lost.calls) == 4
+
+
+async def test_what_a_prompt_scored_is_told_once_and_what_was_cached_each_time() -> None:
+    scored = (TokenLogprobs(-0.5),)
+    for first in ([], [replace(emission(1, 0, 0), prompt_logprobs=scored)]):
+        again = [replace(emission(2, 0, 0), prompt_logprobs=scored), replace(LAST, num_cached_tokens=0)]
+        batches = [batch async for batch in Resumption(Lost(first, again), CALL, max_resumes=1).tokens()]
+        assert [batch.prompt_logprobs for batch in batches if batch.prompt_logprobs] == [scored]
+    (first, last) = [
+        batch
+        async for batch in Resumption(
+            Lost([emission(1, 0, 0), replace(LAST, num_cached_tokens=0)]), CALL, max_resumes=0
+        ).tokens()
+    ]
+    assert first.num_cached_tokens == last.num_cached_tokens == 3

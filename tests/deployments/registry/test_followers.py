@@ -28,6 +28,7 @@ class Clock:
         ([("another", 9)], False),
         ([("s", 5), ("s", 4)], True),
         ([("another", 9), ("s", 5)], True),
+        ([("another", 9), ("s", 4)], False),
         ([("s", 5), ("another", 9)], False),
     ],
 )

@@ -290,6 +290,18 @@ def test_a_damaged_store_is_named(actor: Actor) -> None:
         open_store(actor.config)
 
 
+def test_a_store_that_another_server_has_is_not_waited_for_long(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_actor, "NUM_LOCK_TRIES", 2)
+    monkeypatch.setattr(registry_actor, "NUM_LOCK_TRIES_IN_ROLLOUT", 1 << 60)
+    monkeypatch.setattr(registry_actor, "LOCK_POLL_S", 0)
+    another, _ = open_store(replace(actor.config, build="1", server="s"))
+    another.tell([], "1")
+    store, files = open_store(replace(actor.config, build="2", server="t"))
+    assert not files.ref("a", AdapterDigest("d")).path.startswith(os.path.realpath(actor.config.folder))
+    store.close()
+    another.close()
+
+
 @pytest.mark.parametrize("build", ["1", "2"], ids=["which may be frozen", "which finishes in a rollout"])
 async def test_a_registry_waits_for_the_one_before_it(
     actor: Actor, monkeypatch: pytest.MonkeyPatch, build: str

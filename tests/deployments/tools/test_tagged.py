@@ -306,7 +306,7 @@ def test_what_should_be_json_and_is_not_ends_at_the_tag(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "choices", [["1", 2, None, True], ["F", '"F"'], ["\n", ",", "a\n", ""], ["null", "x"], ["0", False, 1]]
+    "choices", [["1", 2, None, True], ["F", '"F"', None], ["\n", ",", "a\n", ""], ["null", "x"], ["0", False, 1]]
 )
 def test_a_value_that_passes_as_an_enumerated_one_is_one(tokenizer: LLTokenizer, choices: list[Any]) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": choices}}, "required": ["a"]}
