@@ -14,6 +14,7 @@ from deployments.errors import UnavailableError
 from deployments.gateway.overview import PARTS_START_S, Overview
 from deployments.handles import ask_all
 from deployments.timeline import Timeline
+from engine.request import RequestId
 from tests.deployments.in_process import Broadcasted, at_once
 
 HANDLE: Any = SimpleNamespace(app_name="ours", deployment_name="Model-base")
@@ -168,6 +169,20 @@ async def test_a_request_is_unknown_only_if_every_gateway_says_so(monkeypatch: p
         await Overview({}, {}).timelines("r1")
     is_hanging = False
     assert await Overview({}, {}).timelines("r1") == []
+
+
+async def test_answers_to_a_request_are_told_in_the_order_in_which_they_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a model that is not in the configuration any more, whose engines nobody can ask."""
+
+    def told(arrived_unix_s: float) -> Any:
+        attempts = [RequestId(f"a{arrived_unix_s}")]
+        found = Timeline(request_id="r.1", model="m", base="gone", arrived_unix_s=arrived_unix_s, attempts=attempts)
+        return at_once([found])
+
+    handle = SimpleNamespace(deployment_name="Gateway", broadcast=lambda *_: Broadcasted(told(2.0), told(1.0)))
+    monkeypatch.setattr("deployments.gateway.overview.gateways", lambda: handle)
+    found = await Overview({}, {}).timelines("r")
+    assert [timeline.arrived_unix_s for timeline in found] == [1.0, 2.0]
 
 
 async def test_a_gateway_waits_for_its_parts_but_not_for_ever(
