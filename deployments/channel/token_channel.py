@@ -91,8 +91,8 @@ class Subscription:
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with an error, after the output that has already come. No-op if it has ended."""
-        if self._error is None and not self._has_ended:
+        """End the stream with an error, after the output that has already come. Only the first error counts."""
+        if self._error is None:
             self._error = error
             self._wake.set()
 
@@ -360,8 +360,6 @@ class _Link:
             if isinstance(fault, FrameError | TimeoutError):
                 _logger.warning("token channel: dropped a gateway: %s", str(fault) or "it does not read")
             self._outbox.take_all()
-            if self._alarm is not None:
-                self._alarm.cancel()
             self._writer.close()
 
     async def _write(self) -> None:

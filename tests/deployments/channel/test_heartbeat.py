@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from deployments.channel import heartbeat
-from deployments.channel.heartbeat import BEAT, MAX_SILENT_S, SilenceError, heard
+from deployments.channel.heartbeat import BEAT, MAX_SILENT_S, SilenceError, end_unless_acknowledged, heard
 from deployments.channel.token_frames import LENGTH, decode_body, decode_length
 
 
@@ -64,6 +65,17 @@ async def test_an_end_is_an_end_at_once() -> None:
     reader.feed_eof()
     with pytest.raises(asyncio.IncompleteReadError):
         await heard(reader, 1)
+
+
+async def test_what_is_not_acknowledged_is_given_up_after_the_seconds_that_were_asked_for() -> None:
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        pytest.skip("this system has no such limit")
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    end_unless_acknowledged(writer, 1.5)
+    assert writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1500
+    writer.close()
+    server.close()
 
 
 _VANISHING = """

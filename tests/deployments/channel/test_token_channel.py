@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from deployments.channel import heartbeat, token_channel
+from deployments.channel import heartbeat, outbox, token_channel
 from deployments.channel.token_channel import ChannelDialer, ChannelListener, SlowReaderError, Subscription
-from deployments.channel.token_frames import encode_frame
+from deployments.channel.token_frames import encode_frame, payload_bytes
 from deployments.channel.token_handshake import GREETING, MAC_BYTES, NONCE_BYTES, ChannelError, introduce
 from deployments.config import ChannelConfig
 from deployments.errors import ReplicaLostError
@@ -22,6 +22,12 @@ from engine.request import Emission, FinishReason, RequestId
 CONFIG = ChannelConfig(secret=b"0123456789abcdef")
 
 
+@pytest.fixture(autouse=True)
+def no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat would send, a second late, what has woken nobody."""
+    monkeypatch.setattr(token_channel, "HEARTBEAT_S", 1000.0)
+
+
 def tokens(request_id: str, *token_ids: int, finish: FinishReason | None = None) -> Emission:
     return Emission(request_id=RequestId(request_id), token_ids=token_ids, finish_reason=finish)
 
@@ -30,6 +36,18 @@ async def until(is_so: Callable[[], bool]) -> None:
     """Wait for a state that other tasks bring about."""
     while not is_so():
         await asyncio.sleep(0.001)
+
+
+def count_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of emissions of each frame."""
+    frames: list[int] = []
+
+    def counted(emissions: list[Emission]) -> bytes:
+        frames.append(len(emissions))
+        return encode_frame(emissions)
+
+    monkeypatch.setattr(token_channel, "encode_frame", counted)
+    return frames
 
 
 async def all_of(subscription: Subscription) -> list[int]:
@@ -72,6 +90,7 @@ async def test_every_stream_gets_its_own_tokens_in_order_over_one_connection() -
             finish = FinishReason.LENGTH if step == 19 else None
             ends.dialer.send(ends.address, [tokens(name, i, step, finish=finish) for i, name in enumerate(names)])
         got = await asyncio.gather(*map(all_of, streams.values()))
+        await ends.dialer.connect(ends.address)
         assert got == [[part for step in range(20) for part in (i, step)] for i in range(100)]
         assert len(ends.listener._connections) == 1
 
@@ -106,6 +125,45 @@ async def test_tokens_of_an_unknown_or_dropped_request_are_ignored() -> None:
         assert (await kept.get()).token_ids == (3,)
 
 
+async def test_an_id_whose_request_was_dropped_is_free_for_another_replica_s() -> None:
+    async with both_ends() as ends:
+        second = ChannelDialer(CONFIG, lambda _: None)
+        for dialer, token_id in ((ends.dialer, 1), (second, 2)):
+            stream = ends.listener.subscribe(RequestId("r"))
+            await dialer.connect(ends.address)
+            dialer.send(ends.address, [tokens("r", token_id)])
+            assert (await stream.get()).token_ids == (token_id,)
+            ends.listener.unsubscribe(RequestId("r"))
+        await second.close()
+
+
+async def test_what_comes_after_a_stream_s_end_is_dropped_and_its_first_error_stays() -> None:
+    finished, failed = Subscription(4000), Subscription(4000)
+    finished.put(tokens("r", 1, finish=FinishReason.STOP))
+    finished.put(tokens("r", 2))
+    finished.fail(ReplicaLostError("after its end"))
+    assert await finished.get() == tokens("r", 1, finish=FinishReason.STOP)
+    failed.put(tokens("r", 1))
+    failed.fail(ReplicaLostError("the first"))
+    failed.put(tokens("r", 2))
+    failed.fail(ReplicaLostError("the second"))
+    assert (await failed.get()).token_ids == (1,)
+    with pytest.raises(ReplicaLostError, match="the first"):
+        await failed.get()
+
+
+async def test_a_stream_holds_what_it_may_and_once_that_is_exceeded_nothing() -> None:
+    part = tokens("r", *range(10))
+    stream = Subscription(2 * payload_bytes(part))
+    for num_parts in (2, 2, 3):
+        for _ in range(num_parts):
+            stream.put(part)
+        if num_parts == 2:
+            assert (await stream.get()).token_ids == 2 * part.token_ids
+    with pytest.raises(SlowReaderError):
+        await stream.get()
+
+
 async def test_a_reader_that_comes_late_gets_everything_as_one_emission() -> None:
     async with both_ends() as ends:
         stream = ends.listener.subscribe(RequestId("r"))
@@ -118,13 +176,7 @@ async def test_a_reader_that_comes_late_gets_everything_as_one_emission() -> Non
 
 
 async def test_steps_that_a_busy_socket_cannot_take_become_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    frames: list[int] = []
-
-    def counted(emissions: list[Emission]) -> bytes:
-        frames.append(len(emissions))
-        return encode_frame(emissions)
-
-    monkeypatch.setattr(token_channel, "encode_frame", counted)
+    frames = count_frames(monkeypatch)
     async with both_ends() as ends:
         stream = ends.listener.subscribe(RequestId("r"))
         await ends.dialer.connect(ends.address)
@@ -136,13 +188,17 @@ async def test_steps_that_a_busy_socket_cannot_take_become_one_frame(monkeypatch
     assert frames == [1]
 
 
-async def test_output_over_the_bound_of_a_frame_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_channel, "MAX_FRAME_PAYLOAD_BYTES", 50)
+async def test_output_over_the_bound_of_a_frame_goes_in_as_few_as_it_fits_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = count_frames(monkeypatch)
     async with both_ends() as ends:
-        streams = [ends.listener.subscribe(RequestId(f"r{i}")) for i in range(9)]
+        long = tokens("r0", *range(100), finish=FinishReason.STOP)
+        short = [tokens(f"r{i}", i, finish=FinishReason.STOP) for i in range(1, 6)]
+        monkeypatch.setattr(token_channel, "MAX_FRAME_PAYLOAD_BYTES", 2 * payload_bytes(short[0]))
+        streams = [ends.listener.subscribe(emission.request_id) for emission in (long, *short)]
         await ends.dialer.connect(ends.address)
-        ends.dialer.send(ends.address, [tokens(f"r{i}", i, finish=FinishReason.STOP) for i in range(9)])
-        assert [await all_of(stream) for stream in streams] == [[i] for i in range(9)]
+        ends.dialer.send(ends.address, [long, *short])
+        assert [await all_of(stream) for stream in streams] == [list(range(100)), *([i] for i in range(1, 6))]
+    assert frames == [1, 2, 2, 1]
 
 
 async def test_a_stream_that_nobody_reads_ends_with_an_error_and_leaves_the_others() -> None:
@@ -176,17 +232,22 @@ async def test_a_gateway_that_is_not_the_one_that_was_meant_is_refused() -> None
             await ends.dialer.connect(replace(ends.address, gateway_id="gateway-before-its-restart"))
 
 
-async def test_a_listener_that_only_repeats_what_it_hears_is_refused() -> None:
+async def test_a_listener_that_only_repeats_what_it_hears_is_refused_and_left() -> None:
+    left = asyncio.Event()
+
     async def parrot(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GREETING + bytes(NONCE_BYTES))
         answer = await reader.readexactly(NONCE_BYTES + MAC_BYTES)
         writer.write(answer[NONCE_BYTES:])
+        if await reader.read() == b"":
+            left.set()
 
     server = await asyncio.start_server(parrot, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     dialer = ChannelDialer(CONFIG, lambda _: None)
     with pytest.raises(ChannelError):
         await dialer.connect(TokenAddress(gateway_id="gateway-1", host="127.0.0.1", port=port))
+    await left.wait()
     server.close()
 
 
@@ -323,15 +384,19 @@ async def test_a_replica_that_hangs_is_taken_for_dead_and_one_with_nothing_to_sa
     await listener.close()
 
 
-async def test_the_end_of_a_gateway_is_told_to_the_replica_once_and_its_tokens_go_nowhere() -> None:
+async def test_the_end_of_a_gateway_is_told_to_the_replica_once_and_its_tokens_go_nowhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with both_ends() as ends:
         await ends.dialer.connect(ends.address)
         await ends.listener.close()
+        assert not ends.listener._connections
         await until(lambda: bool(ends.lost))
         ends.dialer.send(ends.address, [tokens("r", 1)])
         with pytest.raises(ChannelError):
             await ends.dialer.connect(ends.address)
         assert ends.lost == [ends.address]
+        assert "dropped" not in caplog.text
 
 
 async def _deaf_gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -341,9 +406,10 @@ async def _deaf_gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     await writer.wait_closed()
 
 
+@pytest.mark.parametrize("what", ["tokens", "reports"])
 @pytest.mark.parametrize(("bound", "value"), [("STALL_TIMEOUT_S", 0.02), ("MAX_PENDING_BYTES", 30_000_000)])
 async def test_a_gateway_that_reads_nothing_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bound: str, value: float
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bound: str, value: float, what: str
 ) -> None:
     monkeypatch.setattr(token_channel, bound, value)
     server = await asyncio.start_server(_deaf_gateway, "127.0.0.1", 0)
@@ -353,7 +419,10 @@ async def test_a_gateway_that_reads_nothing_is_given_up(
     await dialer.connect(address)
     step = [tokens(f"r{i}", *range(100_000)) for i in range(5)]
     while not lost:
-        dialer.send(address, step)
+        if what == "tokens":
+            dialer.send(address, step)
+        else:
+            dialer.send_report(address, bytes(2_000_000))
         await asyncio.sleep(0.001)
     assert lost == [address]
     assert "does not read" in caplog.text
@@ -375,9 +444,79 @@ async def test_what_waits_is_sent_before_a_dialer_closes() -> None:
     async with both_ends() as ends:
         stream = ends.listener.subscribe(RequestId("r"))
         await ends.dialer.connect(ends.address)
+        [link] = ends.dialer._links.values()
         ends.dialer.send(ends.address, [tokens("r", 1, finish=FinishReason.STOP)])
         await ends.dialer.close()
+        assert link._writer.is_closing()
         assert await all_of(stream) == [1]
+
+
+async def test_a_dialer_that_closes_gives_up_its_dials() -> None:
+    dialed = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialed.set()
+        await reader.read()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    dialer = ChannelDialer(CONFIG, lambda _: None)
+    address = TokenAddress(gateway_id="gateway-1", host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+    dial = asyncio.create_task(dialer.connect(address))
+    await dialed.wait()
+    await dialer.close()
+    with pytest.raises(asyncio.CancelledError):
+        await dial
+    server.close()
+
+
+async def test_a_frame_that_is_not_due_wakes_nobody_and_leaves_without_it_what_may_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The writer would turn until it is due."""
+    monkeypatch.setattr(outbox, "MAX_SPACING_S", 1000.0)
+    async with both_ends(replace(CONFIG, stream_spacing_s=1000.0)) as ends:
+        stream, other = ends.listener.subscribe(RequestId("r")), ends.listener.subscribe(RequestId("other"))
+        await ends.dialer.connect(ends.address)
+        [link] = ends.dialer._links.values()
+        takes: list[float] = []
+        take = link._outbox.take
+
+        def counted(now_s: float) -> list[Emission]:
+            takes.append(now_s)
+            return take(now_s)
+
+        monkeypatch.setattr(link._outbox, "take", counted)
+        ends.dialer.send(ends.address, [tokens("r", 1)])
+        assert (await stream.get()).token_ids == (1,)
+        ends.dialer.send(ends.address, [tokens("r", 2)])
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(takes) == 1
+        ends.dialer.send(ends.address, [tokens("other", 3)], {RequestId("other")})
+        assert (await other.get()).token_ids == (3,)
+        assert not stream._unread
+        await ends.dialer.close()
+        assert (await stream.get()).token_ids == (2,)
+
+
+async def test_a_dialer_that_closes_while_a_frame_leaves_sends_what_was_not_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox, "MAX_SPACING_S", 1000.0)
+    async with both_ends(replace(CONFIG, stream_spacing_s=1000.0)) as ends:
+        stream = ends.listener.subscribe(RequestId("r"))
+        await ends.dialer.connect(ends.address)
+        [link] = ends.dialer._links.values()
+        has_left = asyncio.Event()
+        monkeypatch.setattr(link._writer, "drain", has_left.wait)
+        ends.dialer.send(ends.address, [tokens("r", 1)])
+        assert (await stream.get()).token_ids == (1,)
+        ends.dialer.send(ends.address, [tokens("r", 2)])
+        closing = asyncio.create_task(ends.dialer.close())
+        await until(lambda: link._is_finishing)
+        has_left.set()
+        await closing
+        assert (await stream.get()).token_ids == (2,)
 
 
 async def test_an_alarm_that_rings_early_is_believed_and_no_frame_is_sent_without_anything_in_it(

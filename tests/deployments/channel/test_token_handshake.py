@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import socket
 
 import pytest
 
-from deployments.channel.token_handshake import NONCE_BYTES, ChannelError, accept, introduce
+from deployments.channel.token_handshake import GREETING, MAC_BYTES, NONCE_BYTES, ChannelError, accept, introduce
 
 SECRET = b"0123456789abcdef"
 
@@ -30,6 +31,19 @@ async def shake(listener_secret: bytes, dialer_secret: bytes, meant: str = "g") 
 
 async def test_two_that_know_the_secret_agree() -> None:
     assert await shake(SECRET, SECRET) == [None, None]
+
+
+async def test_a_proof_is_over_both_nonces_so_that_none_serves_twice() -> None:
+    ours, theirs = socket.socketpair()
+    listener, dialer = await asyncio.open_connection(sock=ours), await asyncio.open_connection(sock=theirs)
+    accepting = asyncio.create_task(accept(*listener, SECRET, "g"))
+    greeting, own = await dialer[0].readexactly(len(GREETING) + NONCE_BYTES), bytes(range(NONCE_BYTES))
+    proven = greeting[len(GREETING) :] + own + b"g"
+    dialer[1].write(own + hmac.digest(SECRET, b"dialer\0" + proven, "sha256"))
+    await accepting
+    assert await dialer[0].readexactly(MAC_BYTES) == hmac.digest(SECRET, b"listener\0" + proven, "sha256")
+    for _, writer in (listener, dialer):
+        writer.close()
 
 
 async def test_a_peer_with_another_secret_learns_nothing_but_the_end() -> None:
