@@ -356,8 +356,7 @@ class Engine:
             _logger.exception("the scheduler could not end its requests")
         emissions = self._count(self._scheduler.drain())
         with self._lock:
-            forgotten = sorted(self._live_ids)
-            self._live_ids.clear()
+            forgotten, self._live_ids = self._live_ids, set()
         emissions += [
             Emission(request_id=request_id, finish_reason=FinishReason.FAILED, error=reason) for request_id in forgotten
         ]

@@ -98,6 +98,7 @@ def a_host(
     failing: frozenset[str] = frozenset(),
     arrival: threading.Event | None = None,
     pause_wish: PauseWish | None = None,
+    compile_grammar: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Host:
     config, gate = config or a_config(), gate or ScriptedGate()
@@ -114,6 +115,7 @@ def a_host(
         close=close,
         arrival=arrival,
         pause_wish=pause_wish,
+        compile_grammar=compile_grammar,
         clock=clock,
     )
     host = Host(engine, scheduler, runner, gate)
@@ -134,6 +136,7 @@ def test_requests_of_many_threads_get_the_answers_they_get_alone() -> None:
     for request in requests:
         assert host.tokens(request.request_id) == answer_alone(request, host.engine.config.max_model_len).token_ids
     host.check_all_returned()
+    assert host.engine.snapshot().ended == ()
     snapshot = host.engine.snapshot(drain_ended=True)
     assert snapshot.counters.ended_by_reason == {FinishReason.LENGTH.value: 40}
     assert len(snapshot.ended) == 40
@@ -170,17 +173,29 @@ def test_a_device_that_dies_ends_every_request_and_the_engine() -> None:
     host.check_all_returned()
 
 
-def test_stopping_ends_what_runs_what_waits_and_what_was_only_just_added() -> None:
-    host = a_host(a_config(max_num_seqs=1))
-    for name in "abc":
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_stopping_ends_what_runs_what_waits_and_what_was_only_just_added(
+    monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    """And what a scheduler that has failed itself does not end."""
+    host = a_host(a_config(max_num_seqs=1, max_queued_requests=2))
+    for name in "ab":
         host.engine.add(a_request(name, max_tokens=50))
     host.take(host.engine.step())
+    host.engine.add(a_request("c", max_tokens=50))
+    if is_broken:
+        monkeypatch.setattr(host.scheduler, "fail_all", lambda reason: 1 // 0)
     host.engine.stop()
+    assert not host.engine.is_alive
+    # Its queue is full, too, but there is nothing to come back for.
+    with pytest.raises(EngineError, match="shutting down"):
+        host.engine.add(a_request("late"))
     host.engine.run(host.take)
     assert {host.reason(name) for name in "abc"} == {FinishReason.FAILED}
     with pytest.raises(EngineError, match="shutting down"):
         host.engine.add(a_request("late"))
-    host.check_all_returned()
+    if not is_broken:
+        host.check_all_returned()
 
 
 def test_a_cancelled_request_ends_before_the_next_step_and_an_unknown_one_is_ignored() -> None:
@@ -206,9 +221,9 @@ def test_to_cancel_what_has_ended_does_not_end_the_next_of_its_id() -> None:
         assert not host.engine._inbox
 
 
-def a_flooded_host() -> Host:
+def a_flooded_host(clock: Callable[[], float] = lambda: 0.0) -> Host:
     """All rows but a guest's belong to one tenant, and the cost of steps is known."""
-    host = a_host(a_config(max_num_seqs=4, num_guest_rows=1))
+    host = a_host(a_config(max_num_seqs=4, num_guest_rows=1), clock=clock)
     teach(host.scheduler.admission.costs)
     for name in "abcd":
         host.engine.add(a_request(name, tenant="flood", max_tokens=20))
@@ -355,6 +370,61 @@ def test_a_request_that_waits_for_an_adapter_runs_when_it_arrives_with_nothing_e
     assert host.reason("a") is FinishReason.LENGTH
 
 
+def test_an_engine_that_sleeps_is_woken_by_whatever_it_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only by looking again after a while; and what it does while it is idle holds up nobody."""
+    for name in ("IDLE_POLL_S", "WAITING_POLL_S"):
+        monkeypatch.setattr("engine.engine." + name, 1000.0)
+    now_s, rested, arrival = [0.0], threading.Event(), threading.Event()
+    host = a_host(gate=ScriptedGate(load_steps={"late": 1, "never": 9}), arrival=arrival, clock=lambda: now_s[0])
+
+    def idle() -> bool:
+        now_s[0] += 100.0
+        rested.set()
+        return len(host.emissions) < 2
+
+    def rest() -> None:
+        rested.clear()
+        assert rested.wait(PATIENCE_S)
+
+    monkeypatch.setattr(host.runner, "idle", idle)
+    stalls_s: list[float] = []
+    host.runner.pauses = lambda: stalls_s.append(host.engine.load().stalled_s) or False  # type: ignore[func-returns-value]
+    host.start()
+    rest()
+    host.engine.add(a_request("a", max_tokens=1))
+    host.wait_for_end("a")
+    # It has rested, not stalled.
+    assert stalls_s[0] == 0.0
+    host.engine.add(a_request("b", adapter="late"))
+    rest()
+    host.gate.tick()
+    arrival.set()
+    host.wait_for_end("b")
+    rested.clear()
+    host.engine.add(a_request("c", adapter="never"))
+    assert rested.wait(PATIENCE_S)
+    host.engine.cancel(RequestId("c"))
+    host.wait_for_end("c")
+    assert host.reason("c") is FinishReason.CANCELLED
+    host.finish()
+
+
+def test_a_grammar_is_compiled_before_its_request_is_queued() -> None:
+    compiled: list[tuple[str, int]] = []
+    host = a_host(compile_grammar=lambda grammar: compiled.append((grammar, host.engine.load().num_waiting)))
+    host.engine.add(a_request("a"))
+    host.engine.add(a_request("b", grammar="g"))
+    assert compiled == [("g", 1)]
+
+
+def test_the_traces_of_requests_that_it_knows_are_told() -> None:
+    host = a_host()
+    host.engine.add(a_request("a"))
+    while host.reason("a") is None:
+        host.take(host.engine.step())
+    assert host.engine.traces([RequestId("a"), RequestId("nobody")]).keys() == {"a"}
+
+
 def test_a_deadline_ends_a_request_that_waits() -> None:
     now_s = [0.0]
     host = a_host(a_config(max_num_seqs=1), clock=lambda: now_s[0])
@@ -431,17 +501,30 @@ def test_its_load_is_what_a_newcomer_would_find() -> None:
     prompts = {"a": long, "b": long, "c": short}
     for name, prompt in prompts.items():
         host.engine.add(a_request(name, prompt, max_tokens=2))
+    now_s[0] = 2.0
     load = host.engine.load()
     assert (load.queued_tokens, load.num_running, load.num_waiting, load.max_running) == (90, 0, 3, 2)
+    assert load.stalled_s == 2.0
     host.take(host.engine.step())
     now_s[0] = 5.0
     load = host.engine.load()
     assert load.num_running + load.num_waiting == 3
-    assert (load.queued_tokens, load.stalled_s) == (90 - 16, 5.0)
+    assert (load.queued_tokens, load.stalled_s) == (90 - 16, 5.0 - 2.0 * (not host.runner.steps_ahead))
     while host.engine.load().num_ended < 3:
         host.take(host.engine.step())
+    now_s[0] = 9.0
     load = host.engine.load()
     assert (load.queued_tokens, load.num_running, load.num_waiting, load.stalled_s) == (0, 0, 0, 0.0)
     assert (load.block_tokens, load.landmark_blocks) == (host.engine.config.block_tokens, 1)
     # Two of the three prompts are one, and share their blocks' names.
     assert len(load.landmarks) >= 40 // load.block_tokens
+    # Of what waits as much is expected to be in the cache as of what came before.
+    hit_share = host.engine.snapshot().counters.hit_share
+    assert hit_share > 0
+    host.engine.add(a_request("d", long))
+    host.engine.cancel(RequestId("d"))
+    assert host.engine.load().queued_tokens == int(40 * (1 - hit_share))
+
+
+def test_an_engine_without_a_prefix_cache_tells_of_no_landmarks() -> None:
+    assert a_host(a_config(enable_prefix_cache=False)).engine.load().landmark_blocks == 0
