@@ -82,7 +82,7 @@ def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def select_top_k(scores: torch.Tensor, top_k: int) -> Candidates:
-    """Return exactly the `top_k` likeliest tokens of each row, likeliest first, equal ones by ascending id.
+    """Return the `top_k` likeliest tokens of each row, or all if it has fewer; likeliest first, equal ones by id.
 
     Score and id are packed into one integer that orders like the pair, because `topk` alone breaks ties differently on
     every device. A row with NaN gets meaningless ids, and raises no error that would fail the other rows.

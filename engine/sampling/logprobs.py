@@ -24,7 +24,7 @@ def tell(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.T
     ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
     if num_top == 0:
         return torch.cat((chosen.double(), ranks.double()), dim=1)
-    top = select_top_k(logprobs, min(num_top, logits.shape[1]))
+    top = select_top_k(logprobs, num_top)
     assert top.token_ids is not None
     # One tensor, for one copy to the host: a double represents every id and every float32.
     return torch.cat((chosen.double(), ranks.double(), top.token_ids.double(), top.scores.double()), dim=1)

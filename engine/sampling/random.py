@@ -26,6 +26,6 @@ def uniforms(keys: DrawKeys) -> torch.Tensor:
 
 def draw_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> DrawKeys:
     """Pack seeds (any ints; their low 64 bits count) and positions (below 2^32) for one draw of each row."""
-    words = [[seed & _WORD, seed >> 32 & _WORD, at & _WORD] for seed, at in zip(seeds, positions, strict=True)]
+    words = [[seed & _WORD, seed >> 32 & _WORD, at] for seed, at in zip(seeds, positions, strict=True)]
     packed = placed(words, device)
     return DrawKeys(seed_low=packed[:, 0:1], seed_high=packed[:, 1:2], position=packed[:, 2:3])

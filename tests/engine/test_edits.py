@@ -61,6 +61,12 @@ def test_a_bad_word_never_comes(words: list[tuple[int, ...]], prior: list[int], 
     assert not any(tuple(output[end - len(word) + 1 : end + 1]) == word for end in new for word in words)
 
 
+def test_the_last_token_of_a_bad_word_may_come_where_the_others_did_not() -> None:
+    params = make_params(bad_words=((4, 5, 6), (7, 6)), temperature=0, logit_bias=((6, 100.0),))  # type: ignore[arg-type]
+    for output, may_come in (([], True), ([5], True), ([5, 5], True), ([4, 5], False), ([7], False), ([7, 5], True)):
+        assert (sample_once(make_logits(1), [params], [output]).token_ids == [6]) is may_come, output
+
+
 def test_what_is_not_finite_is_still_seen() -> None:
     logits = make_logits(1)
     logits[0, 4] = torch.nan

@@ -41,6 +41,20 @@ def test_what_a_device_draws_at_once_is_in_no_group() -> None:
     assert draw_groups(PARAMS, VOCAB, has_simple=False) == {5: [4]}
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"top_n_sigma": 0.5},
+        {"typical_p": 0.5},
+        {"epsilon_cutoff": 0.5},
+        {"eta_cutoff": 0.5},
+        {"xtc_probability": 0.5},
+    ],
+)
+def test_what_a_device_does_not_draw_is_in_a_group_whichever_truncation_asks_for_it(asked: dict[str, float]) -> None:
+    assert draw_groups([make_params(), make_params(**asked)], VOCAB, has_simple=False) == {0: [1]}
+
+
 def test_rows_that_go_on_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[list[int]] = []
 

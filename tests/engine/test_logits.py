@@ -40,6 +40,19 @@ def test_top_p_keeps_the_smallest_set_that_has_the_mass(values: list[float], top
     assert count == 1 or mass[: count - 1].sum() < top_p + tolerance
 
 
+def test_equally_likely_tokens_are_cut_exactly_wherever_their_scores_lie() -> None:
+    for tenths in range(100):
+        scores = torch.full((1, 16), -tenths / 10)
+        assert keep_top_p(scores, torch.tensor([[11 / 16]]))[0].isfinite().tolist() == [True] * 11 + [False] * 5, tenths
+        assert keep_min_p(scores, torch.tensor([[1.0]])).isfinite().all()
+
+
+def test_zero_is_as_likely_as_the_zero_below_it() -> None:
+    token_ids = select_top_k(row([-0.0, 0.0, -0.0]), 3).token_ids
+    assert token_ids is not None
+    assert token_ids.tolist() == [[0, 1, 2]]
+
+
 @settings(max_examples=50, deadline=None)
 @given(LOGITS, st.floats(0.0, 1.0))
 def test_min_p_keeps_tokens_by_their_ratio_to_the_likeliest(values: list[float], min_p: float) -> None:

@@ -81,6 +81,9 @@ def test_dry_grows_with_the_repeat_and_spares_what_a_breaker_parts() -> None:
     assert lost(DryRow(DryPenalty(multiplier=0.8, breakers=((8,),)), VOCAB, repeat)) == {}
     assert lost(DryRow(DryPenalty(multiplier=0.8, breakers=((5, 6),)), VOCAB, repeat)) == {}
     assert lost(DryRow(DryPenalty(multiplier=0.8, allowed_length=1, breakers=((5, 6),)), VOCAB, repeat)) == {8: 0.8}
+    # A tokenizer may know more tokens than the model has logits.
+    wide = DryPenalty(multiplier=0.8, breakers=((VOCAB,), (5, VOCAB)))
+    assert lost(DryRow(wide, VOCAB, repeat)) == lost(DryRow(DryPenalty(multiplier=0.8), VOCAB, repeat))
 
 
 def test_the_bits_that_lz_saves_are_fewer_the_farther_the_match() -> None:

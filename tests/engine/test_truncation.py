@@ -39,6 +39,13 @@ def test_each_keeps_what_its_paper_says() -> None:
     assert left(keep_top_n_sigma(torch.tensor([[3.0, 1.0, 0.0, 0.0]]), column(2.0))) == [0, 1]
 
 
+def test_each_row_keeps_its_own_likeliest() -> None:
+    flat, peaked = torch.full((5,), 0.2).log(), torch.tensor([0.96, 0.01, 0.01, 0.01, 0.01]).log()
+    for keep in (keep_epsilon, keep_eta):
+        kept = keep(torch.stack([flat, peaked]), torch.tensor([[0.99], [0.99]]))
+        assert kept.isfinite().tolist() == [[True] * 5, [True] + [False] * 4]
+
+
 def test_the_likeliest_are_left_out_but_the_last_of_them() -> None:
     always, never = column(1.0), column(0.0)
     uniform = torch.tensor([[0.5]], dtype=torch.float64)

@@ -308,3 +308,47 @@ def test_what_takes_too_much_on_the_way_fails_whenever_it_is_followed_and_never_
     store.compile(grammar)
     assert store._compiled[grammar] is not first
     assert allowed(store, grammar) == {TOKENIZER.token_to_id("a"), z}
+
+
+def test_who_goes_on_with_a_lexer_of_its_own_keeps_what_was_forced(store: GrammarStore) -> None:
+    grammar = LLMatcher.grammar_from_regex("[mn]kk(a|z([a-y]q{1000000}|zx))")
+    store.compile(grammar)
+    failing, other = store.follow(grammar, []), store.follow(grammar, [])
+    m, y, z = (TOKENIZER.token_to_id(letter) for letter in "myz")
+    for follower in (failing, other):
+        follower.note(m)
+        assert TOKENIZER.decode(follower.take_forced()) == "kk"
+        follower.note(z)
+    failing.note(y)
+    failing.take_forced()
+    assert failing.error is not None
+    logits = torch.zeros(VOCAB)
+    other.mask(logits)
+    assert other.error is None
+    assert logits[z] == 0
+
+
+def test_the_end_is_forced_with_the_last_tokens_before_it(store: GrammarStore) -> None:
+    follower = store.follow(LLMatcher.grammar_from_regex("[mn]kk"), [])
+    assert follower.take_forced() == []
+    follower.note(TOKENIZER.token_to_id("m"))
+    *forced, end = follower.take_forced()
+    assert (TOKENIZER.decode(forced), end) == ("kk", EOS)
+
+
+def test_a_grammar_is_compiled_once_for_all_that_follow_it(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[LLMatcher] = []
+
+    def counted(matcher: LLMatcher) -> LLMatcher:
+        compiled.append(matcher)
+        return matcher
+
+    monkeypatch.setattr(store, "_tried", counted)
+    grammar = LLMatcher.grammar_from_regex("only once")
+    store.compile(grammar)
+    for _ in range(2):
+        store.compile(grammar)
+        store.follow(grammar, [])
+    assert len(compiled) == 1
