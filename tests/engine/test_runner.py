@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,12 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_engine(folder: Path) -> Engine:
+def make_engine(folder: Path, **changes: Any) -> Engine:
     # Room for little more than one request: blocks are used again at once.
     config = EngineConfig(
         model_path=str(folder), dtype="float32", num_threads=1, max_model_len=64, block_tokens=4, kv_cache_bytes=20_000
     )
-    return build_engine(config)
+    return build_engine(replace(config, **changes))
 
 
 def run(engine: Engine, *requests: tuple[str, tuple[int, ...]]) -> dict[str, list[Emission]]:
@@ -79,6 +81,27 @@ def test_a_vector_that_is_not_finite_ends_its_request_alone(folder: Path, poolin
     assert ends[RequestId("bad")].error
     assert len(ends[RequestId("good")].pooled or b"") == 4 * 32
     assert engine.snapshot().kv_usage == 0
+
+
+def test_what_was_summed_for_one_that_is_gone_is_in_no_vector_of_the_next(folder: Path) -> None:
+    used, fresh = (
+        make_engine(folder, max_num_seqs=1, max_batched_tokens=16, enable_prefix_cache=False) for _ in range(2)
+    )
+    prompt = tuple(range(20, 60))
+
+    def add(engine: Engine, name: str, pooling: Pooling) -> None:
+        params = SamplingParams(max_tokens=0)
+        engine.add(Request(request_id=RequestId(name), prompt_ids=prompt, params=params, pooling=pooling))
+
+    def vector(engine: Engine) -> bytes | None:
+        add(engine, "last", Pooling.LAST)
+        return next(emission.pooled for _ in range(9) for emission in engine.step() if emission.pooled is not None)
+
+    add(used, "gone", Pooling.MEAN)
+    assert used.step() == []
+    used.cancel(RequestId("gone"))
+    assert [emission.finish_reason for emission in used.step()] == [FinishReason.CANCELLED]
+    assert vector(used) == vector(fresh)
 
 
 def test_memory_taken_beforehand_leaves_what_the_cache_holds(folder: Path) -> None:
