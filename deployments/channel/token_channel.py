@@ -27,7 +27,7 @@ from deployments.channel.token_frames import (
     encode_frame,
     payload_bytes,
 )
-from deployments.channel.token_handshake import ChannelError, accept, introduce
+from deployments.channel.token_handshake import ChannelError, accept, introduce, reason_of
 from deployments.config import ChannelConfig
 from deployments.errors import ReplicaLostError
 from deployments.generation_calls import TokenAddress
@@ -280,7 +280,8 @@ class ChannelDialer:
                     writer.close()
                     raise
         except (OSError, EOFError) as error:  # TimeoutError is an OSError.
-            raise ChannelError(f"no token channel to the gateway at {address.host}:{address.port}") from error
+            place = f"{address.host}:{address.port}"
+            raise ChannelError(f"no token channel to the gateway at {place}: {reason_of(error)}") from error
         end_unless_acknowledged(writer, STALL_TIMEOUT_S)
         self._links[address] = _Link(reader, writer, Outbox(self._spacing_s), partial(self._lose, address))
 

@@ -61,5 +61,12 @@ async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
         raise ChannelError("the gateway does not know the secret")
 
 
+def reason_of(error: OSError | EOFError) -> str:
+    """Return in a few words why a dial has failed."""
+    if isinstance(error, EOFError):
+        return "it closed the connection, and logs why if it refused"
+    return str(error) or "it does not answer"
+
+
 def _mac(secret: bytes, role: bytes, nonces: bytes, gateway_id: str) -> bytes:
     return hmac.digest(secret, role + b"\0" + nonces + gateway_id.encode(), "sha256")

@@ -219,7 +219,7 @@ async def test_a_stream_that_nobody_reads_ends_with_an_error_and_leaves_the_othe
 async def test_a_dialer_with_another_secret_is_refused() -> None:
     async with both_ends() as ends:
         stranger = ChannelDialer(ChannelConfig(secret=b"fedcba9876543210"), ends.lost.append)
-        with pytest.raises(ChannelError):
+        with pytest.raises(ChannelError, match="it closed the connection"):
             await stranger.connect(ends.address)
         stranger.send(ends.address, [tokens("r", 1)])
         await until(lambda: len(ends.listener._connections) == 0)
@@ -245,7 +245,7 @@ async def test_a_listener_that_only_repeats_what_it_hears_is_refused_and_left() 
     server = await asyncio.start_server(parrot, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     dialer = ChannelDialer(CONFIG, lambda _: None)
-    with pytest.raises(ChannelError):
+    with pytest.raises(ChannelError, match="does not know the secret"):
         await dialer.connect(TokenAddress(gateway_id="gateway-1", host="127.0.0.1", port=port))
     await left.wait()
     server.close()
@@ -267,7 +267,7 @@ async def test_nobody_listening_is_an_error_and_a_later_dial_succeeds() -> None:
     async with both_ends() as ends:
         nobody = replace(ends.address, port=1)
         for _ in range(2):
-            with pytest.raises(ChannelError):
+            with pytest.raises(ChannelError, match="Connect call failed"):
                 await ends.dialer.connect(nobody)
         await ends.dialer.connect(ends.address)
 
@@ -286,7 +286,7 @@ async def test_silence_in_the_handshake_ends_it_on_both_sides(monkeypatch: pytes
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     dialer = ChannelDialer(CONFIG, lambda _: None)
-    with pytest.raises(ChannelError):
+    with pytest.raises(ChannelError, match="it does not answer"):
         await dialer.connect(replace(address, port=server.sockets[0].getsockname()[1]))
     server.close()
 
