@@ -24,6 +24,7 @@ from app.own_version import model_version, with_version
 from app.resolved import adapter_cache_config, batches_config, gateway_config, key_ring, registry_config
 from app.settings import BatchSettings, Settings
 from deployments.config import (
+    ACCOUNTS,
     CPUS_BY_PART,
     GATEWAY,
     REGISTRY,
@@ -184,7 +185,7 @@ def _seen_folders(settings: Settings) -> dict[str, dict[str, Signature]]:
 def _accounts(config: AccountsConfig) -> serve.Application:
     from deployments.accounts.actor import Accounts
 
-    return _the_only("Accounts", Accounts, config)
+    return _the_only(ACCOUNTS, Accounts, config)
 
 
 def _batches(settings: Settings, batches: BatchSettings) -> serve.Application:

@@ -15,8 +15,8 @@ from adapters.validate import ModuleShapes
 from deployments.slo import Slo
 from engine.config import EngineConfig
 
-GATEWAY, REGISTRY = "Gateway", "Registry"
-"""Names of the ingress deployment, and of the one that registers all adapters."""
+GATEWAY, REGISTRY, ACCOUNTS = "Gateway", "Registry", "Accounts"
+"""Names of the ingress deployment, and of those that register all adapters and record all usage."""
 
 
 CPUS_BY_PART = {"Gateway": 0.2, "Model": 0.5, "Reranker": 0.2, "Safety": 0.2, "Tokenizer": 0.1}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
@@ -18,6 +19,17 @@ UNREACHED = (RayError, RayServeException, TimeoutError)
 """Errors raised if an actor is gone or does not answer in time."""
 UNAVAILABLE = (*UNREACHED, UnavailableError)
 """Errors raised if an actor cannot do the work now: it is unreached, or its disk is full."""
+
+
+def connected_handle(deployment: str) -> DeploymentHandle:
+    """Return a handle of a deployment of this application, ready for calls. Call it at startup.
+
+    To get a handle, and to call it for the first time, takes Serve's controller and Ray's head. While they are gone,
+    either would stop the caller's event loop until they are back.
+    """
+    handle: DeploymentHandle = serve.get_deployment_handle(deployment, serve.get_replica_context().app_name)
+    # This connects the handle that it copies.
+    return handle.options()
 
 
 def unwrap(error: BaseException) -> BaseException:

@@ -29,7 +29,7 @@ from app.resolved import mistakes
 from app.settings import Settings
 from app.settings_node import hint
 from app.tokenizer_check import tokenizer_mistakes
-from deployments.config import GATEWAY, REGISTRY, model_deployment
+from deployments.config import ACCOUNTS, GATEWAY, REGISTRY, model_deployment
 from deployments.database import sqlite_folder
 from engine.errors import CheckpointError
 
@@ -110,7 +110,7 @@ def deployment_names(settings: Settings) -> list[str]:
 
 def single_names(settings: Settings) -> list[str]:
     """Return the names of deployments that must have exactly one replica, because it decides for the application."""
-    singles = {REGISTRY: settings.registry, "Accounts": settings.accounts, "Batches": settings.batches}
+    singles = {REGISTRY: settings.registry, ACCOUNTS: settings.accounts, "Batches": settings.batches}
     return [name for name, wanted in singles.items() if wanted is not None]
 
 

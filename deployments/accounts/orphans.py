@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from deployments.accounts.values import GATEWAY_LOST, UsageRecord
 from deployments.generation_calls import GenerationCall, TokenAddress
@@ -22,8 +22,8 @@ MAX_REMEMBERED = 4096
 Send = Callable[[Sequence[UsageRecord]], Awaitable[None]]
 
 
-async def _to_accounts(records: Sequence[UsageRecord]) -> None:
-    accounts = serve.get_deployment_handle("Accounts", serve.get_replica_context().app_name)
+async def send_to(accounts: DeploymentHandle, records: Sequence[UsageRecord]) -> None:
+    """Store records by the actor `Accounts`; the errors of `until_answered`."""
     await until_answered(accounts.record.remote(records))
 
 
@@ -34,7 +34,7 @@ class OrphanRecorder:
     record are then reported twice, and the ledger keeps the gateway's record.
     """
 
-    def __init__(self, send: Send = _to_accounts) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
         self._finished: dict[TokenAddress, dict[str, UsageRecord]] = {}
 

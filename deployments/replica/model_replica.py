@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from ray import serve
 
 from adapters.identity import AdapterDigest
-from deployments.accounts.orphans import OrphanRecorder
+from deployments.accounts.orphans import OrphanRecorder, send_to
 from deployments.actor_process import begin_actor, settle
 from deployments.channel.token_channel import ChannelDialer
-from deployments.config import AdapterCacheConfig, ChannelConfig, ModelConfig
+from deployments.config import ACCOUNTS, AdapterCacheConfig, ChannelConfig, ModelConfig
 from deployments.exposition import FamilyText, write
+from deployments.handle_calls import connected_handle
 from deployments.metrics import EngineMetrics
 from deployments.replica.adapter_files import Locator, locator
 from deployments.replica.replica_server import ReplicaServer
@@ -54,7 +55,7 @@ class ModelReplica(ReplicaServer):
             ReplicaName(config.name, serve.get_replica_context().replica_id.unique_id),
             partial(ChannelDialer, channel),
             tokenizer_digest=config.tokenizer_digest,
-            orphans=OrphanRecorder() if has_accounts else None,
+            orphans=OrphanRecorder(partial(send_to, connected_handle(ACCOUNTS))) if has_accounts else None,
         )
         self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)
         settle()

@@ -2,18 +2,30 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ray import serve
 from ray.serve.exceptions import RequestCancelledError
 
 from deployments.errors import UnavailableError
-from deployments.handle_calls import ask_actor, until_answered
+from deployments.handle_calls import ask_actor, connected_handle, until_answered
 from tests.deployments.in_process import Method, Response
 
 
 @pytest.fixture
 async def pending() -> asyncio.Future[str]:
     return asyncio.get_running_loop().create_future()
+
+
+def test_a_handle_that_is_ready_for_calls_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve connects a handle by its first call, or by changing its options."""
+    steps: list[Any] = []
+    handle = SimpleNamespace(options=lambda: steps.append("connected"))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(app_name="app"))
+    monkeypatch.setattr(serve, "get_deployment_handle", lambda *name: steps.append(name) or handle)
+    connected_handle("Part")
+    assert steps == [("Part", "app"), "connected"]
 
 
 async def test_a_call_canceled_on_its_replica_does_not_cancel_its_caller(pending: asyncio.Future[str]) -> None:

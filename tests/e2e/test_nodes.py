@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import subprocess
@@ -153,6 +154,46 @@ def test_a_lost_node_takes_no_stream_along_and_a_new_one_serves(nodes: Nodes, se
     else:
         pytest.fail("no stream ran on a node that was lost")
     until(lambda: is_idle(server), "the engines to be idle")
+
+
+def gateway_beside(server: Server, session: int) -> Server:
+    """The server as clients see it that ask the gateway of a node itself."""
+    [pid] = [pid for pid in replicas_of(session) if "Gateway" in " ".join(psutil.Process(pid).cmdline())]
+    listening = [end for end in psutil.Process(pid).net_connections("tcp") if end.status == psutil.CONN_LISTEN]
+    beside = copy.copy(server)
+    for end in listening:
+        beside.url = f"http://127.0.0.1:{end.laddr.port}"
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{beside.url}/health", timeout=10).status_code == 200:
+                return beside
+    raise AssertionError("no port of the gateway's answers")
+
+
+def test_a_node_serves_without_the_head_and_the_gateway_that_was_there(nodes: Nodes, config: Path) -> None:
+    """Model replicas asked Serve's controller how to record what the lost gateway had not, and waited for it."""
+    head = nodes.start_head()
+    second = nodes.start(f"--address={nodes.address}", "--resources", '{"second": 1}')
+    tree = yaml.safe_load(config.read_text())
+    [application] = tree["applications"]
+    del application["args"]["safety"]
+    parts = {part["name"]: part for part in application["deployments"]}
+    parts["Gateway"] |= {"num_replicas": 2, "max_replicas_per_node": 1, "ray_actor_options": {"num_cpus": 0.1}}
+    parts["Tokenizer"]["ray_actor_options"]["resources"] = {"second": 0.01}
+    application["deployments"] = [part for name, part in parts.items() if name != "Safety"]
+    config.write_text(yaml.safe_dump(tree))
+    server = Server(config, "--address", nodes.address)
+    try:
+        server.wait_until_ready()
+        until(lambda: has_replicas(server, 2), "a replica on each node", patience_s=PATIENCE_S)
+        beside = gateway_beside(server, second)
+        expected = undisturbed(server)
+        # So that each gateway has answered by each replica.
+        assert [seen.text for seen in while_streaming(server, lambda: None, patience_s=PATIENCE_S)] == expected
+        told = while_streaming(beside, partial(kill_session, head), patience_s=PATIENCE_S)
+        assert [(seen.error, seen.text) for seen in told] == [(None, text) for text in expected]
+        assert expected == undisturbed(beside)
+    finally:
+        server.stop()
 
 
 def test_what_is_deployed_by_the_dashboard_stays(nodes: Nodes, config: Path) -> None:
