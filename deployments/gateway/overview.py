@@ -8,13 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from deployments.exposition import join, write
 from deployments.generation import READY, HealthReport
-from deployments.handle_calls import UNREACHED
+from deployments.handle_calls import UNREACHED, connected_handle
 from deployments.handles import ask_all
 from deployments.metrics import readiness
 from deployments.timeline import Timeline, ask_traces, with_engine_stages
@@ -80,6 +81,9 @@ class Overview:
 
         While a configuration that adds a part is rolled out, older gateways serve until a new one has started.
         """
+        if ray.is_initialized():
+            # So that it is known when the first scrape finds no controller (`connected_handle`).
+            gateways()
         with suppress(TimeoutError):
             async with asyncio.timeout(PARTS_START_S):
                 while not all(found.answers or found.is_at_zero for found in await self._ask(self._parts.values())):
@@ -147,5 +151,4 @@ class Overview:
 
 def gateways() -> DeploymentHandle:
     """Return the handle of this replica's own deployment."""
-    context = serve.get_replica_context()
-    return serve.get_deployment_handle(context.deployment, context.app_name)
+    return connected_handle(serve.get_replica_context().deployment)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
@@ -209,3 +210,14 @@ async def test_a_gateway_waits_for_no_part_that_is_scaled_to_zero(
     serve_says(monkeypatch, "HEALTHY", {})
     async with asyncio.timeout(PARTS_START_S / 2):
         await Overview({}, {"tokenizer": HANDLE}).until_parts_answer()
+
+
+async def test_a_gateway_can_ask_the_others_before_serve_s_controller_may_be_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first scrape of a gateway whose head was lost stopped all of its streams."""
+    connected: list[None] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr("deployments.gateway.overview.gateways", lambda: connected.append(None))
+    await Overview({}, {}).until_parts_answer()
+    assert len(connected) == 1
