@@ -6,20 +6,18 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from ray import serve
-
 from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_cache import FileCache, ReadFile
 from adapters.identity import AdapterRef
 from deployments.config import REGISTRY, AdapterCacheConfig
-from deployments.handle_calls import UNREACHED, until_answered, unwrap
+from deployments.handle_calls import UNREACHED, connected_handle, until_answered, unwrap
 
 Locator = Callable[[AdapterRef], AdapterRef]
 READ_TIMEOUT_S = 20.0
 """Bound on reading one chunk. One of the two threads that read adapters blocks meanwhile."""
 
 
-def locator(config: AdapterCacheConfig | None, app_name: str) -> Locator:
+def locator(config: AdapterCacheConfig | None) -> Locator:
     """Return a function that locates an adapter's files on this node and fetches missing ones from the registry.
 
     Without a `config` it returns each reference unchanged. Call this on a running event loop, and the returned function
@@ -28,11 +26,11 @@ def locator(config: AdapterCacheConfig | None, app_name: str) -> Locator:
     if config is None:
         return lambda ref: ref
     folder = os.path.expanduser(config.folder)
-    return FileCache(folder, max_bytes=config.max_bytes, read=_ask_registry(app_name)).locate
+    return FileCache(folder, max_bytes=config.max_bytes, read=_ask_registry()).locate
 
 
-def _ask_registry(app_name: str) -> ReadFile:
-    registry = serve.get_deployment_handle(REGISTRY, app_name)
+def _ask_registry() -> ReadFile:
+    registry = connected_handle(REGISTRY)
     # Serve's router may live on this loop; then the handle works only from here.
     loop = asyncio.get_running_loop()
 

@@ -48,7 +48,7 @@ class ModelReplica(ReplicaServer):
             CheckpointError, ConfigError: the model cannot be served as configured.
         """
         begin_actor()
-        locate = locator(adapter_cache, serve.get_replica_context().app_name)
+        locate = locator(adapter_cache)
         engine = await asyncio.to_thread(_build, config, locate)
         super().__init__(
             engine,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray import serve
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from adapters.errors import AdapterError, AdapterUnavailableError
@@ -17,6 +16,7 @@ from adapters.folder import read_part
 from adapters.identity import AdapterRef, adapter_digest
 from adapters.registry import reference
 from deployments.config import AdapterCacheConfig
+from deployments.replica import adapter_files
 from deployments.replica.adapter_files import locator
 from tests.adapters.handmade import write
 
@@ -44,13 +44,13 @@ def found(tmp_path: Path) -> AdapterRef:
 @pytest.fixture
 def registry(found: AdapterRef, monkeypatch: pytest.MonkeyPatch) -> Any:
     registry = Registry(found.path)
-    monkeypatch.setattr(serve, "get_deployment_handle", lambda name, app: {("Registry", "app"): registry}[name, app])
+    monkeypatch.setattr(adapter_files, "connected_handle", {"Registry": registry}.__getitem__)
     return registry
 
 
 async def test_files_come_from_the_registry(found: AdapterRef, registry: Any, tmp_path: Path) -> None:
     config = AdapterCacheConfig(folder=str(tmp_path / "near"), max_bytes=1 << 30)
-    locate = locator(config, "app")
+    locate = locator(config)
     here = await asyncio.to_thread(locate, AdapterRef(name="a", path="/nowhere", digest=found.digest))
     assert here.path == str(tmp_path / "near" / found.digest)
     assert adapter_digest(here.path) == found.digest
@@ -69,7 +69,7 @@ async def test_a_registry_that_cannot_help_is_the_adapters_error_if_it_answers(
 ) -> None:
     registry.error = error
     config = AdapterCacheConfig(folder=str(tmp_path / "near"), max_bytes=1 << 30)
-    locate = locator(config, "app")
+    locate = locator(config)
     with pytest.raises(AdapterError, match=words) as raised:
         await asyncio.to_thread(locate, AdapterRef(name="a", path="/nowhere", digest=found.digest))
     assert isinstance(raised.value, AdapterUnavailableError) == (words == "does not answer")
@@ -78,4 +78,4 @@ async def test_a_registry_that_cannot_help_is_the_adapters_error_if_it_answers(
 
 
 def test_without_a_registry_files_are_where_they_are(found: AdapterRef) -> None:
-    assert locator(None, "app")(found) is found
+    assert locator(None)(found) is found
