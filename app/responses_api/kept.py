@@ -66,7 +66,7 @@ class Conversations:
                 message = "'previous_response_id' is not supported: this server stores no responses. "
                 raise _unsupported("previous_response_id", message + "Send all turns in 'input'.")
             kept = await self._client.conversation(self._tenant, previous_id)
-            earlier = await asyncio.to_thread(lambda: _read(item for one in kept for item in all_items(one)))
+            earlier = await asyncio.to_thread(lambda: _read(items_of(kept)))
         if isinstance(body.input, list) and any(item.type == "item_reference" for item in body.input):
             body = body.model_copy(update={"input": await self._resolved(body.input)})
         return body, earlier
@@ -74,16 +74,20 @@ class Conversations:
     async def keep(self, body: ResponsesRequest, response: ResponseObject) -> bool:
         """Keep a response and what its request brought; return whether that was possible."""
         assert self._client is not None
-        kept = KeptResponse(
-            response_id=response.id,
-            tenant=self._tenant,
-            previous_id=body.previous_response_id,
-            created_s=response.created_at,
-            input_items=orjson.dumps(own_items(body.input, response.id)),
-            body=response.model_dump_json().encode(),
-        )
+
+        def make() -> KeptResponse:
+            return KeptResponse(
+                response_id=response.id,
+                tenant=self._tenant,
+                previous_id=body.previous_response_id,
+                created_s=response.created_at,
+                input_items=orjson.dumps(own_items(body.input, response.id)),
+                body=response.model_dump_json().encode(),
+            )
+
         try:
-            await self._client.keep_response(kept)
+            # An input may have megabytes.
+            await self._client.keep_response(await asyncio.to_thread(make))
         except UnavailableError as error:
             # The answer is there; that it cannot be continued is told by its field `store`.
             _log.warning("response %s is not stored: %s", response.id, error)
@@ -101,7 +105,7 @@ class Conversations:
             message = f"'input' refers to items of {len(asked)} responses; at most {MAX_REFERRED} are allowed."
             raise RequestError(message, field="input", code="invalid_value")
         kept = await self._client.responses(self._tenant, sorted(asked))
-        item_by_id = {item["id"]: item for one in kept for item in all_items(one)}
+        item_by_id = await asyncio.to_thread(lambda: {item["id"]: item for item in items_of(kept)})
         for index, item_id in places.items():
             if item_id not in item_by_id:
                 field = f"input[{index}].id"
@@ -116,15 +120,15 @@ def own_items(given: str | Sequence[InputItem], response_id: str) -> list[dict[s
     return [{"id": f"{_PREFIXES[item.type]}_{identity}i{index}"} | _plain(item) for index, item in enumerate(items)]
 
 
-def own_items_of(kept: KeptResponse) -> list[dict[str, Any]]:
-    """Return the items that a response's own request brought."""
-    items: list[dict[str, Any]] = orjson.loads(kept.input_items)
-    return items
-
-
-def all_items(kept: KeptResponse) -> list[dict[str, Any]]:
-    """Return the items that a response's own request brought, and those of the response."""
-    return [*own_items_of(kept), *orjson.loads(kept.body)["output"]]
+def items_of(kept: Iterable[KeptResponse], *, with_last_output: bool = True) -> list[dict[str, Any]]:
+    """Return what the requests of responses brought, each followed by the output of its response."""
+    items: list[dict[str, Any]] = []
+    num_output = 0
+    for one in kept:
+        output = orjson.loads(one.body)["output"]
+        items += orjson.loads(one.input_items) + output
+        num_output = len(output)
+    return items if with_last_output else items[: len(items) - num_output]
 
 
 def _plain(item: InputItem) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +15,7 @@ from app.http.json_route import JsonResponse, JsonRoute, respond
 from app.http.sse import EventStream
 from app.responses_api.answered import ResponseFrames, ResponseWriter
 from app.responses_api.asked import chat_of, field_names
-from app.responses_api.kept import Conversations, all_items, own_items_of
+from app.responses_api.kept import Conversations, items_of
 from app.responses_api.schemas import (
     DeletedResponse,
     InputItemList,
@@ -116,8 +117,8 @@ async def list_input_items(
 ) -> Response:
     """List the items that a stored response answers, with those of the responses that it continues; newest first."""
     await kept.response(context.tenant, response_id)
-    *earlier, last = await kept.conversation(context.tenant, response_id)
-    items = [item for one in earlier for item in all_items(one)] + own_items_of(last)
+    conversation = await kept.conversation(context.tenant, response_id)
+    items = await asyncio.to_thread(items_of, conversation, with_last_output=False)
     if order == "desc":
         items.reverse()
     if after is not None:

@@ -12,12 +12,28 @@ from deployments.batches.values import KeptResponse
 from deployments.config import BatchesConfig
 from engine.errors import RequestError
 
-MAX_CONVERSATION_BYTES = 32_000_000
-"""More than any context holds."""
+MAX_READ_BYTES, MAX_CONVERSATION = 32_000_000, 4096
+"""Bounds on what one request reads, in bytes and responses: more than any context holds."""
 MAX_DROPPED = 1000
 """How many are deleted at once: others wait meanwhile."""
 
 _BYTES = func.length(responses.c.input_items) + func.length(responses.c.body)
+
+
+class _Read:
+    """What one request reads."""
+
+    def __init__(self, field: str) -> None:
+        self.responses: list[KeptResponse] = []
+        self._num_bytes = 0
+        self._field = field
+
+    def add(self, response: KeptResponse) -> None:
+        self.responses.append(response)
+        self._num_bytes += len(response.input_items) + len(response.body)
+        if self._num_bytes > MAX_READ_BYTES or len(self.responses) > MAX_CONVERSATION:
+            words = f"takes more than {MAX_READ_BYTES} bytes, or {MAX_CONVERSATION} responses, of what is stored."
+            raise RequestError.about(self._field, words, code="context_length_exceeded")
 
 
 class ResponseStore:
@@ -59,38 +75,37 @@ class ResponseStore:
             return self._one(connection, tenant, response_id)
 
     def several(self, tenant: str, response_ids: Collection[str]) -> list[KeptResponse]:
-        """Return those of the responses that the tenant has; SQLite takes some thousands of ids."""
+        """Return those of the responses that the tenant has; SQLite takes some thousands of ids.
+
+        Raises:
+            RequestError: they have too many bytes.
+        """
         c = responses.c
         chosen = select(responses).where(
             c.response_id.in_(response_ids), c.tenant == tenant, c.created_s > self._oldest_s()
         )
+        found = _Read(field="input")
         with self._database.connect() as connection:
-            return list(map(response_of, connection.execute(chosen).mappings()))
+            for row in connection.execute(chosen).mappings():
+                found.add(response_of(row))
+        return found.responses
 
     def conversation(self, tenant: str, response_id: str) -> list[KeptResponse]:
         """Return a response of a tenant and all that it continues, oldest first.
 
         Raises:
-            RequestError: one of them is not kept, or they have too many bytes.
+            RequestError: one of them is not kept, or they are too many or have too many bytes.
         """
-        found: list[KeptResponse] = []
-        num_bytes, next_id = 0, response_id
+        found = _Read(field="previous_response_id")
+        next_id: str | None = response_id
         with self._database.connect() as connection:
-            while True:
+            while next_id is not None:
                 response = self._find(connection, tenant, next_id)
                 if response is None:
-                    raise _broken(response_id, is_known=bool(found))
-                found.append(response)
-                num_bytes += len(response.input_items) + len(response.body)
-                if num_bytes > MAX_CONVERSATION_BYTES:
-                    raise RequestError(
-                        f"The conversation before '{response_id}' has more than {MAX_CONVERSATION_BYTES} bytes.",
-                        field="previous_response_id",
-                        code="context_length_exceeded",
-                    )
-                if response.previous_id is None:
-                    return found[::-1]
+                    raise _broken(response_id, is_known=bool(found.responses))
+                found.add(response)
                 next_id = response.previous_id
+        return found.responses[::-1]
 
     def forget(self, tenant: str, response_id: str) -> None:
         """Delete a response of a tenant.

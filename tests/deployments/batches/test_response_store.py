@@ -102,9 +102,14 @@ def test_what_is_kept_outlives_the_process(tmp_path: Path, now_s: list[int]) -> 
         opened.close()
 
 
-def test_a_conversation_is_no_longer_than_any_context(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_store, "MAX_CONVERSATION_BYTES", 25)
-    for number in range(3):
-        store.keep(response(f"r{number}", f"r{number - 1}" if number else None))
-    assert len(store.conversation("blue", "r1")) == 2
+@pytest.mark.parametrize(("bound", "value"), [("MAX_READ_BYTES", 25), ("MAX_CONVERSATION", 2)])
+def test_a_request_reads_no_more_than_any_context_holds(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+) -> None:
+    monkeypatch.setattr(response_store, bound, value)
+    names = [f"r{number}" for number in range(3)]
+    for name, previous in zip(names, (None, *names), strict=False):
+        store.keep(response(name, previous))
+    assert len(store.conversation("blue", "r1")) == len(store.several("blue", names[:2])) == 2
     assert code(store.conversation, "blue", "r2") == "context_length_exceeded"
+    assert code(store.several, "blue", names) == "context_length_exceeded"
