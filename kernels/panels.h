@@ -17,7 +17,7 @@ constexpr int64_t COLUMNS = 16, PANEL_LANES = COLUMNS / LANES; // of a panel
 template <typename T> constexpr int64_t MAX_TILE_ROWS = 12;
 constexpr int64_t TILE_PANELS = 2;
 #else
-template <typename T> constexpr int64_t MAX_TILE_ROWS = sizeof(T) == 4 ? 6 : 4;
+template <typename T> constexpr int64_t MAX_TILE_ROWS = sizeof(T) == 4 ? 6 : 5;
 constexpr int64_t TILE_PANELS = 1;
 #endif
 
