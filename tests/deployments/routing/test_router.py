@@ -20,7 +20,7 @@ from deployments.handles import ask_vector
 from deployments.routing.asked import asked_of
 from deployments.routing.board import Board, board_of
 from deployments.routing.report import LoadReport
-from deployments.routing.router import FirstTokenRouter
+from deployments.routing.router import MAX_RANKS, FirstTokenRouter
 from engine.request import RequestId, SamplingParams
 from tests.deployments.in_process import Method, Response
 
@@ -107,11 +107,10 @@ async def test_who_is_full_is_passed_over() -> None:
     assert await routed.place(call_of("r-1", range(500, 900))) == "a"
 
 
-async def test_many_are_tried_one_by_one_and_then_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.routing.router.MAX_RANKS", 2)
-    routed = Routed(*"abcd")
+async def test_many_are_tried_one_by_one_and_then_together() -> None:
+    routed = Routed(*map(str, range(MAX_RANKS + 2)))
     ranks = await routed.router.choose_replicas(list(routed.replicas.values()), pending_of(call_of("r")))
-    assert [len(rank) for rank in ranks] == [1, 1, 2]
+    assert [len(rank) for rank in ranks] == [1] * MAX_RANKS + [2]
 
 
 async def test_a_call_whose_caller_is_gone_counts_nowhere() -> None:
