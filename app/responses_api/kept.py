@@ -50,7 +50,8 @@ class Conversations:
             RequestError: it is to be, and the server keeps none.
         """
         if body.store and self._client is None:
-            raise _unsupported("store", "'store' must be false: this server stores no responses.")
+            words = "must be false: this server stores no responses."
+            raise RequestError.about("store", words, code="unsupported_parameter")
         return self._client is not None and body.store is not False
 
     async def whole(self, body: Body) -> tuple[Body, list[InputItem]]:
@@ -63,8 +64,8 @@ class Conversations:
         previous_id, earlier = body.previous_response_id, list[InputItem]()
         if previous_id is not None:
             if self._client is None:
-                message = "'previous_response_id' is not supported: this server stores no responses. "
-                raise _unsupported("previous_response_id", message + "Send all turns in 'input'.")
+                words = "is not supported: this server stores no responses. Send all turns in 'input'."
+                raise RequestError.about("previous_response_id", words, code="unsupported_parameter")
             kept = await self._client.conversation(self._tenant, previous_id)
             earlier = await asyncio.to_thread(lambda: _read(items_of(kept)))
         if isinstance(body.input, list) and any(item.type == "item_reference" for item in body.input):
@@ -141,7 +142,3 @@ def _plain(item: InputItem) -> dict[str, Any]:
 
 def _read(items: Iterable[dict[str, Any]]) -> list[InputItem]:
     return [InputItem.model_validate(item) for item in items]
-
-
-def _unsupported(field: str, message: str) -> RequestError:
-    return RequestError(message, field=field, code="unsupported_parameter")

@@ -118,8 +118,7 @@ async def list_batches(
     """List batches, newest first."""
     page = await batches.list_batches(context.tenant, PageQuestion(limit=limit, after=after))
     data = [_batch(batch) for batch in page.items]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return JsonResponse(BatchList(data=data, first_id=first, last_id=last, has_more=page.has_more))
+    return JsonResponse(BatchList.of(data, [batch.id for batch in data], has_more=page.has_more))
 
 
 @router.get("/v1/batches/{batch_id}", response_model=BatchObject, responses=ERRORS)

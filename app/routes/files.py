@@ -103,8 +103,7 @@ async def list_files(
     question = PageQuestion(limit=limit, after=after, is_ascending=order == "asc", purpose=purpose)
     page = await batches.list_files(context.tenant, question)
     data = [_file(stored) for stored in page.items]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return JsonResponse(FileList(data=data, first_id=first, last_id=last, has_more=page.has_more))
+    return JsonResponse(FileList.of(data, [file.id for file in data], has_more=page.has_more))
 
 
 @router.get("/v1/files/{file_id}", response_model=FileObject, responses=ERRORS)

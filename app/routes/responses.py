@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -34,13 +33,17 @@ if TYPE_CHECKING:
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
 
+def _client(request: Request, context: Context) -> BatchClient | None:
+    return context.server.batches if request.app.state.keeps_responses else None
+
+
 async def _conversations(request: Request, context: Context) -> Conversations:
-    return Conversations(context.server.batches if request.app.state.keeps_responses else None, context.tenant)
+    return Conversations(_client(request, context), context.tenant)
 
 
 async def _kept(request: Request, context: Context) -> BatchClient:
-    client = context.server.batches
-    if client is None or not request.app.state.keeps_responses:
+    client = _client(request, context)
+    if client is None:
         message = "This server stores no responses: `batches.responses_last_s` is null."
         raise ApiError(404, message, code="responses_not_stored")
     return client
@@ -126,7 +129,5 @@ async def list_input_items(
         if not places:
             raise ApiError(400, f"There is no '{after}' in the list.", param="after", code="invalid_value")
         items = items[places[0] + 1 :]
-    page = list(islice(items, limit))
-    first, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    found = InputItemList(data=page, first_id=first, last_id=last_id, has_more=len(items) > limit)
-    return JsonResponse(found)
+    page = items[:limit]
+    return JsonResponse(InputItemList.of(page, [item["id"] for item in page], has_more=len(items) > limit))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -161,3 +161,9 @@ class WirePage(WireResponse, Generic[T]):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+    @classmethod
+    def of(cls, data: list[T], ids: Sequence[str], *, has_more: bool) -> Self:
+        """Return the page with these items, whose ids are given beside them."""
+        first_id, last_id = (ids[0], ids[-1]) if ids else (None, None)
+        return cls(data=data, first_id=first_id, last_id=last_id, has_more=has_more)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import asdict
+from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, func, insert, select
+from sqlalchemy import Connection, Engine, Select, delete, func, insert, select
 
 from deployments.batches.tables import response_of, responses
 from deployments.batches.values import KeptResponse
@@ -80,10 +81,7 @@ class ResponseStore:
         Raises:
             RequestError: they have too many bytes.
         """
-        c = responses.c
-        chosen = select(responses).where(
-            c.response_id.in_(response_ids), c.tenant == tenant, c.created_s > self._oldest_s()
-        )
+        chosen = self._current(tenant).where(responses.c.response_id.in_(response_ids))
         found = _Read(field="input")
         with self._database.connect() as connection:
             for row in connection.execute(chosen).mappings():
@@ -133,12 +131,13 @@ class ResponseStore:
         return response
 
     def _find(self, connection: Connection, tenant: str, response_id: str) -> KeptResponse | None:
-        c = responses.c
-        statement = select(responses).where(
-            c.response_id == response_id, c.tenant == tenant, c.created_s > self._oldest_s()
-        )
-        row = connection.execute(statement).mappings().one_or_none()
+        chosen = self._current(tenant).where(responses.c.response_id == response_id)
+        row = connection.execute(chosen).mappings().one_or_none()
         return None if row is None else response_of(row)
+
+    def _current(self, tenant: str) -> Select[Any]:
+        c = responses.c
+        return select(responses).where(c.tenant == tenant, c.created_s > self._oldest_s())
 
     def _oldest_s(self) -> float:
         return self._clock() - (self._config.responses_last_s or 0)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from deployments.batches.response_store import ResponseStore
 from deployments.batches.runner import Ask, BatchRunner
 from deployments.batches.store import BatchStore
-from deployments.batches.values import UNFINISHED, Batch, BatchStatus, KeptResponse, NewBatch, Page, PageQuestion
+from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
 from deployments.errors import UnavailableError
@@ -41,6 +42,18 @@ def _of_store(
     return method
 
 
+def _of_responses(
+    work: Callable[Concatenate[ResponseStore, P], T],
+) -> Callable[Concatenate[BatchServer, P], Coroutine[Any, Any, T]]:
+    """Wrap a method of the store's responses likewise."""
+
+    @wraps(work)
+    def of_store(store: BatchStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return work(store.responses, *args, **kwargs)
+
+    return _of_store(of_store)
+
+
 class BatchServer:
     """Files, batches and responses of tenants.
 
@@ -67,6 +80,11 @@ class BatchServer:
     list_files = _of_store(BatchStore.list_files)
     read_file = _of_store(BatchStore.read_file)
     delete_file = _of_store(BatchStore.delete_file)
+    keep_response = _of_responses(ResponseStore.keep)
+    response = _of_responses(ResponseStore.one)
+    responses = _of_responses(ResponseStore.several)
+    conversation = _of_responses(ResponseStore.conversation)
+    forget_response = _of_responses(ResponseStore.forget)
 
     async def resume(self, store: BatchStore) -> None:
         """Start serving from a store and resume its unfinished batches."""
@@ -96,26 +114,6 @@ class BatchServer:
             RequestError: there is no such batch, or it has ended.
         """
         return await asyncio.shield(detached(self._cancel(tenant, batch_id)))
-
-    async def keep_response(self, response: KeptResponse) -> None:
-        """Store a response. Errors of responses as in `ResponseStore`."""
-        await self._disk.once(self._opened.responses.keep, response)
-
-    async def response(self, tenant: str, response_id: str) -> KeptResponse:
-        """Return a response of a tenant."""
-        return await self._disk.once(self._opened.responses.one, tenant, response_id)
-
-    async def responses(self, tenant: str, response_ids: Collection[str]) -> list[KeptResponse]:
-        """Return those of the responses that the tenant has."""
-        return await self._disk.once(self._opened.responses.several, tenant, response_ids)
-
-    async def conversation(self, tenant: str, response_id: str) -> list[KeptResponse]:
-        """Return a response of a tenant and all that it continues, oldest first."""
-        return await self._disk.once(self._opened.responses.conversation, tenant, response_id)
-
-    async def forget_response(self, tenant: str, response_id: str) -> None:
-        """Delete a response of a tenant."""
-        await self._disk.once(self._opened.responses.forget, tenant, response_id)
 
     async def _create(self, new: NewBatch) -> Batch:
         batch = await self._disk.once(self._opened.add_batch, new)
