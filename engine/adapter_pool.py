@@ -21,7 +21,7 @@ from adapters.errors import AdapterError, AdapterGoneError
 from adapters.host_cache import HostCache
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.loading import AdapterLoader
-from adapters.weights import AdapterWeights
+from adapters.weights import AdapterWeights, MovableWeights
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
 
@@ -221,7 +221,7 @@ class AdapterPool:
                 f"it takes {weights.num_bytes} bytes, more than the {self._max_bytes} that the device has for adapters"
             )
             raise AdapterError(ref.name, reason)
-        weights = weights.pinned() if self._is_copied else weights
+        weights = _movable(weights).pinned() if self._is_copied else weights
         self._declared(digest)
         took_s = self._clock() - started_s
         self._load_s = (self._load_s + took_s) / 2 if self._load_s else took_s
@@ -249,7 +249,7 @@ class AdapterPool:
         self._forget(evicted)
         pages = [self._pages_by_run[page.run][page.number] for page in self._slots.pages(digest)]
         if self._uploads is None:
-            self._land(digest, host.to(self._device, pages) if pages else host)
+            self._land(digest, _movable(host).to(self._device, pages) if pages else host)
         else:
             self._uploads.submit(self._upload, digest, host, pages)
         return True
@@ -279,7 +279,7 @@ class AdapterPool:
                     # Steps already launched may still read the previous content.
                     self._stream.wait_stream(torch.cuda.default_stream(self._device))
                 try:
-                    weights = host.to(self._device, pages)
+                    weights = _movable(host).to(self._device, pages)
                     # Allocated on this stream, but read on the engine's.
                     weights.keep_for(torch.cuda.default_stream(self._device))
                 finally:
@@ -294,3 +294,8 @@ class AdapterPool:
         else:
             self._land(digest, weights)
         self._on_change()
+
+
+def _movable(weights: AdapterWeights) -> MovableWeights:
+    assert isinstance(weights, MovableWeights), "only a device's own layout is copied to it"
+    return weights

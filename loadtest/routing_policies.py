@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from deployments.routing.asked import Asked, hash64
@@ -12,21 +13,21 @@ from deployments.routing.report import LoadReport
 from loadtest.routing_fleet import Replica
 
 
-class Policy:
+class Policy(ABC):
     """The routing policy of one gateway; unless it says otherwise, it ignores reports."""
 
     def __init__(self, replica_ids: Sequence[str], rng: random.Random) -> None:
         self._ids = list(replica_ids)
         self._rng = rng
 
+    @abstractmethod
     def choose(self, asked: Asked, session: int, replicas: Sequence[Replica], now_s: float) -> int:
         """Return the index of the replica that gets the request."""
-        raise NotImplementedError
 
-    def hear(self, report: LoadReport, now_s: float) -> None:
+    def hear(self, report: LoadReport, now_s: float) -> None:  # noqa: B027 - most policies need none
         """Process a replica's report."""
 
-    def end(self, request_id: str) -> None:
+    def end(self, request_id: str) -> None:  # noqa: B027
         """Process the end of a request."""
 
     def _less_loaded_of_two(self, places: Sequence[int], replicas: Sequence[Replica], now_s: float) -> int:
@@ -69,7 +70,7 @@ class PrefixOnly(Policy):
         places = [place for place, depth in enumerate(depths) if depth == deepest]
         return self._less_loaded_of_two(places, replicas, now_s)
 
-    def hear(self, report: LoadReport, now_s: float) -> None:
+    def hear(self, report: LoadReport, now_s: float) -> None:  # noqa: B027 - most policies need none
         """Note what is cached."""
         self._state_by_id[report.replica_id].hear(report, now_s, None)
 
@@ -86,7 +87,7 @@ class FirstToken(Policy):
         """Ask the board."""
         return self._ids.index(self._board.choose(asked, self._ids, now_s)[0])
 
-    def hear(self, report: LoadReport, now_s: float) -> None:
+    def hear(self, report: LoadReport, now_s: float) -> None:  # noqa: B027 - most policies need none
         """Tell the board."""
         self._board.hear(report, now_s)
 

@@ -20,7 +20,7 @@ import torch
 
 from adapters.experts import expert_module
 from adapters.peft_format import WHOLE_MODEL
-from adapters.weights import AdapterWeights, Columns, Extras
+from adapters.weights import AdapterWeights, Columns, Extras, MovableWeights
 from engine.lora import (
     ENTRIES,
     ENTRIES_OF_EXPERT,
@@ -90,7 +90,7 @@ class _Layout:
         return table
 
 
-class TabledAdapter(AdapterWeights):
+class TabledAdapter(MovableWeights):
     """An adapter in one buffer, `flat`, or in pages of equal size, with a table of addresses.
 
     Attributes:
