@@ -70,7 +70,7 @@ class PrefixOnly(Policy):
         places = [place for place, depth in enumerate(depths) if depth == deepest]
         return self._less_loaded_of_two(places, replicas, now_s)
 
-    def hear(self, report: LoadReport, now_s: float) -> None:  # noqa: B027 - most policies need none
+    def hear(self, report: LoadReport, now_s: float) -> None:
         """Note what is cached."""
         self._state_by_id[report.replica_id].hear(report, now_s, None)
 
@@ -87,7 +87,7 @@ class FirstToken(Policy):
         """Ask the board."""
         return self._ids.index(self._board.choose(asked, self._ids, now_s)[0])
 
-    def hear(self, report: LoadReport, now_s: float) -> None:  # noqa: B027 - most policies need none
+    def hear(self, report: LoadReport, now_s: float) -> None:
         """Tell the board."""
         self._board.hear(report, now_s)
 
