@@ -10,7 +10,7 @@ from engine.state_kernels import StateKernels
 from kernels.gated_delta.reference import EPS
 from kernels.native import SUFFIX_BY_DTYPE
 from kernels.program import Pool
-from kernels.state_rows import token_stride
+from kernels.state_rows import StateRows, token_stride
 
 
 def called_states(pool: Pool) -> StateKernels:
@@ -27,8 +27,9 @@ def _gated_delta(
     g: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
-    rows: None = None,
+    rows: StateRows | None = None,
 ) -> torch.Tensor:
+    assert rows is None
     out = v.new_empty(v.shape)
     sizes = (*v.shape[1:3], *k.shape[2:], v.shape[3], *(token_stride(x) for x in (q, k, v)))
     pool.call("gated_delta", v.dtype, len(v), (q, k, v, g, beta, states, out), sizes, (EPS, k.shape[3] ** -0.5))
@@ -41,10 +42,11 @@ def _causal_conv(
     states: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    rows: None = None,
+    rows: StateRows | None = None,
     *,
     is_activated: bool = True,
 ) -> torch.Tensor:
+    assert rows is None
     y = x.new_empty(x.shape)
     sizes = x.shape[1], *weight.shape, token_stride(x), int(is_activated)
     pool.call("causal_conv", x.dtype, len(x), (x, states, weight, bias, y), sizes)
@@ -60,8 +62,9 @@ def _selective_scan(
     c: torch.Tensor,
     d: torch.Tensor | None,
     states: torch.Tensor,
-    rows: None = None,
+    rows: StateRows | None = None,
 ) -> torch.Tensor:
+    assert rows is None
     y = x.new_empty(x.shape)
     sizes = (*x.shape[1:], *b.shape[2:], *(token_stride(part) for part in (x, b, c)))
     pool.call("selective_scan", x.dtype, len(x), (x, dt, a, b, c, d, states, y), sizes)
