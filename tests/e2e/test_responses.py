@@ -17,18 +17,18 @@ ASKED: dict[str, Any] = {"model": "stdlib-chat", "temperature": 0, "max_output_t
 
 
 @pytest.fixture
-def green(guarded: Server) -> Iterator[OpenAI]:
-    with guarded.client(api_key=key_of("green")) as client:
+def white(guarded: Server) -> Iterator[OpenAI]:
+    with guarded.client(api_key=key_of("white")) as client:
         yield client
 
 
-def test_a_conversation_continues_as_if_it_had_been_sent_whole(green: OpenAI) -> None:
-    first = green.responses.create(input="What does os.getcwd do?", **ASKED)
+def test_a_conversation_continues_as_if_it_had_been_sent_whole(white: OpenAI) -> None:
+    first = white.responses.create(input="What does os.getcwd do?", **ASKED)
     assert first.output_text
-    with green.responses.stream(input="And os.chdir?", previous_response_id=first.id, **ASKED) as stream:
+    with white.responses.stream(input="And os.chdir?", previous_response_id=first.id, **ASKED) as stream:
         second = stream.get_final_response()
     assert second.previous_response_id == first.id
-    whole = green.responses.create(
+    whole = white.responses.create(
         input=[
             {"role": "user", "content": "What does os.getcwd do?"},
             {"role": "assistant", "content": first.output_text},
@@ -41,18 +41,18 @@ def test_a_conversation_continues_as_if_it_had_been_sent_whole(green: OpenAI) ->
     assert second.usage is not None
     assert whole.usage is not None
     assert second.usage.input_tokens == whole.usage.input_tokens
-    assert green.responses.retrieve(second.id).output_text == second.output_text
-    items = list(green.responses.input_items.list(second.id, order="asc", limit=1))
+    assert white.responses.retrieve(second.id).output_text == second.output_text
+    items = list(white.responses.input_items.list(second.id, order="asc", limit=1))
     assert [item.type for item in items] == ["message"] * 3
 
 
-def test_who_deletes_a_response_is_alone_with_it(guarded: Server, green: OpenAI) -> None:
-    stored = green.responses.create(input="What does os.getcwd do?", **ASKED)
-    with guarded.client(api_key=key_of("white")) as white:
+def test_who_deletes_a_response_is_alone_with_it(guarded: Server, white: OpenAI) -> None:
+    stored = white.responses.create(input="What does os.getcwd do?", **ASKED)
+    with guarded.client(api_key=key_of("red")) as red:
         with pytest.raises(openai.NotFoundError):
-            white.responses.retrieve(stored.id)
+            red.responses.retrieve(stored.id)
         with pytest.raises(openai.BadRequestError):
-            white.responses.create(input="On", previous_response_id=stored.id, **ASKED)
-    green.responses.delete(stored.id)
+            red.responses.create(input="On", previous_response_id=stored.id, **ASKED)
+    white.responses.delete(stored.id)
     with pytest.raises(openai.NotFoundError):
-        green.responses.retrieve(stored.id)
+        white.responses.retrieve(stored.id)
