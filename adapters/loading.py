@@ -17,8 +17,9 @@ from adapters.experts import Stack, expert_module
 from adapters.folder import read_config_bytes
 from adapters.identity import AdapterRef, DigestStream
 from adapters.module_forms import fitted, stored_parts
-from adapters.peft_format import EMBEDDING, parse_config
+from adapters.peft_format import parse_config
 from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
+from adapters.tensor_names import EMBEDDING
 from adapters.validate import ModuleLayout, ModuleShapes, validate
 from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, split_modules
 

@@ -1,4 +1,4 @@
-"""PEFT's LoRA format: adapter_config.json and tensor names. Standard library only; knows no tensors and no base.
+"""PEFT's adapter_config.json of LoRA. Standard library only; knows no tensors and no base.
 
 Fields that change what the adapter computes are supported or refused by name; training fields are ignored.
 Source: `LoraConfig`, `check_target_module_exists` and `get_pattern_key` of huggingface/peft 0.21.
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from adapters.errors import AdapterError
 from adapters.patterns import END_OF_NAME, LAYER, WHOLE_NAME, Patterns
+from adapters.tensor_names import MODEL_MODULES, ROUTER_NAMES, WHOLE_DECODER
 
 _IGNORED = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
@@ -29,37 +30,7 @@ _UNDERSTOOD = frozenset({
 # These initializations change the base model's own weights, and the saved matrices only fit the changed ones.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
-# Some converters omit the prefix; vLLM accepts their output.
-_TENSOR_NAME = re.compile(
-    r"(?:base_model\.model\.)?(?P<module>(?:model|language_model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
-    r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]|(?:base_layer\.)?(?:bias|weight))"
-)
-_CLASSIFIER = re.compile(r"(?:base_model\.model\.)?(?P<head>score|classifier|qa_outputs|v_head|value_head)\.")
-"""Heads of adapters for tasks other than generation (PEFT's `SEQ_CLS`, `TOKEN_CLS`; reward models)."""
-_WHOLE = ("", "")
-_BY_BEGINNING = {
-    # Trained on the decoder alone (`AutoModel`, as for embedding models).
-    **dict.fromkeys(("layers.", "embed_tokens.", "norm."), ("", "model.")),
-    # Trained on a vision-language model: current transformers, SmolVLM and Idefics3, and before 4.52.
-    "model.language_model.": ("model.language_model.", "model."),
-    "model.text_model.": ("model.text_model.", "model."),
-    "language_model.": ("language_model.", ""),
-}
-"""Start of a tensor name -> (prefix of the adapter's module names, prefix of the same modules in a whole decoder)."""
-ROUTER, ROUTER_NAMES = "router", r"gate|router|router\.layer"
-"""A mixture's router as it is known here, and as architectures name it within their block."""
-_LAYER_MODULE = re.compile(
-    r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
-    r"(?:self_attn\.(?P<attention>(?:q|k|v|o|qkv)_proj)|mlp\.(?:shared_expert\.)?(?P<mlp>(?:gate|up|down|gate_up)_proj)"
-    rf"|(?:mlp|block_sparse_moe)\.(?P<router>{ROUTER_NAMES})"
-    r"|(?:self_attn\.)?(?P<norm>[a-z_]*norm)|(?P<path>[A-Za-z0-9_.]+(?<!\.bias)))"
-)
 _ANY_LAYER = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
-WHOLE_MODEL = -1
-"""Used instead of a layer index for modules that occur once in the model."""
-EMBEDDING = "model.embed_tokens"
-_MODEL_MODULES = {EMBEDDING: "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
-
 STACKED_PARAMETERS = ("gate_up_proj", "down_proj")
 """Stacked parameters of all experts, in the order in which their module holds them."""
 _ROUTER_PARAMETER = re.compile(rf"(?:.*\.)?(?:{ROUTER_NAMES})\.weight")
@@ -111,7 +82,7 @@ class LoraConfig:
     has_magnitudes: bool
     modules_to_save: tuple[str, ...]
     ties_weights: bool
-    prefixes: tuple[str, str] = _WHOLE
+    prefixes: tuple[str, str] = WHOLE_DECODER
     patterns: Patterns = field(compare=False, repr=False)
 
     def rank_of(self, module: str) -> int:
@@ -139,7 +110,7 @@ class LoraConfig:
             return False
         if self.target_modules is None:
             # Some libraries leave routers out, as they are no linear modules everywhere.
-            return not module.endswith((*_MODEL_MODULES, "norm", ".gate", ".router", ".router.layer"))
+            return not module.endswith((*MODEL_MODULES, "norm", ".gate", ".router", ".router.layer"))
         if isinstance(self.target_modules, str) or module in self.target_modules:
             return self._names(self.target_modules, module)
         if not self._names(self.target_modules, module):
@@ -230,51 +201,6 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
         for pattern in patterns:
             config.patterns.add(key, form, pattern)
     return config
-
-
-def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
-    """Split a tensor's name into the module's full name in the base model and the part of the module.
-
-    The part is "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "lora_embedding_A" or "_B",
-    "bias", "weight", or "base_layer.weight".
-
-    Raises:
-        AdapterError: it is not the name of a LoRA tensor.
-    """
-    match = _TENSOR_NAME.fullmatch(tensor)
-    head = _CLASSIFIER.match(tensor)
-    if head is not None:
-        raise AdapterError(
-            name, f"it brings a classifier, {head['head']!r}; a base model that generates text has no place for one"
-        )
-    if match is None:
-        raise AdapterError(name, f"tensor {tensor[:200]!r} is not one of a LoRA adapter for a decoder")
-    own, usual = prefixes_of(tensor)
-    module = usual + match["module"].removeprefix(own)
-    # PEFT wraps a targeted module, so the module's own bias is one level deeper.
-    return module, "bias" if match["part"] == "base_layer.bias" else match["part"]
-
-
-def prefixes_of(tensor: str) -> tuple[str, str]:
-    """Return the prefix of a tensor's module name, and the prefix that replaces it in a whole decoder."""
-    name = tensor.removeprefix("base_model.model.")
-    return next((prefixes for beginning, prefixes in _BY_BEGINNING.items() if name.startswith(beginning)), _WHOLE)
-
-
-def parse_module_name(module: str) -> tuple[int, str] | None:
-    """Split `model.layers.3.self_attn.q_proj` into (3, "q_proj"); None for what is no module of a decoder.
-
-    Modules that occur once in the model have `WHOLE_MODEL` instead of a layer index. An expert that all tokens meet
-    stands for an MLP, and a router is (3, "router"), whatever its name. What is not in every decoder keeps its path
-    within the layer, as "linear_attn.in_proj_qkv".
-    """
-    if module in _MODEL_MODULES:
-        return WHOLE_MODEL, _MODEL_MODULES[module]
-    match = _LAYER_MODULE.fullmatch(module)
-    if match is None:
-        return None
-    name = ROUTER if match["router"] else match["attention"] or match["mlp"] or match["norm"] or match["path"]
-    return int(match["layer"]), name
 
 
 def _refuse_base_changing_init(name: str, init: object) -> None:

@@ -8,16 +8,9 @@ from dataclasses import dataclass, replace
 from adapters.errors import AdapterError
 from adapters.experts import ExpertPlace, Stack, are_swapped, halves_of, is_paired, place_of, refuse_twofold
 from adapters.module_forms import fitted
-from adapters.peft_format import (
-    EMBEDDING,
-    ROUTER,
-    WHOLE_MODEL,
-    LoraConfig,
-    parse_module_name,
-    parse_tensor_name,
-    prefixes_of,
-)
+from adapters.peft_format import LoraConfig
 from adapters.tensor_file import TensorEntry
+from adapters.tensor_names import EMBEDDING, ROUTER, WHOLE_MODEL, parse_module_name, parse_tensor_name, prefixes_of
 
 ModuleShapes = Mapping[str, tuple[int, ...]]
 """Shapes of everything in the base that takes an adapter, by full name: (in, out) of linear modules

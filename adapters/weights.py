@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from adapters.experts import is_of_experts
-from adapters.peft_format import ROUTER, WHOLE_MODEL
+from adapters.tensor_names import ROUTER, WHOLE_MODEL
 
 FUSED_GROUPS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Modules that read the same input, in the order in which the decoder concatenates their outputs."""

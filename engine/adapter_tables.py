@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.peft_format import parse_module_name
+from adapters.tensor_names import parse_module_name
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.fallback.spec import FallbackSpec

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
-from adapters.peft_format import ROUTER
+from adapters.tensor_names import ROUTER
 from engine.attention import AttentionBatch
 from engine.cpu.linear import Linear
 from engine.decoder.experts import ExpertSpec

@@ -17,7 +17,7 @@ import torch
 
 from adapters.experts import expert_module
 from adapters.identity import AdapterDigest
-from adapters.peft_format import ROUTER, WHOLE_MODEL
+from adapters.tensor_names import ROUTER, WHOLE_MODEL
 from adapters.weights import AdapterWeights
 from kernels.experts.reference import Part
 from kernels.lora_expand.reference import lora_expand

@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from adapters.peft_format import ROUTER
+from adapters.tensor_names import ROUTER
 from engine.backend import ExpertWeights, MixtureProduct, Product
 from engine.cpu.called_backend import CalledBackend, Routing, is_wide
 from engine.cpu.native_lora import NativeLora

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from adapters.experts import is_of_experts
-from adapters.peft_format import WHOLE_MODEL
+from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Extras, RawAdapter
 from engine.errors import EngineError
 from engine.lora import (

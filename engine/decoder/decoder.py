@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adapters.peft_format import WHOLE_MODEL
+from adapters.tensor_names import WHOLE_MODEL
 from engine.attention import AttentionBatch
 from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
 from engine.decoder.layer_forms import LayerForm

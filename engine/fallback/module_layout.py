@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from adapters.experts import EXPERTS
-from adapters.peft_format import parse_module_name
+from adapters.tensor_names import parse_module_name
 from adapters.weights import FUSED_GROUPS
 from engine.backend import Backend, Product, RoutedExperts
 from engine.fallback.plain_parts import OUTPUT, GatedMlp, RmsNorm, gated_mlp_of, norm_of

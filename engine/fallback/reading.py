@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from adapters.experts import EXPERTS
-from adapters.peft_format import WHOLE_MODEL, parse_module_name
+from adapters.tensor_names import WHOLE_MODEL, parse_module_name
 from engine.decoder.ends import eos_ids
 from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import torch
 
-from adapters.peft_format import WHOLE_MODEL
+from adapters.tensor_names import WHOLE_MODEL
 from engine.errors import EngineError
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from adapters.peft_format import ROUTER
+from adapters.tensor_names import ROUTER
 from engine.attention import AttentionBatch
 from engine.backend import Backend, ExpertWeights, MixtureProduct, Product, RoutedExperts
 from engine.decoder.experts import ExpertSpec

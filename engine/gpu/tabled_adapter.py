@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from adapters.experts import expert_module
-from adapters.peft_format import WHOLE_MODEL
+from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras, MovableWeights
 from engine.lora import (
     ENTRIES,

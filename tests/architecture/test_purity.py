@@ -53,6 +53,7 @@ PURE_FILES = (
     "adapters/peft_format.py",
     "adapters/registry.py",
     "adapters/tensor_file.py",
+    "adapters/tensor_names.py",
     "app/cli/serve_environment.py",
 )
 PURE_FOLDERS = ("deployments/stream",)

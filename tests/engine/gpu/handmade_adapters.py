@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from adapters.peft_format import WHOLE_MODEL
+from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras, RawProjection
 from engine.gpu.tabled_adapter import TabledAdapter
 from tests.adapters.handmade import packed

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import torch
 
-from adapters.peft_format import WHOLE_MODEL
+from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights
 from engine.errors import EngineError
 from engine.gpu.adapters import Reach, TritonLora

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from adapters.peft_format import WHOLE_MODEL
+from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras
 from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
 from engine.lora import ENTRIES
