@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class FileStore:
         bad = _find_not_finite(tensors)
         if bad is not None:
             raise AdapterError(name, f"tensor {bad!r} holds NaN or infinity")
-        ref = self.ref(name, content_digest(config, tensors))
+        ref = replace(self.ref(name, content_digest(config, tensors)), invocation_ids=config.invocation_ids)
         self.move(incoming, ref)
         return ref
 
@@ -103,7 +104,7 @@ class FileStore:
 
     def find(self, ref: AdapterRef) -> AdapterRef | None:
         """Return the reference to a content in this folder, or None if it is not here."""
-        found = self.ref(ref.name, ref.digest)
+        found = replace(ref, path=self.ref(ref.name, ref.digest).path)
         return found if is_digest(ref.digest) and os.path.isdir(found.path) else None
 
     def unused(self, used: Collection[str]) -> list[AdapterRef]:

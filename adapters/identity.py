@@ -29,11 +29,13 @@ class AdapterRef:
         name: public model name; matches `^[A-Za-z0-9._-]{1,128}$`.
         path: folder with adapter_config.json and adapter_model.safetensors, absolute and resolved.
         digest: identity of the content found there when it was declared.
+        invocation_ids: see `LoraConfig`; part of the content.
     """
 
     name: str
     path: str
     digest: AdapterDigest
+    invocation_ids: tuple[int, ...] = ()
 
 
 def adapter_digest(folder: str, name: str | None = None) -> AdapterDigest:
@@ -71,9 +73,9 @@ def content_digest(config: LoraConfig, tensors: TensorFile) -> AdapterDigest:
 class DigestStream:
     """The digest input shared by adapters that differ only in tensor data: all other bytes, and where the data goes.
 
-    Of the configuration only what changes the result is included (rank, alpha and their patterns, in order, and
-    rsLoRA); the tensor names tell the targets. Every item carries a type tag and its length, so that no two different
-    contents make the same stream of bytes.
+    Of the configuration only what changes the result is included (rank, alpha and their patterns, in order, rsLoRA, and
+    invocation tokens); the tensor names tell the targets. Every item carries a type tag and its length, so that no two
+    different contents make the same stream of bytes.
     """
 
     def __init__(self, config: LoraConfig, entry_by_name: Mapping[str, TensorEntry]) -> None:
@@ -86,6 +88,8 @@ class DigestStream:
         for tag, patterns in ((b"R", config.rank_pattern), (b"L", config.alpha_pattern)):
             for pattern, value in patterns.items():
                 items += _item(tag, pattern.encode("utf-8", "surrogatepass")), _item(b"f", struct.pack("<d", value))
+        if config.invocation_ids:
+            items += (_item(b"V", struct.pack(f"<{len(config.invocation_ids)}I", *config.invocation_ids)),)
         self._pieces: list[tuple[bytes, int, int]] = []
         for key, entry in sorted(entry_by_name.items()):
             shape = b"".join(size.to_bytes(8, "little") for size in entry.shape)

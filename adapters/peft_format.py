@@ -25,7 +25,7 @@ _IGNORED = frozenset({
 _UNDERSTOOD = frozenset({
     "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "bias", "lora_bias", "use_dora", "modules_to_save", "ensure_weight_tying",
-    "target_parameters", "peft_version",
+    "target_parameters", "peft_version", "alora_invocation_tokens",
 })  # fmt: skip
 # These initializations change the base model's own weights, and the saved matrices only fit the changed ones.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -40,6 +40,7 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:[.a-z+].*)?", re.DOTALL)
 _Value = TypeVar("_Value", int, float)
 
 MAX_PATTERNS = 4096
+MAX_INVOCATION_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,8 @@ class LoraConfig:
         modules_to_save: name suffixes of modules whose weights the adapter replaces entirely.
         prefixes: prefix of the names that patterns and targets refer to, and the prefix of a whole decoder.
         ties_weights: a change of the embedding also applies to a tied output matrix, and the reverse.
+        invocation_ids: the tokens of a prompt from which on the adapter applies (aLoRA, `adapters.activation`); empty
+            if it always does.
         patterns: all regular expressions among these, compiled.
     """
 
@@ -82,6 +85,7 @@ class LoraConfig:
     has_magnitudes: bool
     modules_to_save: tuple[str, ...]
     ties_weights: bool
+    invocation_ids: tuple[int, ...]
     prefixes: tuple[str, str] = WHOLE_DECODER
     patterns: Patterns = field(compare=False, repr=False)
 
@@ -189,6 +193,7 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
         has_magnitudes=has_magnitudes,
         modules_to_save=_modules_to_save(name, fields.get("modules_to_save")),
         ties_weights=_switch(name, fields, "ensure_weight_tying"),
+        invocation_ids=_invocation(name, fields),
         patterns=Patterns(name),
     )
     for key, form, patterns in (
@@ -291,6 +296,21 @@ def _modules(name: str, field: str, value: object) -> tuple[str, ...] | str:
 def _regex(modules: tuple[str, ...] | str | None) -> tuple[str, ...]:
     """Return the regular expression for modules, or nothing if they are listed by name."""
     return (modules,) if isinstance(modules, str) else ()
+
+
+def _invocation(name: str, fields: dict[str, object]) -> tuple[int, ...]:
+    """Return the tokens that activate the adapter; it may change only what each token is computed with by itself."""
+    value = fields.get("alora_invocation_tokens")
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_INVOCATION_TOKENS:
+        raise AdapterError(name, f"alora_invocation_tokens is not a list of 1 to {MAX_INVOCATION_TOKENS} token ids")
+    if not all(type(item) is int and 0 <= item < 1 << 31 for item in value):
+        raise AdapterError(name, "alora_invocation_tokens holds what is no token id")
+    for key in ("use_dora", "modules_to_save", "target_parameters", "bias"):
+        if fields.get(key) not in (None, False, [], "none"):
+            raise AdapterError(name, f"{key} is not supported with alora_invocation_tokens")
+    return tuple(value)
 
 
 def _layers(name: str, value: object) -> tuple[int, ...] | None:

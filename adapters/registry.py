@@ -63,7 +63,9 @@ def reference(name: str, folder: str, check: Check | None = None) -> AdapterRef:
         AdapterError: the folder does not hold a readable adapter, or `check` refuses it.
     """
     path = os.path.realpath(folder)
-    return AdapterRef(name=name, path=path, digest=content_digest(*read_adapter(name, path, check)))
+    config, tensors = read_adapter(name, path, check)
+    digest = content_digest(config, tensors)
+    return AdapterRef(name=name, path=path, digest=digest, invocation_ids=config.invocation_ids)
 
 
 def reference_in(root: str, name: str, allowed: Sequence[str] = (), check: Check | None = None) -> AdapterRef:

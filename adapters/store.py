@@ -7,6 +7,7 @@ Every change is atomic.
 from __future__ import annotations
 
 import fcntl
+import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ CREATE TABLE IF NOT EXISTS split (
     name TEXT NOT NULL, number INTEGER NOT NULL, percent INTEGER NOT NULL, PRIMARY KEY (name, number)
 );
 CREATE TABLE IF NOT EXISTS trial (name TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (name, number));
+CREATE TABLE IF NOT EXISTS invocation (
+    name TEXT NOT NULL, number INTEGER NOT NULL, token_ids TEXT NOT NULL, PRIMARY KEY (name, number)
+);
 CREATE TABLE IF NOT EXISTS revision (
     only INTEGER PRIMARY KEY CHECK (only = 0), value INTEGER NOT NULL, store TEXT NOT NULL
 );
@@ -125,6 +129,9 @@ class AdapterStore:
                 row = (ref.name, number, base, ref.digest, ref.path, int(self._clock()))
                 self._database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
                 self._database.execute("INSERT INTO trial VALUES (?, ?)", (ref.name, number))
+                if ref.invocation_ids:
+                    invocation = (ref.name, number, json.dumps(ref.invocation_ids))
+                    self._database.execute("INSERT INTO invocation VALUES (?, ?, ?)", invocation)
             if percent:
                 self._split(ref.name, {number: 100} if entry is None else entry.split_with(number, percent))
         return number
@@ -153,7 +160,7 @@ class AdapterStore:
             removed = max(removed, self._last_removed(name))
             self._database.execute("INSERT OR REPLACE INTO last_removed VALUES (?, ?)", (name, removed))
             if number is None:
-                for table in ("version", "split", "trial"):
+                for table in ("version", "split", "trial", "invocation"):
                     self._database.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
                 return
             self._forget(name, [number])
@@ -206,11 +213,20 @@ class AdapterStore:
         rows = self._database.execute(
             f"SELECT name, number, base, digest, path, created_s FROM version {where} ORDER BY 1, 2", values
         )
+        invocations = {
+            (name, number): tuple(json.loads(token_ids))
+            for name, number, token_ids in self._database.execute(f"SELECT * FROM invocation {where}", values)
+        }
         on_trial = set(self._database.execute(f"SELECT name, number FROM trial {where}", values))
         for name, number, base, digest, path, created_s in rows:
             version = AdapterVersion(
                 number=number,
-                ref=AdapterRef(name=name, path=path, digest=AdapterDigest(digest)),
+                ref=AdapterRef(
+                    name=name,
+                    path=path,
+                    digest=AdapterDigest(digest),
+                    invocation_ids=invocations.get((name, number), ()),
+                ),
                 created_s=created_s,
                 is_on_trial=(name, number) in on_trial,
             )
@@ -317,7 +333,7 @@ class AdapterStore:
 
     def _forget(self, name: str, numbers: Sequence[int]) -> None:
         going = [(name, number) for number in numbers]
-        for table in ("version", "trial"):
+        for table in ("version", "trial", "invocation"):
             self._database.executemany(f"DELETE FROM {table} WHERE name = ? AND number = ?", going)
 
     def _split(self, name: str, split: Mapping[int, int]) -> None:

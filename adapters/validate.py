@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from adapters.errors import AdapterError
@@ -98,6 +98,7 @@ def validate(
         {(WHOLE_MODEL, "embed_tokens"), (WHOLE_MODEL, "lm_head")}
     ):
         raise AdapterError(name, "ensure_weight_tying is not supported for an adapter of embed_tokens or lm_head")
+    _check_invocation(name, config, module_by_key.keys(), shapes)
     stacks = [
         (a.shape, place)
         for module, place in place_by_module.items()
@@ -114,6 +115,20 @@ def validate(
         layouts[key] = _layout(name, module, parts, config, shape, max_rank, stack)
     _check_complete(name, config, parts_by_module, shapes)
     return layouts
+
+
+def _check_invocation(
+    name: str, config: LoraConfig, modules: Collection[tuple[int, str]], shapes: ModuleShapes
+) -> None:
+    """Refuse an activated adapter that the base has no tokens for, or whose embedding PEFT would change everywhere."""
+    num_tokens = shapes.get(EMBEDDING, (1 << 31,))[0]
+    if config.invocation_ids and max(config.invocation_ids) >= num_tokens:
+        raise AdapterError(
+            name,
+            f"alora_invocation_tokens has the token {max(config.invocation_ids)}, and the base model has {num_tokens}",
+        )
+    if config.invocation_ids and (WHOLE_MODEL, "embed_tokens") in modules:
+        raise AdapterError(name, "an adapter of embed_tokens is not supported with alora_invocation_tokens")
 
 
 def _check_parts(

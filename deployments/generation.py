@@ -88,12 +88,14 @@ class ChatPrompt:
         reasoning_effort: "none" for no reasoning, or how much; None for the template's default.
         effort_is_hint: ignore the effort if the template does not support it; otherwise that is an error.
         continues_final_message: the answer continues the last turn, an assistant's, instead of starting a new one.
+        begins_answer: the template writes the beginning of the assistant's next turn (`add_generation_prompt`).
     """
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[ToolSpec, ...] = ()
     template_options: dict[str, Any] = field(default_factory=dict)
     continues_final_message: bool = False
+    begins_answer: bool = True
     reasoning_effort: str | None = None
     effort_is_hint: bool = False
 

@@ -42,6 +42,7 @@ class GenerationCall:
         prompt_ids, prior_output_ids, prediction_ids: token ids, packed by `pack_ids`.
         tokenizer_digest: of the tokenizer that they are from, see `ModelConfig`.
         adapter: its identity and path: a replica need not know it before.
+        adapter_start: see `engine.request.Request`.
         timeout_s: seconds from arrival at the replica; the clocks of two machines are unrelated.
         reply_to: where the tokens go; None if they return over the handle.
         usage: None if usage is not recorded.
@@ -54,6 +55,7 @@ class GenerationCall:
     prior_output_ids: bytes = b""
     tokenizer_digest: str = ""
     adapter: AdapterRef | None = None
+    adapter_start: int = 0
     tenant: str = ""
     salt: str = ""
     retention_s: float = 0.0
@@ -72,6 +74,7 @@ class GenerationCall:
             params=self.params,
             prior_output_ids=unpack_ids(self.prior_output_ids),
             adapter=None if self.adapter is None else self.adapter.digest,
+            adapter_start=self.adapter_start,
             tenant=self.tenant,
             salt=self.salt,
             retention_s=self.retention_s,

@@ -175,6 +175,8 @@ class Request:
         prior_output_ids: tokens of this generation that another replica already produced; they count as output for
             penalties, `min_tokens`, `max_tokens` and the positions of seeded draws, and are not emitted again.
         adapter: digest of the LoRA adapter to apply, None for the base model.
+        adapter_start: position of the first token that it applies to; the base model computes those before it, and
+            they share the base model's prefix cache (activated LoRA, arXiv 2504.12397).
         tenant: the tenant whose fair share the request uses.
         salt: isolates the prefix cache: two requests share blocks only if their salts are equal.
         retention_s: for this long, its prefix cache blocks are evicted after others; at most half of all are retained.
@@ -189,6 +191,7 @@ class Request:
     params: SamplingParams
     prior_output_ids: tuple[int, ...] = ()
     adapter: AdapterDigest | None = None
+    adapter_start: int = 0
     tenant: str = ""
     salt: str = ""
     retention_s: float = 0.0

@@ -223,7 +223,9 @@ class _Submitted(NamedTuple):
 
 
 def _segments(rows: Sequence[StepRow], counts: Sequence[int]) -> Iterator[Segment]:
+    """Yield the segments of a batch that holds the last `counts[i]` tokens of each row i."""
     at = 0
     for row, count in zip(rows, counts, strict=True):
-        yield row.request.adapter, at, at + count
-        at += count
+        stop = at + count
+        yield row.request.adapter, max(at, min(stop, stop - row.stop + row.request.adapter_start)), stop
+        at = stop

@@ -86,6 +86,9 @@ class AdapterVersionInfo(WireResponse):
     version: int
     digest: str = Field(description="SHA-256 of its tensors and the relevant parts of its configuration.")
     created: int = Field(description="Unix time in seconds.")
+    invocation_token_ids: IfAny[list[int]] = Field(
+        default=None, description="The adapter applies from the last occurrence of these in a prompt on (aLoRA)."
+    )
     percent: int = Field(description="Share of the name's traffic, in percent.")
     state: VersionState = Field(
         description="`serving` has a share of the traffic, `standby` has none, `trial` has never had one; `misfit` was "
@@ -172,6 +175,7 @@ def _info(status: AdapterStatus) -> AdapterInfo:
                 version=version.number,
                 digest=version.ref.digest,
                 created=version.created_s,
+                invocation_token_ids=list(version.ref.invocation_ids) or None,
                 percent=shares.get(version.number, 0),
                 state=_state(status, version, has_traffic=version.number in shares),
                 reason=status.misfits.get(version.number),

@@ -167,7 +167,9 @@ class ChatPrediction(WireRequest):
     content: str | list[ContentPart] = Field(description="Text, or text parts, which are joined.")
 
 
-ADD_GENERATION_PROMPT = "Extension: must be the opposite of `continue_final_message`, as vLLM requires."
+ADD_GENERATION_PROMPT = (
+    "Extension: the prompt ends with the beginning of an assistant's turn; by default, unless `continue_final_message`."
+)
 
 
 class ChatCompletionRequest(ServingOptions, SamplingFields):

@@ -148,13 +148,14 @@ def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
         raise RequestError.about(
             "continue_final_message", "requires the last message to be an assistant message with content."
         )
-    if body.add_generation_prompt is not None and body.add_generation_prompt is bool(body.continue_final_message):
-        raise RequestError.about("add_generation_prompt", "must be the opposite of 'continue_final_message'.")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise RequestError.about("add_generation_prompt", "and 'continue_final_message' cannot both be true.")
     return replace(
         prompt,
         tools=tool_specs(body.tools or [], limits),
         template_options=_template_options(body, limits),
         continues_final_message=bool(body.continue_final_message),
+        begins_answer=not body.continue_final_message and body.add_generation_prompt is not False,
         reasoning_effort=body.reasoning_effort,
         effort_is_hint=body.EFFORT_IS_HINT,
     )

@@ -19,6 +19,7 @@ from deployments.gateway.answer_shape import AnswerParts, AnswerShape, shape_of
 from deployments.gateway.resumption import Resumption
 from deployments.gateway.served_model import ServedModel
 from deployments.gateway.token_checks import (
+    adapter_start,
     answer_room,
     check_prompt_scores,
     check_some_are_left,
@@ -178,6 +179,9 @@ class Answer:
             tokenizer_digest=self._model.config.tokenizer_digest,
             params=params,
             adapter=self._adapter,
+            adapter_start=adapter_start(
+                self._adapter, self._prompt_ids, self._model.codec.pieces.spelling, field=self._prompt_field
+            ),
             tenant=self._request.tenant or self._request.salt,
             salt=self._request.salt,
             retention_s=self._request.retention_s,

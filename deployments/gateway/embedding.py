@@ -17,7 +17,7 @@ from adapters.identity import AdapterRef
 from deployments.config import GatewayConfig
 from deployments.errors import ReplicaLostError
 from deployments.gateway.served_model import ServedModel
-from deployments.gateway.token_checks import check_vocabulary
+from deployments.gateway.token_checks import adapter_start, check_vocabulary
 from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
@@ -157,6 +157,7 @@ class Embedding:
             params=SamplingParams(max_tokens=0),
             pooling=self._request.pooling or Pooling(self._model.config.pooling),
             adapter=self._adapter,
+            adapter_start=adapter_start(self._adapter, token_ids, self._model.codec.pieces.spelling, field="input"),
             tenant=self._request.tenant or self._request.salt,
             salt=self._request.salt,
             priority=self._request.priority,

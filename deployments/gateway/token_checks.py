@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from adapters.activation import activation_start
+from adapters.identity import AdapterRef
 from deployments.generation import GenerationRequest
 from engine.errors import RequestError
 from engine.request import SamplingParams
@@ -70,6 +72,31 @@ def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> N
         f"asks for {num_top + 1} log-probabilities of each of the prompt's {num_prompt_tokens} tokens; at most "
         f"{MAX_PROMPT_SCORES} are returned for one prompt.",
     )
+
+
+def adapter_start(
+    adapter: AdapterRef | None, token_ids: Sequence[int], spelling: Callable[[int], bytes], *, field: str
+) -> int:
+    """Return the position of the first token of a prompt that an adapter applies to.
+
+    Args:
+        spelling: returns the bytes that a token stands for.
+
+    Raises:
+        RequestError: nothing in the prompt activates the adapter.
+    """
+    if adapter is None:
+        return 0
+    start = activation_start(token_ids, adapter.invocation_ids)
+    if start is None:
+        text = b"".join(map(spelling, adapter.invocation_ids)).decode("utf-8", "replace")
+        raise RequestError.about(
+            field,
+            f"does not contain {text!r} (token ids {list(adapter.invocation_ids)}), from which on the adapter "
+            f"{adapter.name!r} applies; end the prompt with it, or have the chat template do so.",
+            code="adapter_not_activated",
+        )
+    return start
 
 
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from deployments.generation_calls import GenerationCall, unpack_ids
 from deployments.routing.report import adapter_mark
-from engine.cache.prefix_index import child_name, landmark, root_name
+from engine.cache.prefix_index import Lineage, landmark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,9 @@ def asked_of(call: GenerationCall, block_tokens: int) -> Asked:
     marks: list[int] = []
     # The last token is never taken from the cache: its logits are needed.
     full = (len(ids) - 1) // block_tokens if block_tokens else 0
-    name = root_name(digest, call.salt)
+    lineage, name = Lineage(digest, call.salt, call.adapter_start), None
     for start in range(0, full * block_tokens, block_tokens or 1):
-        name = child_name(name, ids[start : start + block_tokens])
+        name = lineage.next_name(name, start, ids[start : start + block_tokens])
         marks.append(landmark(name))
     return Asked(
         request_id=call.request_id,

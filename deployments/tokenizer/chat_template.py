@@ -89,7 +89,7 @@ class ChatTemplate:
         options = self._options(template, prompt)
         if "tools" not in template.variables:
             turns, tools = plain_turns(turns, tools, has_system=self._habits[template].shows_system), ()
-        options["add_generation_prompt"] = not prompt.continues_final_message
+        options["add_generation_prompt"] = prompt.begins_answer and not prompt.continues_final_message
         try:
             rendered = self._rendered(template, turns, tools, options)
         except TemplateError as error:

@@ -239,7 +239,10 @@ class BlockTables:
                 num_left = blocks.count(self._null)
                 assert self._null not in blocks[num_left:], "a block inside of a table is left behind"
                 for i, block in enumerate(blocks[num_left:], num_left):
-                    content = (table, live.request.adapter, live.request.salt, tokens[: (i + 1) * self._block_tokens])
+                    end = (i + 1) * self._block_tokens
+                    starts = live.request.adapter is not None and live.request.adapter_start < end
+                    applied = (live.request.adapter, live.request.adapter_start) if starts else None
+                    content = (table, applied, live.request.salt, tokens[:end])
                     assert content_by_block.setdefault(block, content) == content, f"block {block} is shared wrongly"
 
     def _lacking(self, tables: Sequence[Sequence[BlockId]], num_computed: int, num_tokens: int) -> list[int]:

@@ -5,6 +5,10 @@
 
 Two requests share a block only if everything that its content depends on is equal: all tokens up to its end, the
 adapter, and the tenant's salt. The hash is cryptographic because a collision would serve one tenant another's content.
+
+An activated adapter leaves the tokens before its start to the base model, whose names their blocks have. In the block
+where it starts, name(block i-1) is replaced by SHA-256("start", name(block i-1), adapter digest, tokens before the
+start in block i).
 """
 
 from __future__ import annotations
@@ -13,12 +17,33 @@ import hashlib
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from adapters.identity import AdapterDigest
 from engine.cache.blocks import BlockId, BlockPool
 
 BlockName = NewType("BlockName", bytes)
+
+
+class Lineage(NamedTuple):
+    """What the names of a request's blocks depend on besides its tokens.
+
+    Attributes:
+        adapter_start: position of the first token that the adapter applies to.
+    """
+
+    adapter: AdapterDigest | None
+    salt: str
+    adapter_start: int = 0
+
+    def next_name(self, parent: BlockName | None, start: int, token_ids: Sequence[int]) -> BlockName:
+        """Return the name of the full block at position `start`; `parent` is the one before it, None for the first."""
+        num_before = self.adapter_start - start
+        if parent is None:
+            parent = root_name(None if self.adapter_start else self.adapter, self.salt)
+        if self.adapter is not None and self.adapter_start and 0 <= num_before < len(token_ids):
+            parent = _start_name(parent, self.adapter, num_before)
+        return child_name(parent, token_ids)
 
 
 def root_name(adapter: AdapterDigest | None, salt: str) -> BlockName:
@@ -34,6 +59,13 @@ def child_name(parent: BlockName, token_ids: Sequence[int]) -> BlockName:
     """Return the name of the full block that follows `parent` and holds `token_ids`."""
     digest = hashlib.sha256(b"antiphon prefix 1 block\n" + parent)
     digest.update(struct.pack(f"<Q{len(token_ids)}q", len(token_ids), *token_ids))
+    return BlockName(digest.digest())
+
+
+def _start_name(parent: BlockName, adapter: AdapterDigest, num_before: int) -> BlockName:
+    """Return what takes the place of `parent` for the block in which an adapter starts, behind `num_before` tokens."""
+    digest = hashlib.sha256(b"antiphon prefix 1 start\n" + parent)
+    digest.update(struct.pack("<Q", num_before) + adapter.encode("utf-8", "surrogatepass"))
     return BlockName(digest.digest())
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from adapters.identity import AdapterDigest
 from engine.cache.blocks import BlockId
-from engine.cache.prefix_index import BlockName, child_name, root_name
+from engine.cache.prefix_index import BlockName, Lineage
 from engine.request import Emission, FinishReason, Pooling, Request, TokenLogprobs
 from engine.speculation.drafter import Drafter
 from engine.trace import RequestTrace, TraceNotes
@@ -162,12 +162,13 @@ class LiveRequest:
     def names_of(self, num_blocks: int, block_tokens: int) -> list[BlockName]:
         """Return the names of the first `num_blocks` blocks, all of which must be full of known tokens."""
         prompt = self.request.prompt_ids
-        parent = self.names[-1] if self.names else root_name(self.request.adapter, self.request.salt)
+        lineage = Lineage(self.request.adapter, self.request.salt, self.request.adapter_start)
+        parent = self.names[-1] if self.names else None
         while len(self.names) < num_blocks:
             start = len(self.names) * block_tokens
             end = start + block_tokens
             ids = [*prompt[start:end], *self.output_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]]
-            parent = child_name(parent, ids)
+            parent = lineage.next_name(parent, start, ids)
             self.names.append(parent)
         return self.names[:num_blocks]
 

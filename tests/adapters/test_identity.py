@@ -33,6 +33,7 @@ def test_the_digest_is_of_the_content_and_not_of_the_place(tmp_path: Path) -> No
         {"alpha_pattern": {"q_proj": 4}},
         {"alpha_pattern": {"q_proj": 4, "x": 5}},
         {"alpha_pattern": {"x": 5, "q_proj": 4}},
+        {"alora_invocation_tokens": [4]},
     ],
 )
 def test_a_field_that_changes_the_result_changes_the_digest(tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -90,7 +90,16 @@ def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
         ({"target_parameters": ["mlp.experts.gate_up_proj_bias"]}, "only gate_up_proj and down_proj of experts"),
         ({"target_parameters": "down_proj"}, "target_parameters is not a list"),
         ({"target_parameters": [3]}, "target_parameters"),
-        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
+        ({"alora_invocation_tokens": []}, "alora_invocation_tokens is not a list of 1 to 1024"),
+        ({"alora_invocation_tokens": [5] * 1025}, "alora_invocation_tokens is not a list of 1 to 1024"),
+        ({"alora_invocation_tokens": "[5]"}, "alora_invocation_tokens is not a list"),
+        ({"alora_invocation_tokens": [True]}, "alora_invocation_tokens holds what is no token id"),
+        ({"alora_invocation_tokens": [-1]}, "alora_invocation_tokens holds what is no token id"),
+        ({"alora_invocation_tokens": [1 << 31]}, "alora_invocation_tokens holds what is no token id"),
+        ({"alora_invocation_tokens": [5], "use_dora": True}, "use_dora is not supported with alora_invocation_tokens"),
+        ({"alora_invocation_tokens": [5], "modules_to_save": ["norm"]}, "modules_to_save is not supported with"),
+        ({"alora_invocation_tokens": [5], "bias": "lora_only"}, "bias is not supported with"),
+        ({"alora_invocation_tokens": [5], "target_parameters": ["mlp.gate.weight"]}, "target_parameters is not"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa"),
         ({"some_future_option": "on"}, "some_future_option"),
         ({"r": 0}, "r is not"),
@@ -118,6 +127,12 @@ def test_what_is_wrong_or_not_supported_is_refused_by_name(changes: dict[str, An
     with pytest.raises(AdapterError, match=r"^Adapter 'demo' cannot be used: .*\.$") as caught:
         parse(**changes)
     assert word in caught.value.reason
+
+
+def test_the_tokens_that_activate_an_adapter_are_known() -> None:
+    assert parse().invocation_ids == ()
+    assert parse(alora_invocation_tokens=None).invocation_ids == ()
+    assert parse(alora_invocation_tokens=[5, 0], lora_bias=True).invocation_ids == (5, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b"null"])

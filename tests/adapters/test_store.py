@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,19 @@ def test_names_outlive_the_process(tmp_path: Path) -> None:
     second = AdapterStore(path)
     assert second.catalogue() == before
     second.close()
+
+
+def test_invocation_tokens_belong_to_their_version(tmp_path: Path) -> None:
+    path = str(tmp_path / "adapters.sqlite")
+    activated = replace(ref("sql", "b"), invocation_ids=(7, 0))
+    for _ in range(2):
+        store = AdapterStore(path)
+        store.add(ref("sql", "a"), "m")
+        store.add(activated, "m")
+        versions = store.catalogue().entries["sql"].versions
+        assert [version.ref for version in versions[-2:]] == [ref("sql", "a"), activated]
+        store.remove("sql")
+        store.close()
 
 
 def test_a_store_has_one_owner_and_none_after_its_death(tmp_path: Path) -> None:

@@ -228,6 +228,24 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path,
         check(tmp_path, *broken(change))
 
 
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"alora_invocation_tokens": [3, 32]}, "the token 32, and the base model has 32"),
+        ({"alora_invocation_tokens": [31], "target_modules": ["q_proj", "embed_tokens"]}, "an adapter of embed_tokens"),
+    ],
+)
+def test_what_activates_an_adapter_is_in_the_vocabulary_and_no_embedding_changes(
+    tmp_path: Path, changes: dict[str, Any], word: str
+) -> None:
+    embedding = "base_model.model.model.embed_tokens.lora_embedding_"
+    ends = {f"{embedding}A": torch.ones(4, 32), f"{embedding}B": torch.ones(16, 4)}
+    tensors = make_tensors() | (ends if "target_modules" in changes else {})
+    with pytest.raises(AdapterError, match=word):
+        check(tmp_path, make_config(**changes), tensors)
+    check(tmp_path, make_config(alora_invocation_tokens=[31]), make_tensors())
+
+
 def test_a_rank_over_the_bound_is_refused_naming_both(tmp_path: Path) -> None:
     assert check(tmp_path, make_config(), make_tensors(), max_rank=4)
     with pytest.raises(AdapterError, match="rank 4, more than the 3"):

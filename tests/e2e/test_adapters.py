@@ -101,6 +101,35 @@ def test_an_adapter_has_the_chat_template_that_its_name_matches(server: Server) 
         post(server, "/v1/unload_lora_adapter", lora_name=name)
 
 
+def test_an_activated_adapter_continues_what_the_base_model_has_computed(server: Server, folder: Path) -> None:
+    base = "stdlib-chat"
+
+    def prompt_ids(*, ends: bool) -> list[int]:
+        asked = {"messages": QUESTION, "add_generation_prompt": ends}
+        ids: list[int] = post(server, "/tokenize", model=base, **asked)["tokens"]
+        return ids
+
+    invocation = prompt_ids(ends=True)[len(prompt_ids(ends=False)) :]
+    activated = shutil.copytree(LIBRARY / "markdown", folder / "allowed" / "activated")
+    settings = json.loads((activated / "adapter_config.json").read_text())
+    (activated / "adapter_config.json").write_text(json.dumps(settings | {"alora_invocation_tokens": invocation}))
+    entry = load(server, "activated", "activated", canary={"prompt": "What does os.getcwd do?"})
+    assert entry["versions"][0]["invocation_token_ids"] == invocation
+    load(server, "whole", "markdown")
+    chat = [{"role": "user", "content": "What does os.path.join do? " * 12}]
+    cached = {}
+    for model in (base, "activated", "whole"):
+        answer = post(server, "/v1/chat/completions", model=model, messages=chat, temperature=0, max_tokens=8)
+        cached[model] = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached[base] == cached["whole"] == 0 < cached["activated"]
+    with server.http() as http:
+        refused = http.post("/v1/completions", json={"model": "activated", "prompt": "os.getcwd", "max_tokens": 4})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, "prompt", "adapter_not_activated")
+    for name in ("activated", "whole"):
+        post(server, "/v1/unload_lora_adapter", lora_name=name)
+
+
 def test_a_reload_under_traffic_fails_nothing_and_leaves_nothing_old(server: Server, client: OpenAI) -> None:
     """Every request that begins after the switch is answered by the new content, its prefix blocks included."""
     styles = list(BEGINNINGS)

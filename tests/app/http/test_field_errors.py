@@ -137,7 +137,14 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"documents": [{"text": "x" * 6000}]}, "documents"),
     ({"documents": [{}], "chat_template_kwargs": {"documents": [{}]}}, "documents"),
     ({"continue_final_message": True}, "continue_final_message"),
-    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    (
+        {
+            "messages": [{"role": "assistant", "content": "So"}],
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
+        "add_generation_prompt",
+    ),
     ({"skip_special_tokens": False}, "skip_special_tokens"),
     ({"return_token_ids": True}, "return_token_ids"),
     ({"functions": [{}]}, "functions"),

@@ -143,6 +143,7 @@ async def test_tools_calls_and_results_reach_the_gateway(client: httpx.AsyncClie
         tools=(tool,),
         template_options={"enable_thinking": False, "documents": [{"title": "T", "text": "D"}]},
         continues_final_message=True,
+        begins_answer=False,
         reasoning_effort="low",
     )
     assert request.tool_use is not None

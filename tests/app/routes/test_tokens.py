@@ -42,7 +42,18 @@ async def test_a_chat_is_tokenised_with_all_that_its_prompt_depends_on(
     (prompt,) = gateway.tokenized
     assert isinstance(prompt, ChatPrompt)
     assert (prompt.tools, prompt.template_options) == ((ToolSpec(name="f"),), {"enable_thinking": False})
-    assert (prompt.reasoning_effort, prompt.continues_final_message) == ("low", True)
+    assert (prompt.reasoning_effort, prompt.continues_final_message, prompt.begins_answer) == ("low", True, False)
+
+
+@pytest.mark.parametrize("wanted", [None, True, False])
+async def test_a_prompt_begins_the_answer_unless_it_is_not_wanted(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, wanted: bool | None
+) -> None:
+    body = {"model": "base", "messages": [USER], "add_generation_prompt": wanted}
+    assert (await client.post("/tokenize", json=body)).status_code == 200
+    (prompt,) = gateway.tokenized
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.begins_answer, prompt.continues_final_message) == (wanted is not False, False)
 
 
 async def test_token_ids_become_text(client: httpx.AsyncClient) -> None:

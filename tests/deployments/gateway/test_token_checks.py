@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from adapters.identity import AdapterDigest, AdapterRef
 from deployments.channel.token_frames import payload_bytes
 from deployments.config import ChannelConfig
 from deployments.gateway.token_checks import (
     MAX_PROMPT_SCORES,
+    adapter_start,
     answer_room,
     check_prompt_scores,
     check_some_are_left,
@@ -142,3 +145,18 @@ def test_more_than_can_be_told_are_refused_by_the_field_that_asks() -> None:
         with pytest.raises(RequestError, match=str(MAX_PROMPT_SCORES)) as caught:
             check_prompt_scores(asking(20, echoes=echoes), MAX_PROMPT_SCORES // 21 + 1)
         assert caught.value.field == field
+
+
+def test_a_prompt_activates_its_adapter_or_the_error_tells_by_what() -> None:
+    def spelling(token_id: int) -> bytes:
+        return b"<%d>" % token_id
+
+    plain = AdapterRef(name="plain", path="/x", digest=AdapterDigest("d"))
+    activated = replace(plain, name="checker", invocation_ids=(7, 8))
+    assert adapter_start(None, (1, 2), spelling, field="prompt") == 0
+    assert adapter_start(plain, (1, 2), spelling, field="prompt") == 0
+    assert adapter_start(activated, (7, 8, 1, 7, 8, 2), spelling, field="prompt") == 3
+    with pytest.raises(RequestError, match=r"^'messages' does not contain '<7><8>' \(token ids \[7, 8\]\)") as caught:
+        adapter_start(activated, (7, 1, 8), spelling, field="messages")
+    assert "'checker'" in caught.value.message
+    assert (caught.value.field, caught.value.code) == ("messages", "adapter_not_activated")

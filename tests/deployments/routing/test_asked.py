@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from adapters.identity import AdapterDigest, AdapterRef
 from deployments.generation_calls import GenerationCall, pack_ids
 from deployments.routing.asked import Asked, asked_of
@@ -25,9 +27,10 @@ def call_of(prompt: range, prior: range = range(0), *, adapter: bool = True, sal
     )
 
 
-def test_the_names_are_the_engines_own() -> None:
+@pytest.mark.parametrize("adapter_start", [0, 6, 16])
+def test_the_names_are_the_engines_own(adapter_start: int) -> None:
     """Also over the border between a prompt and what another replica has generated of the answer."""
-    call = call_of(range(10), range(100, 107))
+    call = replace(call_of(range(10), range(100, 107)), adapter_start=adapter_start)
     request = call.to_request(0.0)
     live = LiveRequest(
         request=request,
@@ -41,6 +44,13 @@ def test_the_names_are_the_engines_own() -> None:
     assert (asked.num_tokens, asked.adapter) == (17, adapter_mark(DIGEST))
     assert asked.landmarks(2) == asked.block_marks[1::2]
     assert asked.landmarks(0) == ()
+
+
+def test_a_prompt_is_cached_where_the_base_has_computed_what_precedes_the_adapter() -> None:
+    activated = asked_of(replace(call_of(range(17)), adapter_start=9), 4).block_marks
+    base = asked_of(call_of(range(17), adapter=False), 4).block_marks
+    assert activated[:2] == base[:2]
+    assert not {*activated[2:]} & {*base}
 
 
 def test_adapter_and_salt_change_every_name() -> None:

@@ -236,6 +236,13 @@ def test_what_the_template_cannot_do_is_refused_by_field(changes: dict[str, Any]
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_prompt_begins_the_answer_or_ends_with_the_last_message(begins: bool) -> None:
+    prompt = ChatPrompt(messages=TURNS[:1], begins_answer=begins)
+    template = "{{ messages[0].content }}{% if add_generation_prompt %}<a>{% endif %}"
+    assert render(template, prompt) == TURNS[0].content + ("<a>" if begins else "")
+
+
 def test_a_model_that_always_thinks_does_so_at_any_effort() -> None:
     prompt = ChatPrompt(messages=TURNS[:1], reasoning_effort="high")
     assert render("{{ messages[0].content.split('</think>')[-1] }}<think>", prompt) == "Hi<think>"

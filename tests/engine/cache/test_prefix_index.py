@@ -5,7 +5,16 @@ import pytest
 from adapters.identity import AdapterDigest
 from engine.cache import prefix_index
 from engine.cache.blocks import BlockId, BlockPool
-from engine.cache.prefix_index import MAX_LANDMARKS, BlockName, Landmarks, PrefixIndex, child_name, landmark, root_name
+from engine.cache.prefix_index import (
+    MAX_LANDMARKS,
+    BlockName,
+    Landmarks,
+    Lineage,
+    PrefixIndex,
+    child_name,
+    landmark,
+    root_name,
+)
 from tests.engine.cache.lookup import held
 
 
@@ -59,6 +68,28 @@ def test_a_salt_is_never_taken_for_an_adapter(
     one: tuple[AdapterDigest | None, str], other: tuple[AdapterDigest | None, str]
 ) -> None:
     assert root_name(*one) != root_name(*other)
+
+
+def test_blocks_before_an_activated_adapter_are_those_of_the_base() -> None:
+    a, b = AdapterDigest("aa"), AdapterDigest("bb")
+    tokens = tuple(range(12))
+
+    def names_of(adapter: AdapterDigest | None, start: int, salt: str = "") -> list[BlockName]:
+        names: list[BlockName] = []
+        for at in range(0, len(tokens), 4):
+            lineage = Lineage(adapter, salt, start)
+            names.append(lineage.next_name(names[-1] if names else None, at, tokens[at : at + 4]))
+        return names
+
+    base = names_of(None, 0)
+    assert base == chain(tokens[:4], tokens[4:8], tokens[8:])
+    assert names_of(a, 0) == chain(tokens[:4], tokens[4:8], tokens[8:], adapter=a)
+    for start, num_shared in ((1, 0), (3, 0), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (40, 3)):
+        names = names_of(a, start)
+        assert names[:num_shared] == base[:num_shared]
+        others = {*base, *names_of(a, 0), *names_of(b, start), *names_of(a, start, "salt")}
+        others |= {name for other in range(12) if other != start for name in names_of(a, other)[other // 4 :]}
+        assert others.isdisjoint(names[num_shared:])
 
 
 def test_tokens_cannot_move_between_neighbouring_blocks_unseen() -> None:
