@@ -100,7 +100,7 @@ def _noting(name: str, launch: Callable[..., torch.Tensor], counts: Counter[str]
 def test_adapters_and_draws_are_those_of_the_cpu(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Adapters of different ranks and modules, DoRA and biases, the base beside them, greedy and drawn."""
+    """Adapters of different ranks and modules, DoRA and biases, from mid-prompt on too, greedy and drawn."""
     family = checkpoint(name)
     path_by_name = save_adapters(family.model, tmp_path)
     path_by_name |= save_beyond_products(lambda: deepcopy(family.model), tmp_path)
@@ -116,7 +116,8 @@ def test_adapters_and_draws_are_those_of_the_cpu(
 
     def requests() -> list[Request]:
         plain = [
-            greedy(str(i), p, NUM_TOKENS, adapter=d) for i, (p, d) in enumerate(zip(prompts, digests, strict=True))
+            greedy(str(i), p, NUM_TOKENS, adapter=d, adapter_start=len(p) // 2 * (i % 2))
+            for i, (p, d) in enumerate(zip(prompts, digests, strict=True))
         ]
         return [*plain[:3], replace(plain[3], params=drawn), replace(plain[4], params=sorted_too), plain[5]]
 
