@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from itertools import chain
 
@@ -46,7 +47,7 @@ def a_config(**changes: object) -> ResolvedConfig:
 
 def a_request(name: str, prompt: Sequence[int] = (1, 2, 3), **fields: object) -> Request:
     """A greedy request that ends by length unless told otherwise; sampling fields and request fields side by side."""
-    of_request = {"prior_output_ids", "adapter", "tenant", "salt", "retention_s", "priority", "deadline_s", "pooling"}
+    of_request = {field.name for field in fields_of(Request)}
     params = {"max_tokens": 4, "ignore_eos": True, "temperature": 0.0} | {
         key: value for key, value in fields.items() if key not in of_request
     }
@@ -266,7 +267,7 @@ class ScriptedRunner:
             if token_id == PENDING:
                 assert (self.steps_ahead, row.num_tokens) == (1, 1), "a pending token where none can be"
                 token_id = self._last_by_row[row.row]
-            previous = cell(row.request, previous, token_id)
+            previous = cell(row.request, position, previous, token_id)
             own |= dict.fromkeys(self._slots(row, position), previous)
         return own
 
@@ -277,7 +278,7 @@ class ScriptedRunner:
         known = (*row.request.prompt_ids, *row.output_ids)[: row.end]
         for token_id in (*known, *row.draft_ids)[:end]:
             drawn = self._last_by_row[row.row] if token_id == PENDING else token_id
-            seen.append(cell(row.request, seen[-1] if seen else 0, drawn))
+            seen.append(cell(row.request, len(seen), seen[-1] if seen else 0, drawn))
         for table, window in enumerate(self._config.windows):
             for position in range(max(0, end + 1 - window) if window else 0, end):
                 found = cells.get(self._slots(row, position)[table])

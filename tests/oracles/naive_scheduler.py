@@ -12,9 +12,10 @@ VOCAB_SIZE = 24
 EOS_IDS = frozenset({0})
 
 
-def cell(request: Request, previous: int, token_id: int) -> int:
-    """What the cache holds at a position: it depends on everything up to it, on the adapter and on the salt."""
-    return _number(request.adapter, request.salt, previous, token_id)
+def cell(request: Request, position: int, previous: int, token_id: int) -> int:
+    """What the cache holds at a position: it depends on everything up to it, on the adapter there and on the salt."""
+    adapter = request.adapter if position >= request.adapter_start else None
+    return _number(adapter, request.salt, previous, token_id)
 
 
 def next_token(request: Request, cells: Iterable[int]) -> int:
@@ -43,8 +44,9 @@ def forced_after(request: Request, index: int) -> list[int]:
 def prompt_scores(request: Request) -> list[int]:
     """What is told of each token of the prompt but the first: here, of the cells before them."""
     cells, previous = [], 0
-    for token_id in request.prompt_ids[:-1] if request.params.num_prompt_logprobs is not None else ():
-        previous = cell(request, previous, token_id)
+    known = request.prompt_ids[:-1] if request.params.num_prompt_logprobs is not None else ()
+    for position, token_id in enumerate(known):
+        previous = cell(request, position, previous, token_id)
         cells.append(previous)
     return cells
 
@@ -69,8 +71,8 @@ def answer_alone(request: Request, max_model_len: int) -> Answer:
     while True:
         known = [*request.prompt_ids, *output]
         cells, previous = [], 0
-        for token_id in known:
-            previous = cell(request, previous, token_id)
+        for position, token_id in enumerate(known):
+            previous = cell(request, position, previous, token_id)
             cells.append(previous)
         if request.pooling is not None:
             return Answer((), FinishReason.STOP, vector(request, cells))

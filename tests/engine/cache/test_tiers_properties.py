@@ -131,6 +131,7 @@ class TiersMachine(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, 19), max_size=3),
         salt=st.sampled_from(["", "", "x"]),
         adapter=st.sampled_from([None, None, "x"]),
+        adapter_start=st.sampled_from([0, 0, 4, 7]),
         tenant=st.sampled_from(["", "t"]),
         max_tokens=st.integers(1, 5),
     )

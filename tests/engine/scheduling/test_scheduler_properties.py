@@ -87,6 +87,7 @@ def requests(draw: st.DrawFn, name: str, max_model_len: int) -> Request:
         stop_token_ids=tuple(draw(st.lists(st.integers(0, 23), max_size=2))),
         seed=draw(st.integers(0, 3)),
         adapter=draw(st.sampled_from(ADAPTERS)),
+        adapter_start=draw(st.sampled_from([0, 0, 3, 4, 9])),
         salt=draw(st.sampled_from(["", "", "x"])),
         tenant=draw(st.sampled_from(["", "", "t"])),
         priority=draw(st.sampled_from([0, 0, 0, -1, 1, -(2**31), 2**31 - 1])),
