@@ -159,14 +159,19 @@ def test_a_lost_node_takes_no_stream_along_and_a_new_one_serves(nodes: Nodes, se
 def gateway_beside(server: Server, session: int) -> Server:
     """The server as clients see it that ask the gateway of a node itself."""
     [pid] = [pid for pid in replicas_of(session) if "Gateway" in " ".join(psutil.Process(pid).cmdline())]
-    listening = [end for end in psutil.Process(pid).net_connections("tcp") if end.status == psutil.CONN_LISTEN]
     beside = copy.copy(server)
-    for end in listening:
-        beside.url = f"http://127.0.0.1:{end.laddr.port}"
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"{beside.url}/health", timeout=10).status_code == 200:
-                return beside
-    raise AssertionError("no port of the gateway's answers")
+
+    def answers() -> bool:
+        for end in psutil.Process(pid).net_connections("tcp"):
+            if end.status == psutil.CONN_LISTEN:
+                beside.url = f"http://127.0.0.1:{end.laddr.port}"
+                with suppress(httpx.HTTPError):
+                    if httpx.get(f"{beside.url}/health", timeout=10).status_code == 200:
+                        return True
+        return False
+
+    until(answers, "a port of the gateway's that answers", patience_s=PATIENCE_S)
+    return beside
 
 
 def test_a_node_serves_without_the_head_and_the_gateway_that_was_there(nodes: Nodes, config: Path) -> None:
