@@ -73,9 +73,9 @@ def content_digest(config: LoraConfig, tensors: TensorFile) -> AdapterDigest:
 class DigestStream:
     """The digest input shared by adapters that differ only in tensor data: all other bytes, and where the data goes.
 
-    Of the configuration only what changes the result is included (rank, alpha and their patterns, in order, rsLoRA, and
-    invocation tokens); the tensor names tell the targets. Every item carries a type tag and its length, so that no two
-    different contents make the same stream of bytes.
+    Of the configuration only what changes the result is included (rank, alpha and their patterns, in order, rsLoRA,
+    invocation tokens, and which tokens have rows of their own); the tensor names tell the targets. Every item carries a
+    type tag and its length, so that no two different contents make the same stream of bytes.
     """
 
     def __init__(self, config: LoraConfig, entry_by_name: Mapping[str, TensorEntry]) -> None:
@@ -90,6 +90,9 @@ class DigestStream:
                 items += _item(tag, pattern.encode("utf-8", "surrogatepass")), _item(b"f", struct.pack("<d", value))
         if config.invocation_ids:
             items += (_item(b"V", struct.pack(f"<{len(config.invocation_ids)}I", *config.invocation_ids)),)
+        for module, tokens in config.tokens.items():
+            items.append(_item(b"M", module.encode("utf-8", "surrogatepass")))
+            items.append(_item(b"K", struct.pack(f"<{len(tokens)}Q", *tokens)))
         self._pieces: list[tuple[bytes, int, int]] = []
         for key, entry in sorted(entry_by_name.items()):
             shape = b"".join(size.to_bytes(8, "little") for size in entry.shape)

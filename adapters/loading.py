@@ -7,19 +7,20 @@ computed once per recipe, and each further adapter only costs reading its data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
+from torch.nn.functional import one_hot
 
 from adapters.errors import AdapterError, NoBaseTensorError
 from adapters.experts import Stack, expert_module
 from adapters.folder import read_config_bytes
 from adapters.identity import AdapterRef, DigestStream
 from adapters.module_forms import fitted, stored_parts
-from adapters.peft_format import parse_config
+from adapters.peft_format import LoraConfig, parse_config
 from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
-from adapters.tensor_names import EMBEDDING
+from adapters.tensor_names import EMBEDDING, WHOLE_MODEL
 from adapters.validate import ModuleLayout, ModuleShapes, validate
 from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, split_modules
 
@@ -45,13 +46,35 @@ class _Recipe:
     """What adapters with the same configuration and header share; validated against the base."""
 
     def __init__(
-        self, config_bytes: bytes, header: bytes, data_bytes: int, *, shapes: ModuleShapes, max_rank: int
+        self,
+        config_bytes: bytes,
+        header: bytes,
+        data_bytes: int,
+        *,
+        shapes: ModuleShapes,
+        max_rank: int,
+        is_tied: bool,
     ) -> None:
         config = parse_config("", config_bytes)
         self.entry_by_name = parse_header("", header, data_bytes)
         self.layouts = validate("", config, self.entry_by_name, shapes, max_rank)
+        self._share_rows(config, is_tied=is_tied)
         self.shapes = fitted(shapes, (layout.module for layout in self.layouts.values()))
         self.digest = DigestStream(config, self.entry_by_name)
+
+    def _share_rows(self, config: LoraConfig, *, is_tied: bool) -> None:
+        """Let rows of tokens in the embedding be also those of a tied output matrix, unless that has its own."""
+        embedding, head = (self.layouts.get((WHOLE_MODEL, name)) for name in ("embed_tokens", "lm_head"))
+        if embedding is None or embedding.rows is None:
+            return
+        if is_tied and head is None:
+            self.layouts[WHOLE_MODEL, "lm_head"] = replace(embedding, module="lm_head")
+        elif is_tied and head is not None and head.rows is None:
+            raise AdapterError(
+                "", "it has rows of tokens for embed_tokens, to which the lm_head that it adapts is tied"
+            )
+        elif head is None and config.tokens_of("lm_head"):
+            raise AdapterError("", "its rows of tokens for lm_head are those of embed_tokens, but the two are not tied")
 
 
 class AdapterLoader:
@@ -63,6 +86,7 @@ class AdapterLoader:
         widths: for fused modules, the output widths of the parts that the device multiplies separately.
         base: called only for an adapter whose effect depends on the base's weights.
         norm_offset: what the decoder adds to a checkpoint's norm weights.
+        is_tied: the output matrix is the embedding.
         lay_out: called on the loading thread.
     """
 
@@ -75,6 +99,8 @@ class AdapterLoader:
         lay_out: LayOut = RawAdapter.scaled,
         widths: Mapping[str, Mapping[str, int]] | None = None,
         norm_offset: float = 0.0,
+        *,
+        is_tied: bool = False,
     ) -> None:
         self._widths = widths or {}
         self._norm_offset = norm_offset
@@ -82,7 +108,7 @@ class AdapterLoader:
         self._dtype = dtype
         self._base = base
         self._lay_out = lay_out
-        self._make_recipe = partial(_Recipe, shapes=self._shapes, max_rank=max_rank)
+        self._make_recipe = partial(_Recipe, shapes=self._shapes, max_rank=max_rank, is_tied=is_tied)
         self._known_recipe = lru_cache(MAX_RECIPES)(self._make_recipe)
 
     def load(self, ref: AdapterRef) -> AdapterWeights:
@@ -156,6 +182,8 @@ class _Reading:
                 gain = self._lengths(layout, a, b) if layout.magnitude is not None else None
                 projections[key] = RawProjection(a=a, b=b, scaling=layout.scaling, gain=gain)
                 changed = self._linear_columns(layout, gain)
+            elif layout.rows is not None:
+                projections[key] = self._row_changes(layout, layout.rows)
             elif layout.bias is not None:
                 changed = self._linear_columns(layout, None)
             if layout.weight is not None and key[1].endswith("norm"):
@@ -190,6 +218,16 @@ class _Reading:
             for at in range(0, len(weight), ROWS_AT_ONCE)
         ]
         return self._tensor(layout.magnitude).float() / torch.cat(norms)
+
+    def _row_changes(self, layout: ModuleLayout, rows: TensorEntry) -> RawProjection:
+        """Return the product that adds the difference of new and old rows: its input or its output is one-hot."""
+        new, old = self._tensor(rows).float(), self.base(f"{layout.module}.weight")[list(layout.tokens)].float()
+        chosen = one_hot(torch.tensor(layout.tokens), self.shapes[EMBEDDING][0]).to(self.dtype)
+        if layout.module == EMBEDDING:
+            # Their difference would be rounded. Taken apart and added in float32, they give exactly the new row, unless
+            # one of its numbers is less than the last digit of the old one.
+            return RawProjection(a=torch.cat((chosen, chosen)), b=torch.cat((-old, new)).T.contiguous(), scaling=1.0)
+        return RawProjection(a=new - old, b=chosen.T.contiguous(), scaling=1.0)
 
     def _linear_columns(self, layout: ModuleLayout, gain: torch.Tensor | None) -> Columns | None:
         """Return the change of the base's output, which includes the base's bias; None if there is none."""

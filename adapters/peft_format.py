@@ -25,7 +25,7 @@ _IGNORED = frozenset({
 _UNDERSTOOD = frozenset({
     "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "bias", "lora_bias", "use_dora", "modules_to_save", "ensure_weight_tying",
-    "target_parameters", "peft_version", "alora_invocation_tokens",
+    "target_parameters", "peft_version", "alora_invocation_tokens", "trainable_token_indices",
 })  # fmt: skip
 # These initializations change the base model's own weights, and the saved matrices only fit the changed ones.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -66,6 +66,7 @@ class LoraConfig:
         ties_weights: a change of the embedding also applies to a tied output matrix, and the reverse.
         invocation_ids: the tokens of a prompt from which on the adapter applies (aLoRA, `adapters.activation`); empty
             if it always does.
+        tokens: name suffixes of modules -> the tokens whose rows the adapter replaces there, in the order of the rows.
         patterns: all regular expressions among these, compiled.
     """
 
@@ -86,6 +87,7 @@ class LoraConfig:
     modules_to_save: tuple[str, ...]
     ties_weights: bool
     invocation_ids: tuple[int, ...]
+    tokens: Mapping[str, tuple[int, ...]]
     prefixes: tuple[str, str] = WHOLE_DECODER
     patterns: Patterns = field(compare=False, repr=False)
 
@@ -103,6 +105,10 @@ class LoraConfig:
         """Tell whether the adapter is to replace the weight of a module, given by its full name; or these names do."""
         names = self.modules_to_save if names is None else names
         return module.endswith(names) or self._own_name(module).endswith(names)
+
+    def tokens_of(self, module: str) -> tuple[int, ...]:
+        """Return the tokens whose rows the adapter replaces in a module, given by its full name."""
+        return next((tokens for name, tokens in self.tokens.items() if self.is_saved(module, (name,))), ())
 
     def has_target(self, module: str) -> bool:
         """Tell whether a linear module or the embedding, given by its full name, is targeted.
@@ -194,6 +200,7 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
         modules_to_save=_modules_to_save(name, fields.get("modules_to_save")),
         ties_weights=_switch(name, fields, "ensure_weight_tying"),
         invocation_ids=_invocation(name, fields),
+        tokens=_tokens(name, fields.get("trainable_token_indices")),
         patterns=Patterns(name),
     )
     for key, form, patterns in (
@@ -228,6 +235,25 @@ def _modules_to_save(name: str, value: object) -> tuple[str, ...]:
     if value and (not names or not all(names) or len(names) > MAX_PATTERNS):
         raise AdapterError(name, f"modules_to_save is not a list of at most {MAX_PATTERNS} names")
     return tuple(sorted(names))
+
+
+def _tokens(name: str, value: object) -> dict[str, tuple[int, ...]]:
+    by_module = value if isinstance(value, dict) else {"embed_tokens": value} if value else {}
+    found: dict[str, tuple[int, ...]] = {}
+    for module, tokens in by_module.items():
+        if (
+            not module
+            or not isinstance(tokens, list)
+            or not all(type(token) is int and 0 <= token < 1 << 32 for token in tokens)
+            or not 1 <= len(set(tokens)) == len(tokens) <= MAX_PATTERNS
+        ):
+            raise AdapterError(
+                name,
+                f"trainable_token_indices is neither a list of 1 to {MAX_PATTERNS} different token ids, nor such lists "
+                "by module name",
+            )
+        found[module] = tuple(tokens)
+    return found
 
 
 def _rank(name: str, field: str, value: object) -> int:

@@ -12,7 +12,8 @@ from adapters.errors import AdapterError
 # Some converters omit the prefix; vLLM accepts their output.
 _TENSOR_NAME = re.compile(
     r"(?:base_model\.model\.)?(?P<module>(?:model|language_model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
-    r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]|(?:base_layer\.)?(?:bias|weight))"
+    r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]"
+    r"|token_adapter\.(?:trainable_tokens_delta|base_layer\.weight)|(?:base_layer\.)?(?:bias|weight))"
 )
 _CLASSIFIER = re.compile(r"(?:base_model\.model\.)?(?P<head>score|classifier|qa_outputs|v_head|value_head)\.")
 """Heads of adapters for tasks other than generation (PEFT's `SEQ_CLS`, `TOKEN_CLS`; reward models)."""
@@ -45,7 +46,7 @@ def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
     """Split a tensor's name into the module's full name in the base model and the part of the module.
 
     The part is "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "lora_embedding_A" or "_B",
-    "bias", "weight", or "base_layer.weight".
+    "trainable_tokens_delta", "bias", "weight", or "base_layer.weight".
 
     Raises:
         AdapterError: it is not the name of a LoRA tensor.
@@ -61,7 +62,8 @@ def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
     own, usual = prefixes_of(tensor)
     module = usual + match["module"].removeprefix(own)
     # PEFT wraps a targeted module, so the module's own bias is one level deeper.
-    return module, "bias" if match["part"] == "base_layer.bias" else match["part"]
+    part = match["part"].removeprefix("token_adapter.")
+    return module, "bias" if part == "base_layer.bias" else part
 
 
 def prefixes_of(tensor: str) -> tuple[str, str]:

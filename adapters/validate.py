@@ -22,10 +22,12 @@ under the stacked parameter's name (`model.layers.0.mlp.experts.gate_up_proj`). 
 up: (2, inner) if the gate's rows come before those of up, (inner, 2) if they are interleaved."""
 
 _LINEAR_PARTS = frozenset({"lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "bias"})
-_EMBEDDING_PARTS = frozenset(
-    {"lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector", "weight", "base_layer.weight"}
-)
-_HEAD_PARTS = _LINEAR_PARTS - {"bias"} | {"weight", "base_layer.weight"}
+_ROWS = "trainable_tokens_delta"
+"""Whole rows, in spite of their name: PEFT saves no differences."""
+_END_PARTS = frozenset({"lora_magnitude_vector", "weight", "base_layer.weight", _ROWS})
+_EMBEDDING_PARTS = _END_PARTS | {"lora_embedding_A", "lora_embedding_B"}
+_HEAD_PARTS = _END_PARTS | {"lora_A.weight", "lora_B.weight", "lora_B.bias"}
+_ENDS = (EMBEDDING, "lm_head")
 _EXPERT_PARTS = frozenset({"lora_A.weight", "lora_B.weight"})
 _HALVES = {"A": ("lora_A.weight", "lora_embedding_A"), "B": ("lora_B.weight", "lora_embedding_B")}
 
@@ -41,6 +43,7 @@ class ModuleLayout:
         magnitude: the learned norm of each column of weight plus product (DoRA).
         bias: replaces the base's.
         weight: replaces the base's.
+        rows: replace the base's rows of `tokens`, in their order.
         base_weight: copy of the base's own weight, which PEFT saves with an adapted embedding.
         stack: how `a` and `b` are stacked over all experts; None for a single module.
     """
@@ -53,6 +56,8 @@ class ModuleLayout:
     magnitude: TensorEntry | None = None
     bias: TensorEntry | None = None
     weight: TensorEntry | None = None
+    rows: TensorEntry | None = None
+    tokens: tuple[int, ...] = ()
     base_weight: TensorEntry | None = None
     stack: Stack | None = None
 
@@ -94,11 +99,11 @@ def validate(
         module_by_key[place.key] = place.name
         place_by_module[place.name] = place
     refuse_twofold(name, module_by_key)
-    if config.ties_weights and not module_by_key.keys().isdisjoint(
-        {(WHOLE_MODEL, "embed_tokens"), (WHOLE_MODEL, "lm_head")}
-    ):
+    # PEFT ties rows of tokens in any case.
+    if config.ties_weights and any(parts_by_module.get(module, {}).keys() - {_ROWS} for module in _ENDS):
         raise AdapterError(name, "ensure_weight_tying is not supported for an adapter of embed_tokens or lm_head")
     _check_invocation(name, config, module_by_key.keys(), shapes)
+    _check_tokens(name, config, parts_by_module, shapes, max_rank)
     stacks = [
         (a.shape, place)
         for module, place in place_by_module.items()
@@ -127,8 +132,46 @@ def _check_invocation(
             name,
             f"alora_invocation_tokens has the token {max(config.invocation_ids)}, and the base model has {num_tokens}",
         )
-    if config.invocation_ids and (WHOLE_MODEL, "embed_tokens") in modules:
-        raise AdapterError(name, "an adapter of embed_tokens is not supported with alora_invocation_tokens")
+    if config.invocation_ids and (config.tokens or (WHOLE_MODEL, "embed_tokens") in modules):
+        raise AdapterError(name, "an adapter of embed_tokens or tokens is not supported with alora_invocation_tokens")
+
+
+def _check_tokens(
+    name: str,
+    config: LoraConfig,
+    parts_by_module: Mapping[str, Mapping[str, TensorEntry]],
+    shapes: ModuleShapes,
+    max_rank: int,
+) -> None:
+    """Refuse single tokens that the base lacks, without rows, or in too great a number; and rows without tokens."""
+    for named, tokens in config.tokens.items():
+        module = next((end for end in _ENDS if end in shapes and config.is_saved(end, (named,))), None)
+        if module is None:
+            raise AdapterError(
+                name, f"trainable_token_indices name {named[:100]!r}, which is neither embed_tokens nor lm_head"
+            )
+        if max(tokens) >= shapes[EMBEDDING][0]:
+            raise AdapterError(
+                name,
+                f"trainable_token_indices name {max(tokens)}, and the base model's vocabulary ends before "
+                f"{shapes[EMBEDDING][0]}; tokens that were added for the adapter are not supported",
+            )
+        if len(tokens) > max_rank // 2:
+            raise AdapterError(
+                name,
+                f"trainable_token_indices name {len(tokens)} tokens, more than the {max_rank // 2} that this server "
+                "takes, half of the highest rank",
+            )
+    for module in _ENDS:
+        tokens, parts = config.tokens_of(module), parts_by_module.get(module, {})
+        if _ROWS in parts and not tokens:
+            raise AdapterError(name, f"it has rows of tokens for {module}, which trainable_token_indices do not name")
+        if _ROWS in parts and not parts.keys() <= {_ROWS, "base_layer.weight"}:
+            raise AdapterError(name, f"it has rows of tokens for {module}, and changes all of it besides")
+        # Saved once if the two are tied.
+        is_shared = module == "lm_head" and tokens == config.tokens_of(EMBEDDING)
+        if tokens and _ROWS not in parts and not is_shared:
+            raise AdapterError(name, f"trainable_token_indices name tokens of {module}, for which it has no rows")
 
 
 def _check_parts(
@@ -217,6 +260,8 @@ def _layout(
     whole = shape if module == EMBEDDING else shape[::-1]
     for part in ("lora_B.bias", "lora_magnitude_vector", "bias"):
         _check_shape(name, f"{part} of {module}", parts.get(part), shape[-1:])
+    tokens = config.tokens_of(module)
+    _check_shape(name, f"{_ROWS} of {module}", parts.get(_ROWS), (len(tokens), whole[-1]))
     for part in ("weight", "base_layer.weight"):
         _check_shape(name, f"{part} of {module}", parts.get(part), whole)
     return ModuleLayout(
@@ -228,6 +273,8 @@ def _layout(
         magnitude=parts.get("lora_magnitude_vector"),
         bias=parts.get("bias"),
         weight=parts.get("weight"),
+        rows=parts.get(_ROWS),
+        tokens=tokens,
         base_weight=parts.get("base_layer.weight"),
         stack=stack,
     )

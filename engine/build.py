@@ -127,6 +127,7 @@ def _adapter_loader(spec: ModelSpec, config: ResolvedConfig, lay_out: LayOut) ->
         lay_out=lay_out,
         widths=spec.widths(),
         norm_offset=norms.offset,
+        is_tied=spec.is_tied,
     )
 
 

@@ -34,6 +34,7 @@ def test_the_digest_is_of_the_content_and_not_of_the_place(tmp_path: Path) -> No
         {"alpha_pattern": {"q_proj": 4, "x": 5}},
         {"alpha_pattern": {"x": 5, "q_proj": 4}},
         {"alora_invocation_tokens": [4]},
+        {"trainable_token_indices": [1]},
     ],
 )
 def test_a_field_that_changes_the_result_changes_the_digest(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -46,6 +47,14 @@ def test_the_order_of_patterns_counts(tmp_path: Path) -> None:
     one = write(tmp_path / "one", make_config(alpha_pattern=patterns))
     two = write(tmp_path / "two", make_config(alpha_pattern=dict(reversed(patterns.items()))))
     assert adapter_digest(one) != adapter_digest(two)
+
+
+def test_tokens_count_by_their_modules_and_in_the_order_of_their_rows(tmp_path: Path) -> None:
+    values = ([1, 2], [2, 1], [1, 2, 3], {"lm_head": [1, 2]}, {"embed_tokens": [1], "lm_head": [2]})
+    folders = [write(tmp_path / f"{i}", make_config(trainable_token_indices=value)) for i, value in enumerate(values)]
+    assert len({adapter_digest(folder) for folder in folders}) == len(values)
+    none = [write(tmp_path / f"no {value}", make_config(trainable_token_indices=value)) for value in (None, [], {})]
+    assert {adapter_digest(folder) for folder in none} == {adapter_digest(write(tmp_path / "plain"))}
 
 
 def test_fields_of_training_and_their_order_do_not_count(tmp_path: Path) -> None:

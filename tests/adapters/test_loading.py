@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from adapters.errors import AdapterError, NoBaseTensorError
 from adapters.experts import Stack
 from adapters.loading import AdapterLoader, unstack
 from adapters.registry import reference
+from adapters.weights import AdapterWeights
 from tests.adapters.handmade import SHAPES, VOCAB, make_config, make_tensors, write
 
 
@@ -93,6 +95,61 @@ def test_an_embedding_of_another_base_is_refused(tmp_path: Path) -> None:
     assert weights.changes_whole_model
     with pytest.raises(AdapterError, match=r"embed_tokens .* not that of the base"):
         AdapterLoader(SHAPES, 64, torch.float32, lambda _: torch.zeros(VOCAB, 16)).load(ref)
+
+
+AT = {"embed_tokens": "base_model.model.model.embed_tokens", "lm_head": "base_model.model.lm_head"}
+OLD = torch.full((VOCAB, 16), 0.1)
+
+
+def rows_of(end: str) -> torch.Tensor:
+    return torch.randn(2, 16, generator=torch.Generator().manual_seed(len(end)))
+
+
+def load_rows(
+    folder: Path, tokens: object, saved: Iterable[str], *, is_tied: bool, added: dict[str, torch.Tensor] | None = None
+) -> AdapterWeights:
+    tensors = {f"{AT[end]}.token_adapter.trainable_tokens_delta": rows_of(end) for end in saved}
+    config = make_config(trainable_token_indices=tokens, modules_to_save=["lm_head"] if added else None)
+    ref = reference("demo", write(folder, config, make_tensors() | tensors | (added or {})))
+    return AdapterLoader(SHAPES, 64, torch.float32, lambda _: OLD, is_tied=is_tied).load(ref)
+
+
+@pytest.mark.parametrize(
+    ("is_tied", "tokens", "changed"),
+    [
+        (False, [9, 4], {"embed_tokens": "embed_tokens"}),
+        (True, [9, 4], {"embed_tokens": "embed_tokens", "lm_head": "embed_tokens"}),
+        (
+            True,
+            {"embed_tokens": [9, 4], "lm_head": [9, 4]},
+            {"embed_tokens": "embed_tokens", "lm_head": "embed_tokens"},
+        ),
+        (True, {"embed_tokens": [9, 4], "lm_head": [0, 31]}, {"embed_tokens": "embed_tokens", "lm_head": "lm_head"}),
+        (True, {"lm_head": [9, 4]}, {"lm_head": "lm_head"}),
+    ],
+)
+def test_rows_of_tokens_replace_those_of_the_embedding_and_of_an_output_matrix_that_is_tied_to_it(
+    tmp_path: Path, is_tied: bool, tokens: list[int] | dict[str, list[int]], changed: dict[str, str]
+) -> None:
+    """`changed` tells whose rows each of the two gets."""
+    weights = load_rows(tmp_path, tokens, set(changed.values()), is_tied=is_tied)
+    assert weights.changes_whole_model
+    for end in AT:
+        projection = weights.projection(-1, end)
+        assert (projection is not None) == (end in changed)
+        if projection is not None:
+            product, expected = projection.b @ projection.a, OLD.clone()
+            expected[tokens[end] if isinstance(tokens, dict) else tokens] = rows_of(changed[end])
+            torch.testing.assert_close(OLD + (product.T if end == "embed_tokens" else product), expected)
+
+
+def test_rows_that_do_not_fit_how_the_base_ties_its_ends_are_refused(tmp_path: Path) -> None:
+    tokens, head = [9, 4], {"base_model.model.lm_head.weight": torch.ones(VOCAB, 16)}
+    assert load_rows(tmp_path, tokens, ["embed_tokens"], is_tied=False, added=head).extras.matrices
+    with pytest.raises(AdapterError, match="to which the lm_head that it adapts is tied"):
+        load_rows(tmp_path, tokens, ["embed_tokens"], is_tied=True, added=head)
+    with pytest.raises(AdapterError, match="the two are not tied"):
+        load_rows(tmp_path, dict.fromkeys(AT, tokens), ["embed_tokens"], is_tied=False)
 
 
 def test_what_it_depends_on_and_the_checkpoint_has_not_is_named(tmp_path: Path) -> None:

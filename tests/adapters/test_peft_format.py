@@ -71,6 +71,17 @@ def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
     assert (config.rank, config.alpha, config.target_modules) == (8, 8.0, ("q_proj",))
 
 
+def test_tokens_with_rows_of_their_own_are_those_of_the_embedding_or_of_the_modules_that_are_named() -> None:
+    for nothing in (None, [], {}):
+        assert parse(trainable_token_indices=nothing).tokens_of("model.embed_tokens") == ()
+    config = parse(trainable_token_indices=[7, 3])
+    assert config.tokens_of("model.embed_tokens") == (7, 3)
+    assert config.tokens_of("lm_head") == ()
+    config = parse(trainable_token_indices={"model.embed_tokens": [1], "lm_head": [2, 0]})
+    assert config.tokens_of("model.embed_tokens") == (1,)
+    assert config.tokens_of("lm_head") == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -83,7 +94,10 @@ def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
         ({"modules_to_save": [""]}, "modules_to_save"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        *(
+            ({"trainable_token_indices": value}, "trainable_token_indices is neither")
+            for value in ([1, 1], [-1], [True], [2**32], [[1]], 7, "7", {"embed_tokens": []}, {"": [1]}, [*range(4097)])
+        ),
         ({"exclude_modules": [1]}, "exclude_modules"),
         ({"exclude_modules": "(x"}, "exclude_modules"),
         ({"target_parameters": ["experts.down_proj", "mlp.up.weight"]}, "target_parameters names 'mlp.up.weight'"),

@@ -27,9 +27,11 @@ def test_tensor_names_give_module_and_part() -> None:
         (f"{Q3}.lora_magnitude_vector", "lora_magnitude_vector"),
         ("model.embed_tokens.lora_embedding_A", "lora_embedding_A"),
         ("lm_head.base_layer.weight", "base_layer.weight"),
+        ("lm_head.token_adapter.base_layer.weight", "base_layer.weight"),
+        ("model.embed_tokens.token_adapter.trainable_tokens_delta", "trainable_tokens_delta"),
         ("model.norm.weight", "weight"),
     ):
-        module = tensor.removesuffix(f".{part}").removesuffix(".base_layer")
+        module = tensor.removesuffix(f".{part}").removesuffix(".base_layer").removesuffix(".token_adapter")
         assert parse_tensor_name("demo", f"base_model.model.{tensor}") == (module, part)
         assert parse_tensor_name("demo", tensor) == (module, part)
 

@@ -131,6 +131,8 @@ def broken(change: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 Q0 = "model.layers.0.self_attn.q_proj"
 EMBEDDING = {"model.embed_tokens.lora_embedding_A": (4, 32), "model.embed_tokens.lora_embedding_B": (16, 4)}
+ROWS = {"model.embed_tokens.token_adapter.trainable_tokens_delta": (2, 16)}
+HEAD_ROWS = {"lm_head.token_adapter.trainable_tokens_delta": (2, 16)}
 HEAD = {"lm_head.lora_A.weight": (4, 16), "lm_head.lora_B.weight": (32, 4)}
 
 
@@ -154,6 +156,16 @@ def changed(added: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
             (-1, "lm_head"),
         ),
         ({"ensure_weight_tying": True}, {}, (0, "q_proj")),
+        ({"trainable_token_indices": [31, 0]}, ROWS, (-1, "embed_tokens")),
+        ({"trainable_token_indices": [1, 2], "ensure_weight_tying": True}, ROWS, (-1, "embed_tokens")),
+        (
+            {"trainable_token_indices": [1, 2]},
+            ROWS | {"model.embed_tokens.token_adapter.base_layer.weight": (32, 16)},
+            (-1, "embed_tokens"),
+        ),
+        ({"trainable_token_indices": {"lm_head": [1, 2]}}, HEAD_ROWS, (-1, "lm_head")),
+        ({"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [1, 2]}}, ROWS, (-1, "embed_tokens")),
+        ({"trainable_token_indices": [1, 2], "target_modules": ["q_proj", "lm_head"]}, ROWS | HEAD, (-1, "lm_head")),
     ],
 )
 def test_biases_embeddings_norms_and_the_head_have_their_places(
@@ -194,6 +206,27 @@ def test_biases_embeddings_norms_and_the_head_have_their_places(
             {"modules_to_save": ["lm_head"], "target_modules": ["q_proj", "lm_head"]},
             HEAD | {"lm_head.weight": (32, 16)},
             "both",
+        ),
+        ({}, ROWS, "which trainable_token_indices do not name"),
+        ({"trainable_token_indices": [1, 2]}, {}, "tokens of model.embed_tokens, for which it has no rows"),
+        ({"trainable_token_indices": [1]}, ROWS, r"shape \[2, 16\], and the base model needs \[1, 16\]"),
+        ({"trainable_token_indices": [1, 32]}, ROWS, "name 32, and .* tokens that were added"),
+        (
+            {"trainable_token_indices": {"lm_head": [1, 2]}, "alora_invocation_tokens": [3]},
+            HEAD_ROWS,
+            "or tokens is not supported with alora_invocation_tokens",
+        ),
+        ({"trainable_token_indices": {"k_proj": [1, 2]}}, ROWS, "'k_proj', which is neither embed_tokens nor lm_head"),
+        ({"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [3]}}, ROWS, "tokens of lm_head"),
+        (
+            {"trainable_token_indices": [1, 2], "target_modules": ["q_proj", "embed_tokens"]},
+            ROWS | EMBEDDING,
+            "changes all of it besides",
+        ),
+        (
+            {"trainable_token_indices": [1, 2], "modules_to_save": ["embed_tokens"]},
+            ROWS | {"model.embed_tokens.weight": (32, 16)},
+            "changes all of it besides",
         ),
     ],
 )
@@ -252,3 +285,12 @@ def test_a_rank_over_the_bound_is_refused_naming_both(tmp_path: Path) -> None:
         check(tmp_path, make_config(), make_tensors(), max_rank=3)
     with pytest.raises(AdapterError, match="rank 300, more than the 64"):
         check(tmp_path, make_config(rank_pattern={"q_proj": 300}), make_tensors())
+
+
+def test_more_tokens_than_half_of_the_highest_rank_are_refused_naming_both(tmp_path: Path) -> None:
+    config, tensors = make_config(trainable_token_indices=[1, 2]), changed(ROWS)
+    assert check(tmp_path, config, tensors, max_rank=4)[-1, "embed_tokens"].tokens == (1, 2)
+    with pytest.raises(
+        AdapterError, match="name 3 tokens, more than the 2 that this server takes, half of the highest"
+    ):
+        check(tmp_path, config | {"trainable_token_indices": [1, 2, 3]}, tensors, max_rank=5)
