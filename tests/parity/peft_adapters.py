@@ -40,6 +40,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+TOKENS = [121, 4, 106, 9, 63]
+"""Tokens with rows of their own, not in ascending order."""
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 BEYOND_PRODUCTS: dict[str, dict[str, Any]] = {
     "bias-all": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"], "bias": "all"},
@@ -53,6 +55,13 @@ BEYOND_PRODUCTS: dict[str, dict[str, Any]] = {
     "both-ends": {"r": 8, "use_rslora": True, "target_modules": ["embed_tokens", "lm_head", "down_proj"]},
     "norms": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "modules_to_save": ["norm"]},
     "own-ends": {"r": 4, "target_modules": ["gate_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "tokens": {"r": 4, "target_modules": ["q_proj", "up_proj"], "trainable_token_indices": TOKENS},
+    "tokens-of-each-end": {
+        "r": 3,
+        "target_modules": ["v_proj"],
+        "trainable_token_indices": {"embed_tokens": TOKENS[:3], "lm_head": TOKENS[2:]},
+    },
+    "tokens-of-the-head": {"r": 2, "target_modules": ["k_proj"], "trainable_token_indices": {"lm_head": TOKENS}},
 }
 """What changes more than linear layers by products."""
 
@@ -118,6 +127,9 @@ def save_beyond_products(
                 parameter.data *= torch.empty_like(parameter).uniform_(0.5, 1.5)
             elif "modules_to_save" in key:
                 torch.nn.init.normal_(parameter, std=0.2)
+            elif "trainable_tokens" in key:
+                # Longer than others, so that they are drawn too.
+                torch.nn.init.normal_(parameter, std=0.5)
         path_by_name[name] = str(folder / name)
         model.save_pretrained(path_by_name[name])
     return path_by_name

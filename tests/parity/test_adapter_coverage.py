@@ -15,7 +15,7 @@ from engine.request import RequestId
 from kernels import native
 from tests.parity.adapter_serving import NUM_TOKENS, Serving, make_base, prompt_of, starting
 from tests.parity.interrupted import interrupted
-from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyond_products
+from tests.parity.peft_adapters import BEYOND_PRODUCTS, TOKENS, save_adapters, save_beyond_products
 
 PROMPT_LENGTHS = (3, 21)
 PLAIN = "everything"
@@ -55,6 +55,9 @@ def expected(family: str, path_by_name: dict[str, str]) -> Expected:
         for length in PROMPT_LENGTHS:
             answers[(name, length)] = generated(model, length)
     assert len(set(answers.values())) == len(answers), "adapters without effect prove nothing"
+    for length in PROMPT_LENGTHS:
+        asked, drawn = prompt_of(length), answers["tokens-of-each-end", length]
+        assert all(set(TOKENS) & set(tokens) for tokens in (asked, drawn)), "nor do rows of tokens that do not occur"
     return answers
 
 

@@ -16,10 +16,8 @@ from kernels import native
 from tests.parity.conftest import Checkpoint, greedy, make_model, random_prompts, run_engine
 from tests.parity.peft_adapters import BESIDE_EXPERTS, BEYOND_PRODUCTS, FUSED, save_adapters, save_beyond_products
 
-BEYOND = {
-    name: BEYOND_PRODUCTS[name]
-    for name in ("lora-bias", "dora", "head", "both-ends", "own-ends", "embedding-dora", "norms")
-}
+ENDS = ("head", "both-ends", "own-ends", "embedding-dora", "tokens", "tokens-of-each-end")
+BEYOND = {name: BEYOND_PRODUCTS[name] for name in ("lora-bias", "dora", "norms", *ENDS)}
 
 
 WITH_EXPERTS = ("olmoe", "qwen3-moe", "gpt-oss")

@@ -165,7 +165,7 @@ def test_adapters_of_the_whole_model_give_the_tokens_of_the_cpu_beside_plain_one
     family = checkpoint("llama3")
     path_by_name = save_adapters(family.model, tmp_path)
     path_by_name |= save_beyond_products(lambda: deepcopy(family.model), tmp_path)
-    names = ("everything", "both-ends", "own-ends", "norms", "dora-and-biases", "embedding-dora")
+    names = ("everything", "both-ends", "own-ends", "norms", "dora-and-biases", "embedding-dora", "tokens-of-each-end")
     adapters = [reference(name, path_by_name[name]) for name in names]
     digests = [None, *(adapter.digest for adapter in adapters)]
     prompts = random_prompts(len(digests), longest=20)
