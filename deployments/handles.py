@@ -1,30 +1,19 @@
-"""How a gateway calls the replicas of one base model: a Serve handle for control, and one of two transports for tokens.
-
-"tcp": a unary call stays open for the life of the generation, and the tokens come over the token channel. "handle": the
-tokens return over Serve's streaming handle. Either way Serve sees one ongoing request per generation.
-"""
+"""What a failed call over a Serve handle means to a gateway's requests, and calls to all replicas of a deployment."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponse
+from ray.serve.handle import DeploymentHandle
 
-from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
-from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
-from deployments.handle_calls import UNREACHED, canceled_as_lost, until_answered, unwrap
-from deployments.routing.board import Board
+from deployments.handle_calls import UNREACHED, unwrap
 from engine.errors import EngineError, OverloadError, RequestError
-from engine.request import Emission, FinishReason
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,140 +23,6 @@ _logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 5.0
 """About as long as it takes to notice that a replica has died and to start another one."""
 TELL_TIMEOUT_S = 5.0
-LAST_FRAME_TIMEOUT_S = 10.0
-"""A replica sends its last frame before its call returns; a frame later than this is lost."""
-
-_WITHOUT_ANSWER = (
-    FinishReason.FAILED,
-    FinishReason.UNAVAILABLE,
-    FinishReason.UNFOLLOWABLE,
-    FinishReason.EXPIRED,
-    FinishReason.CANCELLED,
-)
-
-
-class ChannelSource:
-    """Calls replicas by a handle and receives their tokens over the token channel.
-
-    Args:
-        board: the state that replicas are chosen by; updated when a call ends.
-    """
-
-    def __init__(
-        self, handle: DeploymentHandle, listener: ChannelListener, address: TokenAddress, board: Board
-    ) -> None:
-        self._board = board
-        self._handle = handle
-        self._listener = listener
-        self._address = address
-        self._controls: set[asyncio.Future[GenerationResult]] = set()
-
-    async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
-        """Yield the output of one attempt; see `deployments.gateway.resumption.TokenSource`."""
-        subscription = self._listener.subscribe(call.request_id)
-        response = self._handle.generate.remote(replace(call, reply_to=self._address))
-        control = asyncio.ensure_future(_result(response))
-        # The event loop keeps only weak references to tasks, and this one may outlive the reader.
-        self._controls.add(control)
-        control.add_done_callback(self._controls.discard)
-        control.add_done_callback(partial(_settle, subscription))
-        is_whole = False
-        try:
-            while not is_whole:
-                emission = await subscription.get()
-                if emission.finish_reason in _WITHOUT_ANSWER:
-                    raise await self._fault(control, emission)
-                is_whole = emission.finish_reason is not None
-                yield emission
-        except ReplicaLostError:
-            self._board.lose_request(call.request_id, time.monotonic())
-            raise
-        finally:
-            self._board.end(call.request_id)
-            self._listener.unsubscribe(call.request_id)
-            # The call of a complete answer returns by itself, and Serve then counts it as a success.
-            if not is_whole and not control.done():
-                response.cancel()
-                control.cancel()
-
-    async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Exception:
-        """Return the error of a failed attempt: the frame has only its message, the call's result also its type."""
-        try:
-            async with asyncio.timeout(LAST_FRAME_TIMEOUT_S):
-                result = await asyncio.shield(control)
-        except TimeoutError:
-            result = None
-        if result is not None and result.fault is not None:
-            return result.fault
-        return EngineError(emission.error or "The engine aborted the request.")
-
-
-class HandleSource:
-    """Calls replicas by a streaming handle; needs no listening port."""
-
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle.options(stream=True)
-
-    async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
-        """Yield the output of one attempt; see `deployments.gateway.resumption.TokenSource`."""
-        response = self._handle.generate_stream.remote(call)
-        is_whole = False
-        try:
-            with canceled_as_lost():
-                async for item in response:
-                    if isinstance(item, GenerationResult):
-                        raise item.fault or EngineError("The engine aborted the request.")
-                    is_whole = item.finish_reason is not None
-                    yield item
-        except (RayError, RayServeException) as error:
-            raise serve_error(error) from error
-        finally:
-            if not is_whole:
-                response.cancel()
-
-
-async def ask_vector(handle: DeploymentHandle, board: Board, call: GenerationCall) -> GenerationResult:
-    """Request a vector from a replica; cancelling the coroutine cancels the call.
-
-    Args:
-        board: the state that replicas are chosen by; updated when the call ends.
-
-    Raises:
-        ReplicaLostError: the replica is gone.
-        UnavailableError, OverloadError, EngineError: as `serve_error`.
-    """
-    try:
-        return await _result(handle.pool.remote(call))
-    except ReplicaLostError:
-        board.lose_request(call.request_id, time.monotonic())
-        raise
-    finally:
-        board.end(call.request_id)
-
-
-async def _result(response: DeploymentResponse) -> GenerationResult:
-    try:
-        result: GenerationResult = await until_answered(response)
-    except (RayError, RayServeException) as error:
-        raise serve_error(error) from error
-    return result
-
-
-def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult]) -> None:
-    """Fail a stream whose call has returned, unless its frames have ended it or do so in time."""
-    if control.cancelled():
-        # By its reader, who has gone.
-        return
-    error = control.exception()
-    if error is not None:
-        subscription.fail(error if isinstance(error, Exception) else EngineError("The call was interrupted."))
-        return
-    fault = control.result().fault
-    if fault is not None:
-        subscription.fail(fault)
-        return
-    lost = ReplicaLostError("The last tokens of the answer have not arrived.")
-    control.get_loop().call_later(LAST_FRAME_TIMEOUT_S, subscription.fail, lost)
 
 
 def serve_error(error: RayError | RayServeException) -> Exception:

@@ -38,6 +38,7 @@ from deployments.gateway.embedding import Embedding
 from deployments.gateway.front_gate import FrontGate
 from deployments.gateway.inside import answer_inside, beating
 from deployments.gateway.overview import Overview
+from deployments.gateway.replica_calls import ChannelSource, HandleSource, ask_vector
 from deployments.gateway.resumption import TokenSource
 from deployments.gateway.served_model import ServedModel
 from deployments.gateway.served_names import ServedNames
@@ -54,7 +55,7 @@ from deployments.generation import (
     TextPrompt,
     Verdict,
 )
-from deployments.handles import ChannelSource, HandleSource, ask_vector, reached
+from deployments.handles import reached
 from deployments.logs import log_answer, log_prompt
 from deployments.metrics import GatewayMetrics, gateway_families
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
@@ -365,6 +366,6 @@ class Gateway:
         address = await self._listener.start()
         watch.start(address)
         return {
-            name: ChannelSource(handle, self._listener, address, watch.boards[name])
+            name: ChannelSource(handle, self._listener, address, board_of(name))
             for name, handle in self._handles.items()
         }

@@ -17,6 +17,7 @@ from deployments.config import ChannelConfig, ModelConfig
 from deployments.errors import ReplicaLostError
 from deployments.gateway import answering
 from deployments.gateway.answer_shape import AnswerParts
+from deployments.gateway.replica_calls import ChannelSource
 from deployments.generation import (
     ChatMessage,
     ChatPrompt,
@@ -31,7 +32,6 @@ from deployments.generation import (
     TokenScore,
 )
 from deployments.generation_calls import TokenAddress
-from deployments.handles import ChannelSource
 from deployments.stream.harmony import MARKS
 from deployments.stream.reasoning import THINK, ReasoningSplit
 from engine.errors import RequestError

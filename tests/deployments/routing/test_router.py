@@ -15,8 +15,8 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
 
 from deployments.errors import ReplicaLostError
+from deployments.gateway.replica_calls import ask_vector
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
-from deployments.handles import ask_vector
 from deployments.routing.asked import asked_of
 from deployments.routing.board import Board, board_of
 from deployments.routing.report import LoadReport
