@@ -25,7 +25,6 @@ from app.resolved import adapter_cache_config, batches_config, gateway_config, k
 from app.settings import BatchSettings, Settings
 from deployments.config import (
     ACCOUNTS,
-    CPUS_BY_PART,
     GATEWAY,
     REGISTRY,
     AccountsConfig,
@@ -33,6 +32,7 @@ from deployments.config import (
     ModelConfig,
     RerankerConfig,
     SafetyConfig,
+    cpus_of,
     model_deployment,
 )
 from deployments.gateway.gateway import Gateway
@@ -79,7 +79,7 @@ def build(settings: Settings) -> serve.Application:
         safety = _safety(config.safety)
     tokenizer = None
     if settings.tokenizer.placement == "deployment":
-        tokenizer = _helper(
+        tokenizer = _stateless(
             "Tokenizer", Tokenizer, config.models, max_requests=_TOKENIZER_REQUESTS, longest_s=ENCODE_TIMEOUT_S
         )
     rerankers = {reranker.name: _reranker(reranker) for reranker in config.rerankers}
@@ -97,7 +97,7 @@ def build(settings: Settings) -> serve.Application:
         name=GATEWAY,
         max_ongoing_requests=_GATEWAY_REQUESTS,
         max_queued_requests=_GATEWAY_REQUESTS,
-        ray_actor_options={"num_cpus": CPUS_BY_PART["Gateway"]},
+        ray_actor_options={"num_cpus": cpus_of(GATEWAY)},
         max_surge_percent=_SURGE,
         **_LIFE_CYCLE,
     )
@@ -121,13 +121,13 @@ def _admin_key(settings: Settings) -> str | None:
 def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> serve.Application:
     # Running and queued requests of the engine; each gateway may queue as many again for a replica.
     max_requests = model.engine.max_num_seqs + model.engine.max_queued_requests
+    name = model_deployment(model.name)
     deployment = serve.deployment(ModelReplica).options(
-        name=model_deployment(model.name),
+        name=name,
         max_ongoing_requests=max_requests,
         max_queued_requests=max_requests,
         # Ray hides all GPUs from an actor that does not request one.
-        ray_actor_options={"num_cpus": CPUS_BY_PART["Model"]}
-        | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
+        ray_actor_options={"num_cpus": cpus_of(name)} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
         request_router_config=_request_router(model, channel),
         **_LIFE_CYCLE,
     )
@@ -149,17 +149,17 @@ def _request_router(model: ModelConfig, channel: ChannelConfig) -> RequestRouter
 def _safety(config: SafetyConfig) -> serve.Application:
     from deployments.classifiers.safety import Safety
 
-    return _helper("Safety", Safety, config, max_requests=_SAFETY_REQUESTS, longest_s=config.timeout_s)
+    return _stateless("Safety", Safety, config, max_requests=_SAFETY_REQUESTS, longest_s=config.timeout_s)
 
 
 def _reranker(config: RerankerConfig) -> serve.Application:
     from deployments.classifiers.reranking import Reranker
 
     name = f"Reranker-{config.name}"
-    return _helper(name, Reranker, config, max_requests=_RERANKER_REQUESTS, longest_s=config.timeout_s)
+    return _stateless(name, Reranker, config, max_requests=_RERANKER_REQUESTS, longest_s=config.timeout_s)
 
 
-def _helper(name: str, actor: type, config: object, *, max_requests: int, longest_s: float) -> serve.Application:
+def _stateless(name: str, actor: type, config: object, *, max_requests: int, longest_s: float) -> serve.Application:
     """Bind a stateless deployment that gateways call, for at most `longest_s` each time."""
     return _bound(
         name,
@@ -167,7 +167,7 @@ def _helper(name: str, actor: type, config: object, *, max_requests: int, longes
         config,
         max_ongoing_requests=max_requests,
         max_queued_requests=_GATEWAY_REQUESTS,
-        ray_actor_options={"num_cpus": CPUS_BY_PART[name.partition("-")[0]]},
+        ray_actor_options={"num_cpus": cpus_of(name)},
         max_surge_percent=_SURGE,
         graceful_shutdown_timeout_s=_LATE_CALLS_S + longest_s,
     )

@@ -17,15 +17,18 @@ from engine.config import EngineConfig
 
 GATEWAY, REGISTRY, ACCOUNTS = "Gateway", "Registry", "Accounts"
 """Names of the ingress deployment, and of those that register all adapters and record all usage."""
-
-
-CPUS_BY_PART = {"Gateway": 0.2, "Model": 0.5, "Reranker": 0.2, "Safety": 0.2, "Tokenizer": 0.1}
-"""CPUs that a replica requests from Ray unless configured, by its deployment's name up to a hyphen; others: none."""
+_CPUS_BY_PART = {"Gateway": 0.2, "Model": 0.5, "Reranker": 0.2, "Safety": 0.2, "Tokenizer": 0.1}
+"""By the name of a deployment up to a hyphen."""
 
 
 def model_deployment(model: str) -> str:
     """Return the name of the deployment of a base model's replicas."""
     return f"Model-{model}"
+
+
+def cpus_of(deployment: str) -> float:
+    """Return the CPUs that a replica of a deployment requests from Ray unless configured."""
+    return _CPUS_BY_PART.get(deployment.partition("-")[0], 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

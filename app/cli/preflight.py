@@ -99,7 +99,7 @@ def wanted_gpus(tree: Mapping[str, Any]) -> float:
 
 def too_many_cpus(tree: Mapping[str, Any], num_cores: float) -> str | None:
     """Return why the models, gateways and configured deployments cannot all start on `num_cores` of Ray, or None."""
-    from deployments.config import CPUS_BY_PART, GATEWAY, model_deployment
+    from deployments.config import GATEWAY, cpus_of, model_deployment
 
     capacity = float(tree.get("target_capacity") or 100) / 100
     wanted_by_name: dict[str, float] = {}
@@ -109,7 +109,7 @@ def too_many_cpus(tree: Mapping[str, Any], num_cores: float) -> str | None:
         for name in dict.fromkeys((GATEWAY, *models, *deployments)):
             deployment = deployments.get(name, {})
             options, replicas = deployment.get("ray_actor_options"), _least_replicas(deployment)
-            num_cpus = CPUS_BY_PART.get(name.partition("-")[0], 0.0)
+            num_cpus = cpus_of(name)
             if options is not None:
                 # Serve requests one CPU where options lack it, and takes numbers as text, too.
                 num_cpus = 1.0 if options.get("num_cpus") is None else float(options["num_cpus"])
