@@ -1,4 +1,4 @@
-"""Derive the frozen configs of the deployments from the settings, and check every checkpoint and adapter."""
+"""Derive the frozen configs of the deployments from the settings; every checkpoint and adapter is read for that."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import importlib.util
 import os
 import secrets
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from adapters.registry import DeclaredNames, Signature
 from app.access.tenants import KeyRing, Tenant
-from app.checkpoint_source import at, is_hub_id, local_folder
+from app.checkpoint_source import at, local_folder
 from app.cluster_memory import remembered
 from app.declared_adapters import OnUnfit, declared_adapters, refuse_declared
 from app.makers_defaults import read_defaults, read_pooling
@@ -30,13 +29,7 @@ from app.settings import (
 from app.settings_access import AccountSettings
 from deployments.accounts.values import TenantLimits
 from deployments.batches.values import MAX_LINE_BYTES
-from deployments.classifiers.sequence_window import (
-    check_head,
-    check_labels,
-    check_problem,
-    read_labels,
-    read_window,
-)
+from deployments.classifiers.sequence_window import read_labels, read_window
 from deployments.config import (
     AccountsConfig,
     AdapterBase,
@@ -55,7 +48,6 @@ from deployments.tokenizer.chat_template import read_template
 from engine.config import EngineConfig
 from engine.decoder.model_spec import ModelSpec
 from engine.errors import ConfigError
-from engine.loading.contents import check_contents
 from engine.loading.fingerprint import model_fingerprint
 from engine.loading.spec import read_checkpoint_spec, read_model_spec
 from engine.resolve import check
@@ -63,107 +55,6 @@ from engine.speculation.draft_config import resolve_draft
 
 LIBRARY_BY_SCHEME = {"s3": "s3fs", "gs": "gcsfs"}
 """Library that fsspec needs for an object store."""
-
-
-def registry_config(
-    settings: Settings,
-    registry: RegistrySettings,
-    models: tuple[ModelConfig, ...],
-    seen: dict[str, dict[str, Signature]],
-) -> RegistryConfig:
-    """Return the config of the adapter registry; its paths are absolute.
-
-    Args:
-        seen: signatures of the contents of drop-in folders from before the models were read.
-
-    Raises:
-        ConfigError: a library that a source requires is missing.
-    """
-    folder = os.path.abspath(registry.folder)
-    _check_sources(registry)
-    allowed = tuple(map(os.path.abspath, registry.allowed_folders))
-    return RegistryConfig(
-        store_path=os.path.join(folder, "adapters.sqlite"),
-        folder=os.path.join(folder, "adapters"),
-        max_versions=registry.max_versions,
-        sources=registry.sources,
-        max_source_bytes=registry.max_source_bytes,
-        source_timeout_s=registry.source_timeout_s,
-        bases=tuple(
-            AdapterBase(
-                name=model.name,
-                module_shapes=read_model_spec(model.engine.model_path).module_shapes(),
-                max_rank=model.engine.max_adapter_rank,
-                watched=None if asked.adapter_folder is None else os.path.abspath(asked.adapter_folder),
-                allowed=allowed,
-            )
-            for asked, model in zip(settings.models, models, strict=True)
-        ),
-        declared_by_base={model.name: model.adapters for model in models},
-        seen_by_base=seen,
-        build=secrets.token_hex(8),
-        server=remembered("server", partial(secrets.token_bytes, 8)).hex(),
-        cross_encoders=tuple(reranker.name for reranker in settings.rerankers),
-        watch_period_s=registry.watch_period_s,
-    )
-
-
-def _check_sources(registry: RegistrySettings) -> None:
-    for prefix in registry.sources:
-        module = LIBRARY_BY_SCHEME.get(prefix.partition(":")[0])
-        if module is not None and importlib.util.find_spec(module) is None:
-            raise ConfigError(f"args.registry.sources: '{prefix}' needs `pip install {module}`")
-
-
-def adapter_cache_config(settings: Settings) -> AdapterCacheConfig | None:
-    """Return where model replicas cache the adapter files that they get from the registry."""
-    if settings.registry is None:
-        return None
-    return AdapterCacheConfig(folder=settings.registry.cache_folder, max_bytes=settings.registry.max_cache_bytes)
-
-
-def accounts_config(accounts: AccountSettings) -> AccountsConfig:
-    """Return the config of the accounts; its paths are absolute."""
-    spool = os.path.abspath(accounts.spool_folder)
-    return AccountsConfig(
-        database_url=accounts.database_url or f"sqlite:///{os.path.join(os.path.dirname(spool), 'accounts.sqlite')}",
-        limits_url=accounts.limits_url,
-        spool_folder=spool,
-    )
-
-
-def batches_config(settings: Settings, batches: BatchSettings) -> BatchesConfig:
-    """Return the config of the actor that runs batches; its folder is absolute."""
-    return BatchesConfig(
-        folder=os.path.abspath(batches.folder),
-        max_line_bytes=min(settings.limits.max_body_bytes, MAX_LINE_BYTES),
-        **batches.model_dump(exclude={"folder", "max_file_bytes"}),
-    )
-
-
-def _tracing(tracing: TracingSettings) -> TracingConfig:
-    if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise ConfigError("args.tracing: pip install opentelemetry-exporter-otlp-proto-http")
-    return TracingConfig(**tracing.model_dump())
-
-
-def key_ring(settings: Settings) -> KeyRing:
-    """Return the tenants and keys of the configuration."""
-    tenants = [
-        Tenant(
-            name=tenant.name,
-            models=None if tenant.models is None else frozenset(tenant.models),
-            priority=tenant.priority,
-            limits=TenantLimits(**tenant.limits.model_dump()),
-        )
-        for tenant in settings.tenants
-    ]
-    return KeyRing(
-        tenant_by_name={tenant.name: tenant for tenant in tenants},
-        name_by_digest={digest: tenant.name for tenant in settings.tenants for digest in tenant.keys_sha256},
-    )
-
-
 DEFAULT_QUEUE_S = 30.0
 """A client that has waited this long for the first token has left or retried."""
 QUEUE_SHARE = 0.25
@@ -181,15 +72,15 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
     return GatewayConfig(
         models=tuple(
-            _model_config(model, f"models[{index}]", names, settings) for index, model in enumerate(settings.models)
+            model_config(model, f"models[{index}]", names, settings) for index, model in enumerate(settings.models)
         ),
         channel=ChannelConfig(secret=secret, **settings.channel.model_dump()),
-        safety=None if settings.safety is None else _safety_config(settings.safety),
+        safety=None if settings.safety is None else safety_config(settings.safety),
         rerankers=tuple(
-            _reranker_config(reranker, f"rerankers[{index}]") for index, reranker in enumerate(settings.rerankers)
+            reranker_config(reranker, f"rerankers[{index}]") for index, reranker in enumerate(settings.rerankers)
         ),
         accounts=None if settings.accounts is None else accounts_config(settings.accounts),
-        tracing=None if settings.tracing is None else _tracing(settings.tracing),
+        tracing=None if settings.tracing is None else tracing_config(settings.tracing),
         slo=None if settings.slo is None else Slo(**settings.slo.model_dump()),
         max_resumes=settings.max_resumes,
         default_timeout_s=settings.default_timeout_s,
@@ -198,94 +89,14 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     )
 
 
-def mistakes(settings: Settings, *, reads_all: bool) -> list[str]:
-    """Return what `gateway_config` and `registry_config` would refuse, or warn of, based on local files.
-
-    There is one mistake per part and per adapter. Parts that would have to be downloaded from a hub are skipped, and
-    tokenizers are left to `app.tokenizer_check`.
-
-    Args:
-        reads_all: also read all declared adapters completely, as when the server starts.
-    """
-    names = DeclaredNames()
-    found: list[str] = []
-    parts: list[Callable[[], object]] = []
-    for index, model in enumerate(settings.models):
-        if not reads_all:
-            model = model.model_copy(update={"adapters": (), "adapter_folder": None})
-        if not any(map(is_hub_id, model.sources().values())):
-            parts.append(partial(_check_model, model, f"models[{index}]", names, settings, found))
-    if settings.safety is not None and not is_hub_id(settings.safety.path):
-        parts.append(partial(_check_safety, settings.safety))
-    for index, reranker in enumerate(settings.rerankers):
-        if not is_hub_id(reranker.path):
-            parts.append(partial(_check_reranker, reranker, f"rerankers[{index}]"))
-    if settings.accounts is not None:
-        parts.append(partial(_check_accounts, settings.accounts))
-    if settings.tracing is not None:
-        parts.append(partial(_tracing, settings.tracing))
-    if settings.registry is not None:
-        parts.append(partial(_check_sources, settings.registry))
-    for part in parts:
-        try:
-            part()
-        except ConfigError as error:
-            found.append(str(error))
-    return found
-
-
-def _check_model(
-    model: ModelSettings, place: str, names: DeclaredNames, settings: Settings, unfit_adapters: list[str]
-) -> None:
-    _model_config(model, place, names, settings, on_unfit=lambda mistake, is_declared: unfit_adapters.append(mistake))
-    for part, folder in (("path", model.path), ("engine.draft_model", model.engine.draft_model)):
-        if folder is not None:
-            with at(f"{place}.{part}"):
-                path = str(local_folder(folder))
-                check_contents(path, read_checkpoint_spec(path))
-
-
-def _check_safety(safety: SafetySettings) -> None:
-    config = _safety_config(safety)
-    with at("safety.path"):
-        read_window(config.model_path)
-        check_head(config.model_path)
-        check_problem(config.model_path)
-        labels = read_labels(config.model_path)
-    check_labels(config, labels)
-
-
-def _check_reranker(reranker: RerankerSettings, place: str) -> None:
-    path = _reranker_config(reranker, place).model_path
-    with at(f"{place}.path"):
-        check_head(path)
-
-
-def _check_accounts(accounts: AccountSettings) -> None:
-    # Imported here: a builder, which does not connect to databases, needs no library for them.
-    from deployments.accounts.urls import check_urls
-
-    check_urls(accounts_config(accounts))
-
-
-def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
-    """Return how long a request may wait in the queue: only a share of the TTFT objective.
-
-    Some requests wait longer than the mean, and on an overloaded server a request has already waited before this queue.
-    """
-    if model.engine.max_queue_s is not None:
-        return model.engine.max_queue_s
-    return DEFAULT_QUEUE_S if slo is None or slo.ttft_s is None else slo.ttft_s * QUEUE_SHARE
-
-
-def _model_config(
+def model_config(
     model: ModelSettings,
     place: str,
     names: DeclaredNames,
     settings: Settings,
     on_unfit: OnUnfit = refuse_declared,
 ) -> ModelConfig:
-    """Return the config of a model, before it is loaded."""
+    """Return the config of a model, which has this place in `args`, before it is loaded; errors as `gateway_config`."""
     with at(f"{place}.path"):
         path = str(local_folder(model.path))
         spec = read_checkpoint_spec(path)
@@ -336,6 +147,16 @@ def _model_config(
     )
 
 
+def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
+    """Return how long a request may wait in the queue: only a share of the TTFT objective.
+
+    Some requests wait longer than the mean, and on an overloaded server a request has already waited before this queue.
+    """
+    if model.engine.max_queue_s is not None:
+        return model.engine.max_queue_s
+    return DEFAULT_QUEUE_S if slo is None or slo.ttft_s is None else slo.ttft_s * QUEUE_SHARE
+
+
 def _folder(path: str | None, place: str) -> str | None:
     with at(place):
         return None if path is None else str(local_folder(path))
@@ -364,13 +185,15 @@ def _check_engine(engine: EngineConfig, spec: ModelSpec, place: str) -> None:
         raise ConfigError(f"args.{place}.{error}") from error
 
 
-def _safety_config(safety: SafetySettings) -> SafetyConfig:
+def safety_config(safety: SafetySettings) -> SafetyConfig:
+    """Return the config of the classifier; errors as `gateway_config`."""
     fields = safety.model_dump(exclude={"name", "path", "placement"})
     with at("safety.path"):
         return SafetyConfig(model_path=str(local_folder(safety.path)), **fields)
 
 
-def _reranker_config(reranker: RerankerSettings, place: str) -> RerankerConfig:
+def reranker_config(reranker: RerankerSettings, place: str) -> RerankerConfig:
+    """Return the config of a cross-encoder, which has this place in `args`; errors as `gateway_config`."""
     fields = reranker.model_dump(exclude={"path", "max_tokens"})
     with at(f"{place}.path"):
         path = str(local_folder(reranker.path))
@@ -380,3 +203,104 @@ def _reranker_config(reranker: RerankerSettings, place: str) -> RerankerConfig:
     if (reranker.max_tokens or 0) > window:
         raise ConfigError(f"args.{place}.max_tokens: {reranker.max_tokens} is over the checkpoint's {window} tokens")
     return RerankerConfig(model_path=path, max_tokens=reranker.max_tokens or window, **fields)
+
+
+def tracing_config(tracing: TracingSettings) -> TracingConfig:
+    """Return the config of traces; a ConfigError if the library that they require is missing."""
+    if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
+        raise ConfigError("args.tracing: pip install opentelemetry-exporter-otlp-proto-http")
+    return TracingConfig(**tracing.model_dump())
+
+
+def accounts_config(accounts: AccountSettings) -> AccountsConfig:
+    """Return the config of the accounts; its paths are absolute."""
+    spool = os.path.abspath(accounts.spool_folder)
+    return AccountsConfig(
+        database_url=accounts.database_url or f"sqlite:///{os.path.join(os.path.dirname(spool), 'accounts.sqlite')}",
+        limits_url=accounts.limits_url,
+        spool_folder=spool,
+    )
+
+
+def registry_config(
+    settings: Settings,
+    registry: RegistrySettings,
+    models: tuple[ModelConfig, ...],
+    seen: dict[str, dict[str, Signature]],
+) -> RegistryConfig:
+    """Return the config of the adapter registry; its paths are absolute.
+
+    Args:
+        seen: signatures of the contents of drop-in folders from before the models were read.
+
+    Raises:
+        ConfigError: a library that a source requires is missing.
+    """
+    folder = os.path.abspath(registry.folder)
+    check_sources(registry)
+    allowed = tuple(map(os.path.abspath, registry.allowed_folders))
+    return RegistryConfig(
+        store_path=os.path.join(folder, "adapters.sqlite"),
+        folder=os.path.join(folder, "adapters"),
+        max_versions=registry.max_versions,
+        sources=registry.sources,
+        max_source_bytes=registry.max_source_bytes,
+        source_timeout_s=registry.source_timeout_s,
+        bases=tuple(
+            AdapterBase(
+                name=model.name,
+                module_shapes=read_model_spec(model.engine.model_path).module_shapes(),
+                max_rank=model.engine.max_adapter_rank,
+                watched=None if asked.adapter_folder is None else os.path.abspath(asked.adapter_folder),
+                allowed=allowed,
+            )
+            for asked, model in zip(settings.models, models, strict=True)
+        ),
+        declared_by_base={model.name: model.adapters for model in models},
+        seen_by_base=seen,
+        build=secrets.token_hex(8),
+        server=remembered("server", partial(secrets.token_bytes, 8)).hex(),
+        cross_encoders=tuple(reranker.name for reranker in settings.rerankers),
+        watch_period_s=registry.watch_period_s,
+    )
+
+
+def check_sources(registry: RegistrySettings) -> None:
+    """Raise a ConfigError if a library that a source requires is missing."""
+    for prefix in registry.sources:
+        module = LIBRARY_BY_SCHEME.get(prefix.partition(":")[0])
+        if module is not None and importlib.util.find_spec(module) is None:
+            raise ConfigError(f"args.registry.sources: '{prefix}' needs `pip install {module}`")
+
+
+def adapter_cache_config(settings: Settings) -> AdapterCacheConfig | None:
+    """Return where model replicas cache the adapter files that they get from the registry."""
+    if settings.registry is None:
+        return None
+    return AdapterCacheConfig(folder=settings.registry.cache_folder, max_bytes=settings.registry.max_cache_bytes)
+
+
+def batches_config(settings: Settings, batches: BatchSettings) -> BatchesConfig:
+    """Return the config of the actor that runs batches; its folder is absolute."""
+    return BatchesConfig(
+        folder=os.path.abspath(batches.folder),
+        max_line_bytes=min(settings.limits.max_body_bytes, MAX_LINE_BYTES),
+        **batches.model_dump(exclude={"folder", "max_file_bytes"}),
+    )
+
+
+def key_ring(settings: Settings) -> KeyRing:
+    """Return the tenants and keys of the configuration."""
+    tenants = [
+        Tenant(
+            name=tenant.name,
+            models=None if tenant.models is None else frozenset(tenant.models),
+            priority=tenant.priority,
+            limits=TenantLimits(**tenant.limits.model_dump()),
+        )
+        for tenant in settings.tenants
+    ]
+    return KeyRing(
+        tenant_by_name={tenant.name: tenant for tenant in tenants},
+        name_by_digest={digest: tenant.name for tenant in settings.tenants for digest in tenant.keys_sha256},
+    )

@@ -25,10 +25,9 @@ from app.checkpoint_source import is_hub_id, local_folder
 from app.cli.config_file import BUILDER, read_config
 from app.cli.deployment_lint import option_lines
 from app.cli.preflight import is_loopback, listen_address
-from app.resolved import mistakes
 from app.settings import Settings
+from app.settings_check import mistakes, tokenizer_mistakes
 from app.settings_node import hint
-from app.tokenizer_check import tokenizer_mistakes
 from deployments.config import ACCOUNTS, GATEWAY, REGISTRY, model_deployment
 from deployments.database import sqlite_folder
 from engine.errors import CheckpointError
@@ -48,7 +47,7 @@ def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
     """Return one line for each mistake in the Serve config file at `path`; empty if it is valid.
 
     Args:
-        reads_all: see `app.resolved.mistakes`; also read tokenizers.
+        reads_all: see `app.settings_check.mistakes`; also read tokenizers.
     """
     try:
         tree = read_config(path)

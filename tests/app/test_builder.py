@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from app.access.tenants import ADMIN_KEY_VARIABLE, key_digest
 from app.builder import _request_router, build
-from app.resolved import batches_config, gateway_config, mistakes, registry_config
+from app.resolved import batches_config, gateway_config, registry_config
 from app.settings import Settings
+from app.settings_check import mistakes
 from deployments.config import ChannelConfig
 from deployments.tokenizer.tokenizer import ENCODE_TIMEOUT_S
 from engine.errors import ConfigError

@@ -11,7 +11,7 @@ import yaml
 from tokenizers import Tokenizer
 
 from app.settings import Settings
-from app.tokenizer_check import tokenizer_mistakes
+from app.settings_check import tokenizer_mistakes
 from tests.deployments.tiny_models import write_tokenizer
 from tests.engine.checkpoint_folder import write_checkpoint
 from tests.engine.fallback import saved
