@@ -14,7 +14,7 @@ from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.completions import WirePrompt
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
-from app.translation.bounds import check_count
+from app.translation.bounds import check_chars
 from app.translation.translate import plain_prompts
 from deployments.generation import TextPrompt
 from deployments.pooled import EmbeddingRequest
@@ -77,7 +77,7 @@ async def create_embeddings(body: EmbeddingsRequest, context: Context) -> Respon
     """Return one vector per input."""
     inputs = plain_prompts(body.input, context.limits.max_embedding_inputs, "inputs", field="input")
     num_chars = sum(len(i.text) if isinstance(i, TextPrompt) else len(i.token_ids) for i in inputs)
-    check_count(num_chars, context.limits.max_prompt_chars, "characters or token ids", field="input")
+    check_chars(num_chars, context.limits, field="input")
     request = EmbeddingRequest(
         request_id=context.generation_id(context.head("embd", body.model)),
         model=body.model,

@@ -7,9 +7,8 @@ from fastapi import APIRouter, Response
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.moderations import ModerationPart, ModerationRequest, ModerationResponse
-from app.translation.bounds import check_count
+from app.translation.bounds import check_chars, check_count
 from app.translation.moderation import classifier_name, result
-from app.translation.translate import check_chars
 from deployments.worst_verdict import worst
 from engine.errors import RequestError
 

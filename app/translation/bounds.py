@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
+from app.settings import LimitSettings
 from engine.errors import RequestError
 
 
@@ -18,6 +20,15 @@ def check_count(count: int, bound: int, what: str, *, field: str) -> None:
         raise RequestError.about(field, f"accepts at most {bound} {what}; {count} were given.")
 
 
+def check_chars(count: int, limits: LimitSettings, *, field: str) -> None:
+    """Check that a prompt, or all prompts of a request together, are not too long.
+
+    Raises:
+        RequestError: they are.
+    """
+    check_count(count, limits.max_prompt_chars, "characters or token ids", field=field)
+
+
 def check_depth(value: Any, bound: int, *, field: str) -> None:
     """Check that objects and arrays are nested at most `bound` levels deep.
 
@@ -29,6 +40,18 @@ def check_depth(value: Any, bound: int, *, field: str) -> None:
         depth += 1
     if depth > bound:
         raise RequestError.about(field, f"is nested {depth} levels deep; at most {bound} levels are allowed.")
+
+
+def check_json(value: Any, limits: LimitSettings, *, field: str) -> int:
+    """Check that a schema, or other JSON of a client's, is not nested too deep or too long, and return its characters.
+
+    Raises:
+        RequestError: it is.
+    """
+    check_depth(value, limits.max_schema_depth, field=field)
+    num_chars = len(json.dumps(value))
+    check_count(num_chars, limits.max_schema_chars, "characters", field=field)
+    return num_chars
 
 
 def _children(value: Any) -> Iterable[Any]:

@@ -14,7 +14,7 @@ from app.schemas.chat import ChatCompletionRequest
 from app.schemas.common import SamplingFields
 from app.schemas.structured import StructuralTag, StructuredOutputs
 from app.settings import LimitSettings
-from app.translation.bounds import check_count, check_depth
+from app.translation.bounds import check_count, check_json
 from deployments.gateway.grammars import without_hints
 from deployments.generation import Grammar
 from deployments.tools.grammar import JSON_STYLE
@@ -110,20 +110,15 @@ def _of_tags(wanted: StructuralTag, limits: LimitSettings, field: str) -> str:
         trigger = next((text for text in wanted.triggers if structure.begin.startswith(text)), None)
         if trigger is None:
             raise RequestError(f"'{field}': structure {structure.begin[:64]!r} begins with no trigger.", field=field)
-        _check_schema(structure.schema_, limits, field)
+        check_json(structure.schema_, limits, field=field)
         schema = {"x-guidance": JSON_STYLE, **without_hints(structure.schema_)}
         tags.append(StructTag(trigger=trigger, begin=structure.begin, grammar=schema, end=structure.end))
     return StructTag.to_grammar(tags, assume_special=False)
 
 
 def _of_schema(schema: Any, limits: LimitSettings, field: str) -> str:
-    _check_schema(schema, limits, field)
+    check_json(schema, limits, field=field)
     return LLMatcher.grammar_from_json_schema(without_hints(schema), defaults=JSON_STYLE)
-
-
-def _check_schema(schema: Any, limits: LimitSettings, field: str) -> None:
-    check_depth(schema, limits.max_schema_depth, field=field)
-    _check_size(len(json.dumps(schema)), limits, field)
 
 
 def _check_size(num_chars: int, limits: LimitSettings, field: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.tools import Tool, ToolChoice
 from app.settings import LimitSettings
-from app.translation.bounds import check_count, check_depth
+from app.translation.bounds import check_count, check_json
 from deployments.generation import ToolSpec, ToolUse
 from engine.errors import RequestError
 
@@ -58,11 +57,7 @@ def tool_specs(tools: list[Tool], limits: LimitSettings) -> tuple[ToolSpec, ...]
             field = f"tools[{index}].function.name"
             raise RequestError.about(field, f"repeats {function.name!r}; names must be unique.")
         parameters: dict[str, Any] = function.parameters or {}
-        field = f"tools[{index}].function.parameters"
-        check_depth(parameters, limits.max_schema_depth, field=field)
-        size = len(json.dumps(parameters))
-        check_count(size, limits.max_schema_chars, "characters", field=field)
-        num_chars += size
+        num_chars += check_json(parameters, limits, field=f"tools[{index}].function.parameters")
         specs.append(
             ToolSpec(
                 name=function.name,

@@ -18,7 +18,7 @@ from app.schemas.completions import CompletionRequest
 from app.schemas.tokens import TokenizeRequest
 from app.settings import LimitSettings
 from app.translation.beams import with_beams
-from app.translation.bounds import check_count, check_depth
+from app.translation.bounds import check_chars, check_count, check_depth, check_json
 from app.translation.moderation import moderation_asked
 from app.translation.structure import chat_grammar, text_grammar
 from app.translation.tool_use import tool_specs, tool_use
@@ -163,8 +163,7 @@ def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
 
 def _template_options(body: ChatCompletionRequest | TokenizeRequest, limits: LimitSettings) -> dict[str, Any]:
     options = body.chat_template_kwargs or {}
-    check_depth(options, limits.max_schema_depth, field="chat_template_kwargs")
-    check_count(len(json.dumps(options)), limits.max_schema_chars, "characters", field="chat_template_kwargs")
+    check_json(options, limits, field="chat_template_kwargs")
     if not body.documents:
         return options
     if DOCUMENTS in options:
@@ -239,15 +238,6 @@ def _is_token_ids(prompt: list[str] | list[int] | list[list[int]]) -> TypeGuard[
 
 def _seed(body: SamplingFields) -> int:
     return (body.seed if body.seed is not None else random_seed()) & _SEED_MASK
-
-
-def check_chars(count: int, limits: LimitSettings, *, field: str) -> None:
-    """Check that a prompt, or all prompts of a request together, are not too long.
-
-    Raises:
-        RequestError: they are.
-    """
-    check_count(count, limits.max_prompt_chars, "characters or token ids", field=field)
 
 
 def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from llguidance import LLMatcher, LLTokenizer
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.completions import CompletionRequest
 from app.settings import LimitSettings
-from app.translation.structure import _check_schema, chat_grammar, text_grammar
+from app.translation.bounds import check_json
+from app.translation.structure import chat_grammar, text_grammar
 from deployments.generation import Grammar
 from engine.errors import RequestError
 
@@ -159,7 +160,7 @@ def test_what_is_too_much_or_contradicts_itself_is_refused_by_name(fields: dict[
 
 def test_the_deepest_schema_is_measured_without_recursion() -> None:
     with pytest.raises(RequestError, match="nested 20001 levels deep"):
-        _check_schema(nested(20_000), LIMITS, "x")
+        check_json(nested(20_000), LIMITS, field="x")
 
 
 @pytest.mark.parametrize("wanted", [{"json": SCHEMA}, {"structural_tag": TAG}])
