@@ -21,8 +21,8 @@ from app.http.json_route import IS_LARGE
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.wire import WireResponse
 from app.settings import LimitSettings
+from app.translation.prompts import chat_prompt
 from app.translation.render import ResponseHead
-from app.translation.translate import whole_chat_prompt
 from deployments.accounts.values import TenantLimits
 from deployments.gateway.inside import BATCH_PRIORITY, INSIDE, MAX_TIMEOUT_S, MIN_TIMEOUT_S, TIMEOUT_HEADER
 from deployments.generation import ClientRequest, GenerationEvent, GenerationRequest
@@ -120,7 +120,7 @@ class RouteContext:
 
     async def num_tokens(self, chat: ChatCompletionRequest) -> int:
         """Return how many tokens the prompt of a chat has."""
-        prompt = await self.aside(partial(whole_chat_prompt, chat, self.limits))
+        prompt = await self.aside(partial(chat_prompt, chat, self.limits))
         return len((await self.gateway.tokenize(chat.model, prompt, with_texts=False)).token_ids)
 
     @staticmethod

@@ -14,9 +14,7 @@ from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.completions import WirePrompt
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
-from app.translation.bounds import check_chars
-from app.translation.translate import plain_prompts
-from deployments.generation import TextPrompt
+from app.translation.prompts import check_size, plain_prompts
 from deployments.pooled import EmbeddingRequest
 from engine.request import Pooling
 
@@ -76,8 +74,7 @@ router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
 async def create_embeddings(body: EmbeddingsRequest, context: Context) -> Response:
     """Return one vector per input."""
     inputs = plain_prompts(body.input, context.limits.max_embedding_inputs, "inputs", field="input")
-    num_chars = sum(len(i.text) if isinstance(i, TextPrompt) else len(i.token_ids) for i in inputs)
-    check_chars(num_chars, context.limits, field="input")
+    check_size(inputs, context.limits, field="input")
     request = EmbeddingRequest(
         request_id=context.generation_id(context.head("embd", body.model)),
         model=body.model,

@@ -10,7 +10,7 @@ from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from app.translation.bounds import check_chars
-from app.translation.translate import tokenized_prompt
+from app.translation.prompts import tokenized_prompt
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 

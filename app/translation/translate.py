@@ -9,31 +9,20 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard, cast
+from typing import Any
 
 from app.makers_defaults import BOUNDS
-from app.schemas.chat import ChatCompletionRequest, Message, joined_text
+from app.schemas.chat import ChatCompletionRequest, joined_text
 from app.schemas.common import SamplingFields
 from app.schemas.completions import CompletionRequest
-from app.schemas.tokens import TokenizeRequest
 from app.settings import LimitSettings
 from app.translation.beams import with_beams
-from app.translation.bounds import check_chars, check_count, check_depth, check_json
+from app.translation.bounds import check_chars, check_count
 from app.translation.moderation import moderation_asked
+from app.translation.prompts import chat_prompt, text_prompts
 from app.translation.structure import chat_grammar, text_grammar
-from app.translation.tool_use import tool_specs, tool_use
-from deployments.generation import (
-    DOCUMENTS,
-    PREDICTION_FIELD,
-    ChatMessage,
-    ChatPrompt,
-    GenerationRequest,
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-    ToolCall,
-)
-from deployments.prompt_texts import num_chars
+from app.translation.tool_use import tool_use
+from deployments.generation import PREDICTION_FIELD, GenerationRequest, Prompt
 from deployments.siblings import Siblings
 from engine.errors import RequestError
 from engine.request import DryPenalty, LzPenalty, SamplingParams
@@ -53,16 +42,11 @@ _AS_THEY_ARE = (
 """Fields that have the same name and meaning as sampling parameters."""
 
 
-def random_seed() -> int:
-    """Draw a 64-bit seed for a request that has none."""
-    return secrets.randbits(64)
-
-
 def chat_generations(
     body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str
 ) -> tuple[GenerationRequest, ...]:
-    """Return one request per choice of a chat completion. The template gets `developer` messages as `system`."""
-    prompt = whole_chat_prompt(body, limits)
+    """Return one request per choice of a chat completion."""
+    prompt = chat_prompt(body, limits)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise RequestError.about("max_tokens", "is the older name of 'max_completion_tokens'; set one of them.")
     if body.top_logprobs and not body.logprobs:
@@ -95,11 +79,7 @@ def text_generations(
     body: CompletionRequest, limits: LimitSettings, *, request_id: str
 ) -> tuple[GenerationRequest, ...]:
     """Return the requests of a text completion: for each prompt in order, one per computed answer."""
-    prompts = plain_prompts(body.prompt, limits.max_prompts, "prompts", field="prompt")
-    if body.suffix:
-        prompts = _with_suffix(prompts, body.suffix, echoes=bool(body.echo))
-    check_chars(sum(num_chars(p) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
-    check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
+    prompts = text_prompts(body, limits)
     if body.max_tokens == 0 and not body.echo:
         raise RequestError.about("max_tokens", "must be at least 1 unless 'echo' is true.")
     num_wanted, num_answers = body.n or 1, body.num_computed
@@ -121,199 +101,6 @@ def text_generations(
     field = "n" if num_answers == num_wanted else "best_of"
     choices = _choices(bases, num_answers, limits, request_id, _seed(body), field=field)
     return with_beams(body, choices, num_answers)
-
-
-def _with_suffix(prompts: Sequence[TextPrompt | TokenPrompt], suffix: str, *, echoes: bool) -> tuple[TextPrompt, ...]:
-    texts = [prompt for prompt in prompts if isinstance(prompt, TextPrompt)]
-    if len(texts) < len(prompts):
-        raise RequestError.about("suffix", "requires prompts that are text.")
-    if echoes:
-        raise RequestError.about("suffix", "and 'echo' cannot be combined.")
-    return tuple(replace(prompt, suffix=suffix) for prompt in texts)
-
-
-def tokenized_prompt(body: TokenizeRequest, limits: LimitSettings) -> ChatPrompt | TextPrompt:
-    """Return the prompt to tokenize."""
-    if body.messages is not None:
-        return whole_chat_prompt(body, limits)
-    text = body.prompt or ""
-    check_chars(len(text), limits, field="prompt")
-    return TextPrompt(text=text, has_special_tokens=body.add_special_tokens is not False)
-
-
-def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: LimitSettings) -> ChatPrompt:
-    """Return the prompt of a chat, with its tools and chat template options."""
-    prompt = _chat_prompt(body.messages or (), limits)
-    if body.continue_final_message and (prompt.messages[-1].role != "assistant" or not prompt.messages[-1].content):
-        raise RequestError.about(
-            "continue_final_message", "requires the last message to be an assistant message with content."
-        )
-    if body.continue_final_message and body.add_generation_prompt:
-        raise RequestError.about("add_generation_prompt", "and 'continue_final_message' cannot both be true.")
-    return replace(
-        prompt,
-        tools=tool_specs(body.tools or [], limits),
-        template_options=_template_options(body, limits),
-        continues_final_message=bool(body.continue_final_message),
-        begins_answer=not body.continue_final_message and body.add_generation_prompt is not False,
-        reasoning_effort=body.reasoning_effort,
-        effort_is_hint=body.EFFORT_IS_HINT,
-    )
-
-
-def _template_options(body: ChatCompletionRequest | TokenizeRequest, limits: LimitSettings) -> dict[str, Any]:
-    options = body.chat_template_kwargs or {}
-    check_json(options, limits, field="chat_template_kwargs")
-    if not body.documents:
-        return options
-    if DOCUMENTS in options:
-        raise RequestError.about(DOCUMENTS, "excludes 'chat_template_kwargs.documents'.")
-    check_depth(body.documents, limits.max_schema_depth, field=DOCUMENTS)
-    check_chars(len(json.dumps(body.documents, ensure_ascii=False)), limits, field=DOCUMENTS)
-    return options | {DOCUMENTS: body.documents}
-
-
-def _chat_prompt(messages: Sequence[Message], limits: LimitSettings) -> ChatPrompt:
-    check_count(len(messages), limits.max_messages, "items", field="messages")
-    prompt = ChatPrompt(messages=tuple(_turn(message) for message in messages))
-    check_chars(num_chars(prompt), limits, field="messages")
-    return prompt
-
-
-def _turn(message: Message) -> ChatMessage:
-    return ChatMessage(
-        role="system" if message.role == "developer" else message.role,
-        content=message.to_text(),
-        name=message.name,
-        tool_calls=tuple(
-            ToolCall(call_id=call.id, name=call.function.name, arguments=call.function.arguments)
-            for call in message.tool_calls or ()
-        ),
-        tool_call_id=message.tool_call_id,
-        reasoning=message.reasoning_content,
-    )
-
-
-def _prediction(body: ChatCompletionRequest, limits: LimitSettings) -> str:
-    text = "" if body.prediction is None else joined_text(body.prediction.content)
-    check_chars(len(text), limits, field=PREDICTION_FIELD)
-    return text
-
-
-def _salt(body: ChatCompletionRequest) -> str:
-    salt = body.cache_salt or ""
-    # Distinct pairs give distinct salts; without a key, chats share prefixes with text completions.
-    return salt if body.prompt_cache_key is None else json.dumps([salt, body.prompt_cache_key])
-
-
-def _retention_s(body: ChatCompletionRequest) -> float:
-    options, longest = body.prompt_cache_options, body.prompt_cache_retention
-    hours = [24.0 if longest == "24h" else 0.0, 0.0 if options is None else 12.0 if options.ttl == "12h" else 0.5]
-    return 3600 * max(hours)
-
-
-def plain_prompts(
-    prompt: str | list[str] | list[int] | list[list[int]], bound: int, what: str, *, field: str
-) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the prompts of a `WirePrompt`, in order; the other arguments are those of `check_count`.
-
-    Raises:
-        RequestError: there are more than `bound`.
-    """
-    if isinstance(prompt, str):
-        return (TextPrompt(text=prompt),)
-    if _is_token_ids(prompt):
-        return (TokenPrompt(token_ids=tuple(prompt)),)
-    # Counted first: a million of them take seconds to make.
-    check_count(len(prompt), bound, what, field=field)
-    return tuple(
-        TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=tuple(item))
-        for item in cast("list[str] | list[list[int]]", prompt)
-    )
-
-
-def _is_token_ids(prompt: list[str] | list[int] | list[list[int]]) -> TypeGuard[list[int]]:
-    return isinstance(prompt[0], int)
-
-
-def _seed(body: SamplingFields) -> int:
-    return (body.seed if body.seed is not None else random_seed()) & _SEED_MASK
-
-
-def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...]:
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    check_count(len(stop), limits.max_stop_strings, "strings", field="stop")
-    for index, text in enumerate(stop):
-        if not 1 <= len(text) <= limits.max_stop_chars:
-            field = "stop" if isinstance(body.stop, str) else f"stop[{index}]"
-            raise RequestError.about(
-                field, f"must have 1 to {limits.max_stop_chars} characters; {len(text)} were given."
-            )
-    return tuple(dict.fromkeys(stop))
-
-
-def _choices(
-    bases: Sequence[GenerationRequest],
-    count: int,
-    limits: LimitSettings,
-    request_id: str,
-    seed: int,
-    *,
-    field: str = "n",
-) -> tuple[GenerationRequest, ...]:
-    """Return each request `count` times as siblings, with unique ids; the answers to one prompt get different seeds."""
-    if len(bases) * count > limits.max_choices:
-        raise RequestError.about(
-            field, f"times the number of prompts must be at most {limits.max_choices}; it is {len(bases) * count}."
-        )
-    seeds = [(seed + index * _SEED_STEP) & _SEED_MASK for index in range(count)]
-    siblings = Siblings()
-    return tuple(
-        replace(
-            base,
-            request_id=f"{request_id}-{place * count + index}",
-            params=replace(base.params, seed=seeds[index]),
-            siblings=siblings,
-        )
-        for place, base in enumerate(bases)
-        for index in range(count)
-    )
-
-
-def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int, float], ...]:
-    bias = body.logit_bias or {}
-    check_count(len(bias), limits.max_logit_bias, "entries", field="logit_bias")
-    for key in bias:
-        if not key.isascii() or not key.isdecimal() or len(key) > 9:
-            raise RequestError.about("logit_bias", f"has the key {key[:32]!r}; keys must be token ids.")
-    # Biases of one id in two spellings are added.
-    return tuple((int(key), value) for key, value in bias.items())
-
-
-def _dry_penalty(body: SamplingFields) -> DryPenalty | None:
-    """Return the requested penalty; its breakers are passed separately, as text (`_dry_breakers`)."""
-    if not body.dry_multiplier or body.dry_penalty_last_n == 0:
-        return None
-    return DryPenalty(
-        multiplier=body.dry_multiplier,
-        **_given(base=body.dry_base, allowed_length=body.dry_allowed_length, last_n=body.dry_penalty_last_n),
-    )
-
-
-def _dry_breakers(body: SamplingFields) -> tuple[str, ...]:
-    texts = body.dry_sequence_breakers
-    return DRY_BREAKERS if texts is None else tuple(dict.fromkeys(texts))
-
-
-def _lz_penalty(body: SamplingFields) -> LzPenalty | None:
-    if not body.lz_penalty:
-        return None
-    return LzPenalty(strength=body.lz_penalty, **_given(buffer=body.lz_buffer_size, lookback=body.lz_lookback_size))
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    """Return the values that the client gave; the parameters have defaults for the rest."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _generation(
@@ -354,3 +141,106 @@ def _generation(
         salt=body.cache_salt or "",
         priority=body.priority or 0,
     )
+
+
+def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...]:
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    check_count(len(stop), limits.max_stop_strings, "strings", field="stop")
+    for index, text in enumerate(stop):
+        if not 1 <= len(text) <= limits.max_stop_chars:
+            field = "stop" if isinstance(body.stop, str) else f"stop[{index}]"
+            raise RequestError.about(
+                field, f"must have 1 to {limits.max_stop_chars} characters; {len(text)} were given."
+            )
+    return tuple(dict.fromkeys(stop))
+
+
+def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int, float], ...]:
+    bias = body.logit_bias or {}
+    check_count(len(bias), limits.max_logit_bias, "entries", field="logit_bias")
+    for key in bias:
+        if not key.isascii() or not key.isdecimal() or len(key) > 9:
+            raise RequestError.about("logit_bias", f"has the key {key[:32]!r}; keys must be token ids.")
+    # Biases of one id in two spellings are added.
+    return tuple((int(key), value) for key, value in bias.items())
+
+
+def _dry_penalty(body: SamplingFields) -> DryPenalty | None:
+    """Return the requested penalty; its breakers are passed separately, as text (`_dry_breakers`)."""
+    if not body.dry_multiplier or body.dry_penalty_last_n == 0:
+        return None
+    return DryPenalty(
+        multiplier=body.dry_multiplier,
+        **_given(base=body.dry_base, allowed_length=body.dry_allowed_length, last_n=body.dry_penalty_last_n),
+    )
+
+
+def _dry_breakers(body: SamplingFields) -> tuple[str, ...]:
+    texts = body.dry_sequence_breakers
+    return DRY_BREAKERS if texts is None else tuple(dict.fromkeys(texts))
+
+
+def _lz_penalty(body: SamplingFields) -> LzPenalty | None:
+    if not body.lz_penalty:
+        return None
+    return LzPenalty(strength=body.lz_penalty, **_given(buffer=body.lz_buffer_size, lookback=body.lz_lookback_size))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Return the values that the client gave; the parameters have defaults for the rest."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _prediction(body: ChatCompletionRequest, limits: LimitSettings) -> str:
+    text = "" if body.prediction is None else joined_text(body.prediction.content)
+    check_chars(len(text), limits, field=PREDICTION_FIELD)
+    return text
+
+
+def _salt(body: ChatCompletionRequest) -> str:
+    salt = body.cache_salt or ""
+    # Distinct pairs give distinct salts; without a key, chats share prefixes with text completions.
+    return salt if body.prompt_cache_key is None else json.dumps([salt, body.prompt_cache_key])
+
+
+def _retention_s(body: ChatCompletionRequest) -> float:
+    options, longest = body.prompt_cache_options, body.prompt_cache_retention
+    hours = [24.0 if longest == "24h" else 0.0, 0.0 if options is None else 12.0 if options.ttl == "12h" else 0.5]
+    return 3600 * max(hours)
+
+
+def _choices(
+    bases: Sequence[GenerationRequest],
+    count: int,
+    limits: LimitSettings,
+    request_id: str,
+    seed: int,
+    *,
+    field: str = "n",
+) -> tuple[GenerationRequest, ...]:
+    """Return each request `count` times as siblings, with unique ids; the answers to one prompt get different seeds."""
+    if len(bases) * count > limits.max_choices:
+        raise RequestError.about(
+            field, f"times the number of prompts must be at most {limits.max_choices}; it is {len(bases) * count}."
+        )
+    seeds = [(seed + index * _SEED_STEP) & _SEED_MASK for index in range(count)]
+    siblings = Siblings()
+    return tuple(
+        replace(
+            base,
+            request_id=f"{request_id}-{place * count + index}",
+            params=replace(base.params, seed=seeds[index]),
+            siblings=siblings,
+        )
+        for place, base in enumerate(bases)
+        for index in range(count)
+    )
+
+
+def _seed(body: SamplingFields) -> int:
+    return (body.seed if body.seed is not None else random_seed()) & _SEED_MASK
+
+
+def random_seed() -> int:
+    """Draw a 64-bit seed for a request that has none."""
+    return secrets.randbits(64)

@@ -170,7 +170,7 @@ async def test_so_is_it_validated_and_translated(
 
         return noted
 
-    for place in ("app.schemas.wire._whole", "app.translation.translate._turn"):
+    for place in ("app.schemas.wire._whole", "app.translation.prompts._turn"):
         module, name = place.rsplit(".", 1)
         monkeypatch.setattr(place, noting(getattr(import_module(module), name)))
     turn = {"role": "user", "content": "Hi there, you"}

@@ -8,7 +8,7 @@ import pytest
 from app.messages_api.asked import chat_of
 from app.messages_api.schemas import MessagesRequest
 from app.settings import LimitSettings
-from app.translation.translate import whole_chat_prompt
+from app.translation.prompts import chat_prompt
 from deployments.generation import ChatPrompt
 from deployments.tokenizer.chat_template import ChatTemplate, turn_fields
 from tests.app.http.test_field_errors import DEEP
@@ -141,7 +141,7 @@ def test_thinking_is_turned_on_whatever_the_template_does_by_default(more: dict[
     """Templates that reason only if they are told to, as DeepSeek's and Granite's, were not, and no thoughts came."""
     for thinking in ({"type": "enabled", "budget_tokens": 2000}, {"type": "adaptive"}):
         asked = chat_of(MessagesRequest.model_validate(GOOD | {"thinking": thinking} | more))
-        prompt = whole_chat_prompt(asked, LimitSettings())
+        prompt = chat_prompt(asked, LimitSettings())
         template = ChatTemplate({"default": TOLD_TO_THINK}, {}, max_chars=1000)
         assert template.render(turn_fields(prompt.messages), (), prompt) == "<think>"
 

@@ -36,7 +36,7 @@ async def test_the_answer_is_openais(client: httpx.AsyncClient, gateway: Scripte
 async def test_inputs_are_counted_before_any_prompt_is_made(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.translation.translate.TextPrompt", None)
+    monkeypatch.setattr("app.translation.prompts.TextPrompt", None)
     for path, field in ((PATH, "input"), ("/v1/completions", "prompt")):
         refused = await client.post(path, json={"model": "base", field: [""] * 2049})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
