@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from deployments.siblings import Siblings
 from engine.request import SamplingParams
@@ -188,6 +188,9 @@ class ClientRequest:
     priority: int = 0
     timeout_s: float | None = None
     trace_parent: str = ""
+
+
+AnyRequest = TypeVar("AnyRequest", bound=ClientRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

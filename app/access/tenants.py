@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
@@ -23,8 +23,8 @@ from app.http.errors import ApiError
 from deployments.accounts.values import Charge, TenantLimits
 from deployments.errors import UnavailableError, unknown_model
 from deployments.generation import (
+    AnyRequest,
     ChatPrompt,
-    ClientRequest,
     GenerationEvent,
     GenerationRequest,
     ModelCard,
@@ -45,8 +45,6 @@ ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
 RETRY_AFTER_S = 2.0
 BATCHES = " (batches)"
 """Follows the name of a tenant whose batches are meant; no name of a tenant has a space."""
-
-Asked = TypeVar("Asked", bound=ClientRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +307,7 @@ class TenantGateway:
                 num_left = max(0, num_left)
             meter.release(Charge(name, limits, num_left, used.num_output))
 
-    def _own(self, request: Asked) -> Asked:
+    def _own(self, request: AnyRequest) -> AnyRequest:
         """Return a request with the tenant's name, priority and separate prefix cache."""
         return replace(
             request,

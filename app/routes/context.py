@@ -25,10 +25,9 @@ from app.translation.prompts import chat_prompt
 from app.translation.render import ResponseHead
 from deployments.accounts.values import TenantLimits
 from deployments.gateway.inside import BATCH_PRIORITY, INSIDE, MAX_TIMEOUT_S, MIN_TIMEOUT_S, TIMEOUT_HEADER
-from deployments.generation import ClientRequest, GenerationEvent, GenerationRequest
+from deployments.generation import AnyRequest, GenerationEvent, GenerationRequest
 
 T = TypeVar("T")
-Asked = TypeVar("Asked", bound=ClientRequest)
 
 MAX_TRACE_PARENT_CHARS = 128
 
@@ -99,7 +98,7 @@ class RouteContext:
         """Return a translation of the body, made on another thread if the body is large or the translation slow."""
         return await asyncio.to_thread(translate) if self.is_large or is_slow else translate()
 
-    def placed(self, request: Asked) -> Asked:
+    def placed(self, request: AnyRequest) -> AnyRequest:
         """Return a request with the client's deadline and trace, ranked behind all others if the server itself asks."""
         priority = request.priority + self.priority
         return replace(request, timeout_s=self.timeout_s, trace_parent=self.trace_parent, priority=priority)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import ray
@@ -45,8 +45,8 @@ from deployments.gateway.served_names import ServedNames
 from deployments.gateway.token_checks import check_vocabulary
 from deployments.gateway.verdicts import Verdicts
 from deployments.generation import (
+    AnyRequest,
     ChatPrompt,
-    ClientRequest,
     EndReason,
     GenerationEvent,
     GenerationRequest,
@@ -69,8 +69,6 @@ from engine.errors import OverloadError
 
 if TYPE_CHECKING:
     from deployments.tracing import TraceWriter
-
-Asked = TypeVar("Asked", bound=ClientRequest)
 
 
 class Gateway:
@@ -346,7 +344,7 @@ class Gateway:
         exporter = otlp_exporter(config.endpoint)
         return TraceWriter(exporter, self._overview.traces, service=config.service, sample_ratio=config.sample_ratio)
 
-    def _timed(self, request: Asked) -> Asked:
+    def _timed(self, request: AnyRequest) -> AnyRequest:
         """Return the request with the configured default timeout if it has none of its own."""
         if request.timeout_s is not None:
             return request
