@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName, not_too_many
-from app.schemas.wire import ASKS_NOTHING, IfAny, WireRequest, WireResponse, checked_type, missing
+from app.schemas.wire import ASKS_NOTHING, IfAny, ModelName, WireRequest, WireResponse, checked_type, missing
 
 _CACHE_HINT: tuple[object, ...] = (
     None,
@@ -161,7 +161,7 @@ class CountRequest(WireRequest):
         "thread": ASKS_NOTHING,
     }
 
-    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    model: ModelName
     messages: list[Turn] = Field(min_length=1, description="A last assistant turn without tool calls is continued.")
     system: str | list[SystemBlock] | None = None
     tools: Annotated[list[MessagesTool], BeforeValidator(not_too_many)] | None = None

@@ -13,7 +13,7 @@ from pydantic import Field
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.completions import WirePrompt
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
+from app.schemas.wire import ASKS_NOTHING, ModelName, WireRequest, WireResponse
 from app.translation.prompts import check_size, plain_prompts
 from deployments.pooled import EmbeddingRequest
 from engine.request import Pooling
@@ -28,7 +28,7 @@ class EmbeddingsRequest(WireRequest):
         "truncate_prompt_tokens": ASKS_NOTHING,
     }
 
-    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    model: ModelName
     input: WirePrompt = Field(description="Text or token ids, or an array of either for several vectors.")
     encoding_format: Literal["float", "base64"] | None = Field(
         default=None, description="`base64` encodes little-endian float32; defaults to `float`."

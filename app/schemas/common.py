@@ -9,7 +9,7 @@ from pydantic_core import PydanticKnownError
 from typing_extensions import TypedDict  # Pydantic does not take that of Python 3.11's own.
 
 from app.schemas.structured import StructuredOutputs
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
+from app.schemas.wire import ASKS_NOTHING, ModelName, TokenId, WireRequest, WireResponse
 
 INT64_MAX = 2**63 - 1
 Seed = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
@@ -124,10 +124,10 @@ class SamplingExtensions(WireRequest):
         description="Extension: minimum number of tokens of the answer; `stop` strings that end in them are ignored.",
     )
     ignore_eos: bool | None = Field(default=None, description="Extension: continue after an end-of-sequence token.")
-    stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] | None = Field(
+    stop_token_ids: list[TokenId] | None = Field(
         default=None, max_length=64, description="Extension: token ids that end the answer."
     )
-    allowed_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] | None = Field(
+    allowed_token_ids: list[TokenId] | None = Field(
         default=None, min_length=1, max_length=65536, description="Extension: only these tokens can be generated."
     )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
@@ -164,7 +164,7 @@ class SamplingOptions(SamplingExtensions):
 class SamplingFields(SamplingOptions):
     """Fields that chats and text completions share; null always means the default."""
 
-    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    model: ModelName
     stream: bool | None = Field(default=None, description="Answer as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream: true`.")
     n: int | None = Field(default=None, ge=1, le=128, description="Answers per prompt; defaults to 1.")

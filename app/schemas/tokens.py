@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.schemas.chat import ADD_GENERATION_PROMPT, Message
 from app.schemas.tools import Tools
-from app.schemas.wire import WireRequest, WireResponse
+from app.schemas.wire import ModelName, TokenId, WireRequest, WireResponse
 from deployments.generation import ReasoningEffort
 
 
@@ -18,7 +18,7 @@ class TokenizeRequest(WireRequest):
 
     EFFORT_IS_HINT: ClassVar[bool] = False
 
-    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    model: ModelName
     prompt: str | None = Field(default=None, description="Raw text.")
     messages: list[Message] | None = Field(default=None, min_length=1, description="A chat, in the model's template.")
     add_special_tokens: bool | None = Field(
@@ -63,8 +63,8 @@ class TokenizeResponse(WireResponse):
 class DetokenizeRequest(WireRequest):
     """Ask for the text of token ids."""
 
-    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
-    tokens: list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+    model: ModelName
+    tokens: list[TokenId]
 
 
 class DetokenizeResponse(WireResponse):

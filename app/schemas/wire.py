@@ -23,6 +23,10 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 """What a client notes on something, within OpenAI's bounds."""
+ModelName = Annotated[
+    str, Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ASKS_NOTHING: tuple[object, ...] = (None,)
 """Only null leaves the field unused."""
 MIN_LIKENESS = 0.8
