@@ -76,7 +76,7 @@ class Gateway:
 
     Args:
         create_app: makes the ASGI application that serves this gateway's routes.
-        models: handle of each base model's deployment, by name.
+        replicas: handle of each base model's deployment, by name.
         tokenizer, safety: None to run it in the gateway's own process.
         registry: None if adapters cannot be changed while the server runs.
         accounts: None if usage is not metered.
@@ -95,7 +95,7 @@ class Gateway:
         self,
         config: GatewayConfig,
         create_app: Callable[[Gateway], ASGIApp],
-        models: dict[str, DeploymentHandle],
+        replicas: dict[str, DeploymentHandle],
         tokenizer: DeploymentHandle | None = None,
         safety: DeploymentHandle | None = None,
         registry: DeploymentHandle | None = None,
@@ -106,19 +106,21 @@ class Gateway:
         begin_actor()
         self._config = config
         self._create_app = create_app
-        self._handles = models
+        self._replicas = replicas
         self._tokenizer_handle = tokenizer
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
         self._name = uuid.uuid4().hex
         self._log = AnswerLog(self._count_answer)
-        self.adapters = AdapterDirectory(self._name, config.models, models, registry, in_use=self._log.adapters_in_use)
+        self.adapters = AdapterDirectory(
+            self._name, config.models, replicas, registry, in_use=self._log.adapters_in_use
+        )
         self._names = ServedNames(config, self.adapters, self._rerankers)
         self.models, self.model = self._names.cards, self._names.card
-        self._metrics = GatewayMetrics(config.slo, models)
+        self._metrics = GatewayMetrics(config.slo, (model.name for model in config.models))
         self._verdicts = Verdicts(config.safety, safety)
         self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
-        self._overview = Overview(models, parts)
+        self._overview = Overview(replicas, parts)
         self.timelines, self.metrics = self._overview.timelines, self._overview.metrics
         self.meter: Meter | None = None
         if config.accounts is not None and accounts is not None:
@@ -151,7 +153,7 @@ class Gateway:
                     encode=partial(reached, "tokenizer", partial(encode, codecs[name])),
                     room=room,
                     source=sources[model.name],
-                    pool=partial(ask_vector, self._handles[model.name], board_of(model.name)),
+                    pool=partial(ask_vector, self._replicas[model.name], board_of(model.name)),
                 )
                 for name in model.template_by_codec()
             }
@@ -352,8 +354,8 @@ class Gateway:
 
     async def _sources(self) -> Mapping[str, TokenSource]:
         if self._config.channel.transport == "handle":
-            return {name: HandleSource(handle) for name, handle in self._handles.items()}
-        watch = ReplicaWatch(self._handles)
+            return {name: HandleSource(handle) for name, handle in self._replicas.items()}
+        watch = ReplicaWatch(self._replicas)
         self._listener = ChannelListener(
             self._config.channel,
             self._name,
@@ -365,5 +367,5 @@ class Gateway:
         watch.start(address)
         return {
             name: ChannelSource(handle, self._listener, address, board_of(name))
-            for name, handle in self._handles.items()
+            for name, handle in self._replicas.items()
         }

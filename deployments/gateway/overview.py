@@ -59,7 +59,7 @@ class Overview:
     Health and metrics need no key, and each query calls every replica: clients that ask at the same time share one.
 
     Args:
-        models: handle of each base model's deployment, by name.
+        replicas: handle of each base model's deployment, by name.
         parts: handles of other deployments that answers need; None for parts that run in the gateways' own processes.
 
     Attributes:
@@ -67,8 +67,8 @@ class Overview:
         metrics: returns the metrics of all gateways and engines, and readiness, in Prometheus text format.
     """
 
-    def __init__(self, models: Mapping[str, DeploymentHandle], parts: Mapping[str, DeploymentHandle | None]) -> None:
-        self._models = models
+    def __init__(self, replicas: Mapping[str, DeploymentHandle], parts: Mapping[str, DeploymentHandle | None]) -> None:
+        self._replicas = replicas
         self._parts = {name: handle for name, handle in parts.items() if handle is not None}
         self.health = SharedCall(self._ask_health).result
         self.metrics = SharedCall(self._ask_metrics).result
@@ -90,10 +90,10 @@ class Overview:
                     await asyncio.sleep(PARTS_POLL_S)
 
     async def _ask_health(self) -> HealthReport:
-        found = await self._ask([*self._models.values(), *self._parts.values()])
+        found = await self._ask([*self._replicas.values(), *self._parts.values()])
         states = (one.state() for one in found)
         return HealthReport(
-            state_by_model={name: next(states) for name in self._models},
+            state_by_model={name: next(states) for name in self._replicas},
             state_by_part={name: next(states) for name in self._parts},
         )
 
@@ -125,7 +125,7 @@ class Overview:
         return self._last_told.get(name)
 
     async def _ask_metrics(self) -> bytes:
-        handles = (gateways(), *self._models.values())
+        handles = (gateways(), *self._replicas.values())
         health, *answers = await asyncio.gather(
             self.health(), *(ask_all(handle, "metric_families", timeout_s=SCRAPE_TIMEOUT_S) for handle in handles)
         )
@@ -144,9 +144,9 @@ class Overview:
 
     async def traces(self, base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
         """Return the engines' traces of attempts on a model; a `deployments.timeline.TraceSource`."""
-        if not attempts or base not in self._models:
+        if not attempts or base not in self._replicas:
             return {}
-        return ChainMap(*await ask_all(self._models[base], "traces", attempts, timeout_s=PROBE_TIMEOUT_S))
+        return ChainMap(*await ask_all(self._replicas[base], "traces", attempts, timeout_s=PROBE_TIMEOUT_S))
 
 
 def gateways() -> DeploymentHandle:
