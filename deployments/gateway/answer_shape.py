@@ -16,7 +16,7 @@ from deployments.gateway.grammars import (
     without_hints,
 )
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolSpec, ToolUse
-from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounter, HarmonyParts, HarmonyStops
+from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounter, HarmonyParts, HarmonyStops, Parts
 from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
 from deployments.stream.stop_strings import StopStrings
 from deployments.tools.formats import ToolFormat
@@ -48,12 +48,12 @@ class AnswerParts:
         """Return the text in pieces to feed one by one: what each yields comes in the order of `feed`'s result."""
         return (text,)
 
-    def feed(self, text: str) -> tuple[str, str, tuple[CallDelta, ...]]:
+    def feed(self, text: str) -> Parts:
         """Return the reasoning, content and tool call deltas that are certain after this text."""
         thoughts, content = ("", text) if self._split is None else self._split.feed(text)
         return thoughts, *self._parsed(content)
 
-    def close(self) -> tuple[str, str, tuple[CallDelta, ...]]:
+    def close(self) -> Parts:
         """Return the output that was held back."""
         thoughts, held = ("", "") if self._split is None else self._split.close()
         content, calls = self._parsed(held)

@@ -43,6 +43,8 @@ MAX_OPEN = 1 << 16
 """Bound on tracked requests; beyond it the oldest is dropped, as its end was never reported."""
 LOST_S = 60.0
 """How long a replica that lost a request is avoided unless it reports; Serve replaces a hung one sooner."""
+_MASK = (1 << 64) - 1
+_hash_of = lru_cache(maxsize=4096)(hash64)
 
 
 class Board:
@@ -216,10 +218,6 @@ def weight(key: int, replica_id: str) -> int:
     mixed = (key ^ _hash_of(replica_id)) * 0x9E3779B97F4A7C15 & _MASK
     mixed = (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _MASK
     return mixed ^ mixed >> 32
-
-
-_MASK = (1 << 64) - 1
-_hash_of = lru_cache(maxsize=4096)(hash64)
 
 
 @cache

@@ -30,6 +30,11 @@ from jinja2.visitor import NodeTransformer
 
 MAX_RENDER_S = 2.0
 _PADDING = re.compile(r"%(\([^)]*\))?[-+ #0]*[\d*.]")
+_OF_TEXT = (
+    *("capitalize", "e", "escape", "forceescape", "join", "lower", "pprint", "replace", "safe", "string", "striptags"),
+    *("title", "trim", "truncate", "upper", "urlencode", "wordcount"),
+)
+"""Filters that convert any value to text."""
 _GROWTH = frozenset({"encode", "expandtabs", "to_bytes", "translate"})
 """Methods of str and int whose result size is not checked; no chat template needs them."""
 _MAX_BITS = 4096
@@ -221,13 +226,6 @@ def _bounded_size(value: Any) -> Any:
 def _bounded_text(value: Any) -> Any:
     _check_text(value)
     return value
-
-
-_OF_TEXT = (
-    *("capitalize", "e", "escape", "forceescape", "join", "lower", "pprint", "replace", "safe", "string", "striptags"),
-    *("title", "trim", "truncate", "upper", "urlencode", "wordcount"),
-)
-"""Filters that convert any value to text."""
 
 
 def _bounded_filter(apply: Callable[..., Any]) -> Callable[..., Any]:
