@@ -239,8 +239,8 @@ class TracingConfig:
     """Where traces are exported to, by OTLP over HTTP."""
 
     endpoint: str
-    sample_ratio: float = 1.0
-    service: str = "antiphon"
+    sample_ratio: float
+    service: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,10 +76,10 @@ class RouteContext:
         request_id: as answered in `x-request-id`; a client may repeat one.
         timeout_s: how long the client waits for the whole answer; None for as long as the configuration says.
         trace_parent: as in W3C's Trace Context; what is none is ignored, as it says.
-        tenant: who asks; empty where no keys are known.
-        tenant_limits: what it may use.
         priority: added to that of each answer, where the server itself asks.
         is_large: to translate the body takes up to seconds, in which the event loop should serve others.
+        tenant: who asks; empty where no keys are known.
+        tenant_limits: what it may use.
     """
 
     gateway: GatewayPort
@@ -87,12 +87,12 @@ class RouteContext:
     limits: LimitSettings
     moderation_model: str | None
     request_id: str
-    timeout_s: float | None = None
-    trace_parent: str = ""
+    timeout_s: float | None
+    trace_parent: str
+    priority: int
+    is_large: bool
     tenant: str = ""
     tenant_limits: TenantLimits = field(default_factory=TenantLimits)
-    priority: int = 0
-    is_large: bool = False
 
     async def aside(self, translate: Callable[[], T], *, is_slow: bool = False) -> T:
         """Return a translation of the body, made on another thread if the body is large or the translation slow."""
