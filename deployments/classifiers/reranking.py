@@ -16,8 +16,7 @@ from deployments.batched_model import BatchedModel
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
-from deployments.handle_calls import until_answered
-from deployments.handles import RETRY_AFTER_S, reached
+from deployments.handle_calls import RETRY_AFTER_S, reached, until_answered
 from deployments.pooled import Pair, PairScore, Reranking, RerankRequest
 from engine.errors import RequestError
 

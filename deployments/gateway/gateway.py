@@ -55,7 +55,7 @@ from deployments.generation import (
     TextPrompt,
     Verdict,
 )
-from deployments.handles import reached
+from deployments.handle_calls import reached
 from deployments.logs import log_answer, log_prompt
 from deployments.metrics import GatewayMetrics, gateway_families
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized

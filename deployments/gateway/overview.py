@@ -15,8 +15,7 @@ from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 from deployments.exposition import join, write
 from deployments.generation import READY, HealthReport
-from deployments.handle_calls import UNREACHED, connected_handle
-from deployments.handles import ask_all
+from deployments.handle_calls import UNREACHED, ask_all, connected_handle
 from deployments.metrics import readiness
 from deployments.timeline import Timeline, ask_traces, with_engine_stages
 from deployments.waits import SharedCall

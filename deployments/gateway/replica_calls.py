@@ -19,8 +19,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
-from deployments.handle_calls import canceled_as_lost, until_answered
-from deployments.handles import serve_error
+from deployments.handle_calls import canceled_as_lost, serve_error, until_answered
 from deployments.routing.board import Board
 from engine.errors import EngineError
 from engine.request import Emission, FinishReason

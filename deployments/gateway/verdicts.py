@@ -18,7 +18,7 @@ from deployments.classifiers.safety import Safety, ask_safety
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
 from deployments.generation import Verdict
-from deployments.handles import RETRY_AFTER_S, reached
+from deployments.handle_calls import RETRY_AFTER_S, reached
 from deployments.room import Room
 from engine.errors import EngineError, OverloadError, RequestError
 

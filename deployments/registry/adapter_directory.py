@@ -20,8 +20,7 @@ from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.identity import AdapterDigest
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
-from deployments.handle_calls import UNREACHED, ask_actor, until_answered
-from deployments.handles import TELL_TIMEOUT_S, ask_all
+from deployments.handle_calls import TELL_TIMEOUT_S, UNREACHED, ask_actor, ask_all, until_answered
 from deployments.registry.adapter_changes import AdapterStatus, Registration
 from engine.errors import RequestError
 

@@ -26,7 +26,7 @@ from adapters.sources import AdapterSources
 from adapters.store import AdapterStore, StoreTakenError
 from deployments.actor_process import begin_actor
 from deployments.config import GATEWAY, RegistryConfig, model_deployment
-from deployments.handles import TELL_TIMEOUT_S, ask_all
+from deployments.handle_calls import TELL_TIMEOUT_S, ask_all
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import Displaced, RegistryServer
 from deployments.registry.followers import Followers

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ray.serve.handle import DeploymentHandle
 
 from deployments.generation_calls import TokenAddress
-from deployments.handles import ask_all
+from deployments.handle_calls import ask_all
 from deployments.routing.board import Board, board_of
 from deployments.routing.report import LoadReport
 from engine.request import RequestId

@@ -58,7 +58,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/generation_calls.py": "tests/deployments/gateway/test_gateway.py makes every call and every fault",
     "deployments/generation.py": "tests/deployments/gateway/test_gateway.py makes requests of every kind of prompt",
     "deployments/gateway/replica_calls.py": "tests/deployments/gateway/test_gateway.py runs with both kinds of source",
-    "deployments/handles.py": "tests/deployments/gateway/test_gateway.py and test_overview.py call by it",
     "deployments/replica/model_replica.py": "every test of tests/e2e asks it, and several kill it",
     "deployments/pooled.py": "tests/deployments/gateway/test_embedding.py and test_reranking.py pass its values",
     "deployments/replica/replica_server.py": "tests/deployments/gateway/test_gateway.py calls, cancels and kills it",

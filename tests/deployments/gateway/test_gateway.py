@@ -27,7 +27,7 @@ from deployments.generation import (
     TokenPrompt,
 )
 from deployments.generation_calls import unpack_ids
-from deployments.handles import reached
+from deployments.handle_calls import reached
 from deployments.siblings import Siblings
 from deployments.slo import Slo
 from engine.errors import EngineError, OverloadError, RequestError

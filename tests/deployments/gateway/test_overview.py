@@ -13,7 +13,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.errors import UnavailableError
 from deployments.gateway.overview import PARTS_START_S, Overview
-from deployments.handles import ask_all
+from deployments.handle_calls import ask_all
 from deployments.timeline import Timeline
 from engine.request import RequestId
 from tests.deployments.in_process import Broadcasted, at_once
