@@ -7,9 +7,10 @@ from functools import partial
 from fastapi import APIRouter, Response
 
 from app.http.json_route import JsonRoute, respond
-from app.http.sse import ChatFrames, EventStream
+from app.http.sse import EventStream
 from app.routes.context import ERRORS, Context
 from app.schemas.chat import ChatCompletion, ChatCompletionRequest
+from app.translation.chunks import ChatFrames
 from app.translation.moderation import chat_classifier
 from app.translation.render import chat_completion
 from app.translation.streaming import EventBatches, collect

@@ -7,9 +7,10 @@ from functools import partial
 from fastapi import APIRouter, Response
 
 from app.http.json_route import JsonRoute, respond
-from app.http.sse import CompletionFrames, EventStream
+from app.http.sse import EventStream
 from app.routes.context import ERRORS, Context
 from app.schemas.completions import Completion, CompletionRequest
+from app.translation.chunks import CompletionFrames
 from app.translation.render import completion
 from app.translation.streaming import EventBatches, collect
 from app.translation.translate import text_generations

@@ -1,4 +1,4 @@
-"""Translate answers of the gateway to response values. Pure functions; `app.http.sse` writes streams."""
+"""Translate answers of the gateway to response values. Pure functions; `app.translation.chunks` writes streams."""
 
 from __future__ import annotations
 
