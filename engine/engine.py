@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, RequestError
@@ -31,13 +30,6 @@ IDLE_POLL_S = 0.5
 
 WAITING_POLL_S = 0.02
 """Maximum sleep while requests wait, for an adapter for instance; also how late an expired deadline is noticed."""
-
-
-class _UnderWay(NamedTuple):
-    """A plan that was submitted to the device, and when."""
-
-    plan: StepPlan
-    submitted_s: float
 
 
 class Engine:
@@ -86,7 +78,6 @@ class Engine:
         self._live_ids: set[RequestId] = set()
         gap_s = config.max_decode_gap_s
         self._pace = None if gap_s is None else PrefillPace(gap_s, config.max_batched_tokens)
-        self._step_s = 0.0
         self._is_stopping = False
         self._error: str | None = None
         self._times = StepTimes()
@@ -94,9 +85,8 @@ class Engine:
         self._num_ended = 0
         self._busy_s = 0.0
         self._last_progress_s = clock()
-        self._under_way: deque[_UnderWay] = deque()
+        self._under_way: deque[StepPlan] = deque()
         self._is_computing = False
-        self._free_at_s = self._busy_since_s = clock()
 
     @property
     def is_alive(self) -> bool:
@@ -158,20 +148,19 @@ class Engine:
         """Plan and submit a step; return the emissions of earlier ones."""
         self._wake.clear()
         self._read_inbox()
-        emissions = self._collect() if self._under_way and self._under_way[-1].plan.needs_results else []
+        emissions = self._collect() if self._under_way and self._under_way[-1].needs_results else []
         started_s = self._clock()
         if not (self._under_way or self._scheduler.num_running):
-            self._busy_since_s = started_s
+            self._scheduler.step_clock.rest(started_s)
         plan = self._scheduler.plan(None if self._pace is None else self._pace.num_tokens)
-        planned_s = self._clock()
-        self._times.schedule_s += planned_s - started_s
+        self._times.schedule_s += self._clock() - started_s
         if plan is None:
             if self._under_way:
                 emissions += self._collect()
             return emissions + self._count(self._scheduler.drain())
         self._runner.submit(plan)
         self._scheduler.advance(plan)
-        self._under_way.append(_UnderWay(plan, planned_s))
+        self._under_way.append(plan)
         self._is_computing = True
         return emissions
 
@@ -187,7 +176,6 @@ class Engine:
     def _serve_newcomers(self) -> list[Emission]:
         """Compute newcomers' short prompts before the paused step, and return their emissions."""
         self._read_inbox()
-        started_s = self._clock()
         plan = self._scheduler.plan_newcomers(None if self._pace is None else self._pace.num_tokens)
         if plan is None:
             return []
@@ -195,42 +183,39 @@ class Engine:
         self._scheduler.advance(plan)
         while self._runner.proceed():
             pass
-        began_s, self._free_at_s = max(self._busy_since_s, self._free_at_s), started_s
-        emissions = self._bring(_UnderWay(plan, started_s))
-        # This time must not count towards the paused step.
-        self._free_at_s += began_s - started_s
-        return emissions
+        return self._bring(plan)
 
     def _collect(self) -> list[Emission]:
         """Wait for the oldest step in flight and return its emissions."""
         return self._bring(self._under_way.popleft())
 
-    def _bring(self, under_way: _UnderWay) -> list[Emission]:
+    def _bring(self, plan: StepPlan) -> list[Emission]:
         """Wait for the results of a step, commit them and return the emissions."""
         started_s = self._clock()
-        plan, submitted_s = under_way
         result = self._runner.collect()
         ran_s = self._clock()
-        num_prefill_tokens = plan.num_prefill_tokens
-        self._step_s = ran_s - max(submitted_s, self._free_at_s)
+        emissions = self._scheduler.commit(plan, result)
+        self._learn(plan, ran_s)
+        self._num_steps += 1
+        self._last_progress_s = self._clock()
+        self._times.wait_s += ran_s - started_s
+        self._times.emit_s += self._last_progress_s - ran_s
+        return self._count(emissions)
+
+    def _learn(self, plan: StepPlan, now_s: float) -> None:
+        """Learn from the time of a finished step how long later ones take."""
+        clock, num_prefill_tokens = self._scheduler.step_clock, plan.num_prefill_tokens
         if self._pace is not None:
-            self._pace.observe(num_prefill_tokens, self._step_s)
+            self._pace.observe(num_prefill_tokens, clock.step_s)
         self._scheduler.admission.costs.observe(
             num_decodes=plan.num_tokens - num_prefill_tokens - plan.num_draft_tokens,
             num_prompt_tokens=num_prefill_tokens,
             num_pairs=plan.num_prefill_pairs,
             num_draft_tokens=plan.num_draft_tokens,
             # Includes the host's work between two steps, but not that of a draft model, which is weighed by itself.
-            took_s=ran_s - max(self._busy_since_s, self._free_at_s) - plan.drafting_s,
-            now_s=ran_s,
+            took_s=clock.whole_s - plan.drafting_s,
+            now_s=now_s,
         )
-        self._free_at_s = ran_s
-        emissions = self._scheduler.commit(plan, result)
-        self._num_steps += 1
-        self._last_progress_s = self._clock()
-        self._times.wait_s += ran_s - started_s
-        self._times.emit_s += self._last_progress_s - ran_s
-        return self._count(emissions)
 
     def run(self, on_emissions: Callable[[list[Emission]], None]) -> None:
         """Step until `stop`, passing on each step's emissions; sleep while there is nothing to do."""
@@ -302,7 +287,7 @@ class Engine:
             num_waiting=num_waiting,
             max_running=self.config.max_num_seqs,
             prefill_tokens_per_s=self._scheduler.admission.costs.prompt_tokens_per_s,
-            step_s=self._step_s,
+            step_s=self._scheduler.step_clock.step_s,
             stalled_s=max(0.0, self._clock() - self._last_progress_s) if num_running + num_waiting else 0.0,
             num_ended=self._num_ended,
             block_tokens=self.config.block_tokens,
@@ -379,7 +364,7 @@ class Engine:
         admission.check_queue(self._num_queued + scheduler.num_waiting, scheduler.num_running, rate)
         # The inbox is read before the queues: a request that moves in between is counted twice rather than missed.
         backlog = scheduler.backlog(request, self._unread())
-        under_way = [plan for plan, _ in tuple(self._under_way)]
+        under_way = tuple(self._under_way)
         admission.check_time(
             request,
             backlog._replace(

@@ -94,32 +94,42 @@ class TraceNotes:
 
 
 class StepClock:
-    """Measures each step's time on the device and per token.
+    """Measures the time of each step.
 
     Attributes:
-        token_s: sum over all steps of seconds per token.
+        step_s: seconds of the newest finished step, from when it was submitted or the device became free.
+        whole_s: the same with the host's work since the step before it.
+        token_s: sum over all steps of `step_s` per token.
     """
 
     def __init__(self) -> None:
-        self.token_s = 0.0
+        self.step_s = self.whole_s = self.token_s = 0.0
         self._planned_s: dict[int, float] = {}
         self._start_s = self._end_s = self._free_s = 0.0
         self._per_token_s = 0.0
+
+    def rest(self, now_s: float) -> None:
+        """Record that there was nothing to compute until now; that time counts towards no step."""
+        self._free_s = max(self._free_s, now_s)
 
     def begin(self, step_id: int, now_s: float) -> None:
         """Record that a plan was made; it is submitted to the device at once."""
         self._planned_s[step_id] = now_s
 
     def end(self, plan: StepPlan, now_s: float) -> None:
-        """Record that a plan's results are available; its step began when it was made or the previous one ended."""
+        """Record that a plan's results are available."""
         self._start_s, self._end_s = max(self._planned_s.pop(plan.step_id, now_s), self._free_s), now_s
+        self.step_s = now_s - self._start_s
         put_aside = [step_id for step_id in self._planned_s if step_id < plan.step_id]
-        for step_id in put_aside:
+        if put_aside:
             # An earlier step was put aside for this one, whose time must not count towards it.
-            self._planned_s[step_id] += now_s - self._start_s
-        if not put_aside:
-            self._free_s = now_s
-        self._per_token_s = (now_s - self._start_s) / plan.num_tokens
+            self.whole_s = self.step_s
+            self._free_s += self.step_s
+            for step_id in put_aside:
+                self._planned_s[step_id] += self.step_s
+        else:
+            self.whole_s, self._free_s = now_s - self._free_s, now_s
+        self._per_token_s = self.step_s / plan.num_tokens
         self.token_s += self._per_token_s
 
     def note(self, notes: TraceNotes, row: StepRow, queued_s: float) -> None:

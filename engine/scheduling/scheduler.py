@@ -85,7 +85,7 @@ class Scheduler:
         self._rows = Rows(config)
         self._outbox: list[Emission] = []
         self._num_plans = self._num_arrivals = self._num_under_way = 0
-        self._step_clock = StepClock()
+        self.step_clock = StepClock()
         self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
         self.counters = SchedulerCounters()
         reader = BacklogReader(config, self._fair_queue, self.counters)
@@ -203,7 +203,7 @@ class Scheduler:
         self._own_steps.note(draft.num_decodes, draft.num_prompt_tokens, draft.num_pairs, is_own=is_own)
         self._num_plans += 1
         self._fair_queue.note_step()
-        self._step_clock.begin(self._num_plans, self._clock())
+        self.step_clock.begin(self._num_plans, self._clock())
         rows, released = self._tables.with_states(draft.rows(), self._live), self._rows.released()
         is_on, spent_s = self._speculation.is_on, draft.drafting_s
         return StepPlan(
@@ -223,7 +223,7 @@ class Scheduler:
         """Apply a finished step's result and return all emissions since the last call."""
         now_s = self._clock()
         self._num_under_way -= 1
-        self._step_clock.end(plan, now_s)
+        self.step_clock.end(plan, now_s)
         # In reverse, because prompts are the last rows: first tokens are emitted before those of running streams.
         for row in reversed(plan.rows):
             request_id = row.request.request_id
@@ -231,7 +231,7 @@ class Scheduler:
             # The request may have ended meanwhile, and another one may have its id by now.
             if live is None or live.request is not row.request:
                 continue
-            self._step_clock.note(live.notes, row, live.queued_at_s)
+            self.step_clock.note(live.notes, row, live.queued_at_s)
             if (error := result.error_by_request.get(request_id)) is not None:
                 # Its blocks stay unnamed: what a failed step wrote must not be shared.
                 is_grammar = request_id in result.unfollowable
@@ -391,7 +391,7 @@ class Scheduler:
         self._outbox.append(live.emission(drawn, reason=reason, pooled=pooled, error=error))
 
     def _release(self, live: LiveRequest) -> None:
-        live.notes.stop_decoding(self._step_clock)
+        live.notes.stop_decoding(self.step_clock)
         self._running.remove(live)
         self._tables.close(live)
         self._rows.give_back(live)
