@@ -76,8 +76,7 @@ class Engine:
         self._inbox: deque[Request | RequestId] = deque()
         self._num_queued = 0
         self._live_ids: set[RequestId] = set()
-        gap_s = config.max_decode_gap_s
-        self._pace = None if gap_s is None else PrefillPace(gap_s, config.max_batched_tokens)
+        self._pace = PrefillPace(config.max_decode_gap_s, config.max_batched_tokens)
         self._is_stopping = False
         self._error: str | None = None
         self._times = StepTimes()
@@ -152,7 +151,7 @@ class Engine:
         started_s = self._clock()
         if not (self._under_way or self._scheduler.num_running):
             self._scheduler.step_clock.rest(started_s)
-        plan = self._scheduler.plan(None if self._pace is None else self._pace.num_tokens)
+        plan = self._scheduler.plan(self._pace.num_tokens)
         self._times.schedule_s += self._clock() - started_s
         if plan is None:
             if self._under_way:
@@ -176,7 +175,7 @@ class Engine:
     def _serve_newcomers(self) -> list[Emission]:
         """Compute newcomers' short prompts before the paused step, and return their emissions."""
         self._read_inbox()
-        plan = self._scheduler.plan_newcomers(None if self._pace is None else self._pace.num_tokens)
+        plan = self._scheduler.plan_newcomers(self._pace.num_tokens)
         if plan is None:
             return []
         self._runner.submit(plan)
@@ -205,8 +204,7 @@ class Engine:
     def _learn(self, plan: StepPlan, now_s: float) -> None:
         """Learn from the time of a finished step how long later ones take."""
         clock, num_prefill_tokens = self._scheduler.step_clock, plan.num_prefill_tokens
-        if self._pace is not None:
-            self._pace.observe(num_prefill_tokens, clock.step_s)
+        self._pace.observe(num_prefill_tokens, clock.step_s)
         self._scheduler.admission.costs.observe(
             num_decodes=plan.num_tokens - num_prefill_tokens - plan.num_draft_tokens,
             num_prompt_tokens=num_prefill_tokens,
@@ -370,6 +368,6 @@ class Engine:
             backlog._replace(
                 num_steps=len(under_way), num_prompt_tokens=sum(plan.num_prefill_tokens for plan in under_way)
             ),
-            self.config.max_batched_tokens if self._pace is None else self._pace.num_tokens,
+            self._pace.num_tokens,
             self._clock(),
         )

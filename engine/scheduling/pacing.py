@@ -17,18 +17,18 @@ class PrefillPace:
     """How many prompt tokens a step may compute beside decodes.
 
     Args:
-        target_s: target duration of such a step.
+        target_s: target duration of such a step; None if only the upper bound applies.
         max_tokens: upper bound.
     """
 
-    def __init__(self, target_s: float, max_tokens: int) -> None:
+    def __init__(self, target_s: float | None, max_tokens: int) -> None:
         self._target_s = target_s
         self._max_tokens = max_tokens
-        self.num_tokens = min(FIRST_TOKENS, max_tokens)
+        self.num_tokens = max_tokens if target_s is None else min(FIRST_TOKENS, max_tokens)
 
     def observe(self, num_prefill_tokens: int, took_s: float) -> None:
         """Record a step: move halfway to the count that would have met the target, or all the way if far over it."""
-        if num_prefill_tokens < MIN_MEASURED_TOKENS or took_s <= 0:
+        if self._target_s is None or num_prefill_tokens < MIN_MEASURED_TOKENS or took_s <= 0:
             return
         fitting = num_prefill_tokens * self._target_s / took_s
         is_far_over = took_s > 1.5 * self._target_s and num_prefill_tokens <= self.num_tokens

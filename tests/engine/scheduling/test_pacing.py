@@ -46,3 +46,9 @@ def test_steps_of_decodes_say_nothing() -> None:
     pace.observe(0, 1.0)
     pace.observe(3, 1.0)
     assert pace.num_tokens == before
+
+
+def test_without_a_target_only_the_upper_bound_applies() -> None:
+    pace = PrefillPace(None, 1024)
+    pace.observe(1024, 60.0)
+    assert pace.num_tokens == 1024
