@@ -19,8 +19,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.buffers import InputBuffers
-from engine.build import build_model
 from engine.config import EngineConfig
+from engine.cpu.build import build_model
 from engine.decoder.decoder import StepOutput
 from engine.decoder.spec import read_spec
 from engine.hardware import probe

@@ -66,6 +66,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/attention.py": "tests/engine/test_backend.py attends by it with every backend",
     "engine/buffers.py": "tests/parity compares what is computed from them with transformers",
     "engine/build.py": "tests/parity builds every engine by it",
+    "engine/cpu/build.py": "tests/parity builds every engine on a CPU by it",
     "engine/decoder/model_spec.py": "tests/engine/test_spec.py and fallback/test_reading.py read what it is of both",
     "engine/decoder/decoder.py": "tests/parity/test_families.py compares its logits with transformers",
     "engine/decoder/tensor_kinds.py": "test_stored_fp8.py and test_stored_numbers.py have scales of every shape",

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.build import build_engine, build_model
+from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.cpu.build import build_model
 from engine.decoder.spec import read_spec
 from engine.hardware import probe
 from engine.resolve import resolve
