@@ -8,7 +8,6 @@ so far. If several requests have the same prompt, as the choices of one answer d
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 
@@ -19,6 +18,7 @@ from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog, Load
 from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
 from engine.scheduling.overtaking import passes
+from engine.scheduling.row_shares import takes_row
 from engine.step import pairs_of
 
 TAIL_TOKENS = 64
@@ -57,10 +57,11 @@ class BacklogReader:
         if request.deadline_s is None and all(load.deadline_s is None for load in (*held, *queued)):
             passed = partial(_passed, num_tokens=len(request.prompt_ids) + len(request.prior_output_ids))
             held, queued = [*map(passed, held)], [*map(passed, queued)]
+        asking = (*(live.request for live in waiting), *arriving)
         return Backlog(
             running=tuple(held),
             waiting=tuple(queued),
-            takes_row=self._takes_row(request, running, waiting, arriving),
+            takes_row=takes_row(request, running, asking, self._config.max_num_seqs),
         )
 
     def load(self, live: LiveRequest) -> Load:
@@ -100,26 +101,6 @@ class BacklogReader:
         if request.params.ignore_eos:
             return limit
         return min(limit, max(request.params.min_tokens, round(self._queue.mean_output(flow_of(request)))))
-
-    def _takes_row(
-        self,
-        request: Request,
-        running: Iterable[LiveRequest],
-        waiting: Iterable[LiveRequest],
-        unread: Iterable[Request],
-    ) -> bool:
-        """Whether another flow would yield a row to the request (`engine.scheduling.row_shares`)."""
-        flow = flow_of(request)
-        held = Counter(flow_of(live.request) for live in running)
-        asking = Counter(flow_of(live.request) for live in waiting) + Counter(map(flow_of, unread))
-        flows = held.keys() | asking.keys() | {flow}
-        share = max(1, self._config.max_num_seqs // len(flows))
-        if len(flows) == 1 or held[flow] + asking[flow] >= share:
-            return False
-        return any(
-            held[flow_of(live.request)] > share and live.request.priority >= request.priority and not live.has_yielded
-            for live in running
-        )
 
 
 def _passed(load: Load, num_tokens: int) -> Load:

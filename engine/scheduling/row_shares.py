@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.scheduling.live_request import LiveRequest, flow_of
+from engine.request import Request
+from engine.scheduling.live_request import BY_RANK, LiveRequest, flow_of
 
 
 def who_yields(
@@ -26,16 +27,15 @@ def who_yields(
         running: the requests that hold all rows; guests count toward no flow's share.
         is_ready: whether a waiting request could run if it had a row.
     """
-    running = [live for live in running if not live.is_guest]
-    held = Counter(flow_of(live.request) for live in running)
+    held = _held(running)
     asking = {flow_of(live.request) for live in waiting}
     share = max(1, num_rows // len(held.keys() | asking))
     if all(held[flow] >= share for flow in asking):
         return  # The common case; skips sorting a possibly long queue.
     queues: dict[object, list[LiveRequest]] = {}
-    for live in sorted(waiting, key=lambda r: r.rank):
+    for live in sorted(waiting, key=BY_RANK):
         queues.setdefault(flow_of(live.request), []).append(live)
-    candidates = sorted((live for live in running if not live.has_yielded), key=lambda r: r.rank)
+    candidates = sorted(_may_yield(running), key=BY_RANK)
     for queue in queues.values():
         if not is_ready(queue[0]):
             continue
@@ -49,6 +49,28 @@ def who_yields(
             candidates.remove(victim)
             held[flow_of(victim.request)] -= 1
             yield victim, entitled[-1]
+
+
+def takes_row(request: Request, running: Sequence[LiveRequest], asking: Iterable[Request], num_rows: int) -> bool:
+    """Return whether a request that is not queued yet would be yielded a row, by the rule of `who_yields`.
+
+    Args:
+        asking: the requests without a row.
+    """
+    flow, held, asked = flow_of(request), _held(running), Counter(map(flow_of, asking))
+    share = max(1, num_rows // len({flow, *held, *asked}))
+    if held[flow] + asked[flow] >= share:
+        return False
+    return _last_above(_may_yield(running), held, share, request.priority) is not None
+
+
+def _held(running: Iterable[LiveRequest]) -> Counter[Any]:
+    """Return the number of rows of each flow."""
+    return Counter(flow_of(live.request) for live in running if not live.is_guest)
+
+
+def _may_yield(running: Iterable[LiveRequest]) -> list[LiveRequest]:
+    return [live for live in running if not (live.is_guest or live.has_yielded)]
 
 
 def _last_above(

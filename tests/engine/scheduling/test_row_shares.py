@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
-from engine.scheduling.row_shares import who_yields
+from engine.scheduling.row_shares import takes_row, who_yields
 from tests.engine.scripted import Harness, a_config, a_request
 
 
@@ -58,6 +58,21 @@ def test_nobody_yields_to_lower_priority() -> None:
     assert list(who_yields(running, [live("line", "b", 9, priority=1)], 4, lambda _: True)) == []
     (pair,) = who_yields(running, [live("urgent", "b", 9, priority=-1)], 4, lambda _: True)
     assert pair[0] is running[-1]
+
+
+def test_who_comes_is_told_of_a_row_where_one_is_yielded() -> None:
+    """A guest counted among those who hold rows: its flow was told to wait where it would have been yielded one."""
+    running = [live(f"a{place}", "a", place) for place in range(4)]
+    guest = live("c0", "c", 4)
+    guest.is_guest = True
+    for flow, count in (("a", 0), ("b", 2), ("c", 2)):
+        crowd = [live(f"{flow}{place}", flow, 10 + place) for place in range(3)]
+        pairs = list(who_yields([guest, *running], crowd, 4, lambda _: True))
+        assert len(pairs) == count
+        for num_before in range(3):
+            asking = [one.request for one in crowd[:num_before]]
+            request = crowd[num_before].request
+            assert takes_row(request, [guest, *running], asking, 4) == (num_before < count)
 
 
 def test_nobody_yields_a_row_that_another_of_his_flow_would_get() -> None:
