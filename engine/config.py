@@ -100,7 +100,6 @@ class ResolvedConfig:
     Attributes:
         num_blocks: blocks in the KV cache; they hold at least one request of `max_model_len`.
         windows: attention window of each block table, see `engine.cache.layout.CacheLayout`.
-        max_blocks_per_request: length of a full block table.
         num_snapshots: recurrent states kept at the ends of prefixes; 0 if disabled or the model has none.
         num_guest_rows: requests that may run beyond `max_num_seqs` if new ones find every row taken.
         lent_run_blocks: adjacent blocks lent to adapters at a time; 0 if none are lent.
@@ -118,7 +117,6 @@ class ResolvedConfig:
     max_batched_tokens: int
     block_tokens: int
     num_blocks: int
-    max_blocks_per_request: int
     enable_prefix_cache: bool
     max_queued_requests: int
     max_adapter_rank: int
@@ -146,6 +144,11 @@ class ResolvedConfig:
     def reach(self) -> Reach:
         """Return how far back requests keep blocks."""
         return Reach(self.windows, self.block_tokens, self.max_batched_tokens)
+
+    @property
+    def max_blocks_per_request(self) -> int:
+        """Length of a full block table."""
+        return self.reach.num_blocks(self.max_model_len)
 
     @property
     def num_rows(self) -> int:

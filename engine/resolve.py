@@ -114,7 +114,6 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     quantization = _quantization(config.quantization, spec, hardware, dtype)
     _check_quantization(quantization, spec, hardware, dtype)
     max_model_len = _max_model_len(config, spec)
-    blocks_per_request = -(-max_model_len // config.block_tokens)
     element_bytes = _cache_element_bytes(config, hardware, dtype)
     layout = spec.cache_layout(max_model_len)
     # Every layer takes the same number of bytes.
@@ -125,7 +124,8 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     state_bytes = spec.state_bytes(BYTES_BY_DTYPE[dtype])
     sizes = _Sizes(max_model_len, reach, block_bytes, state_bytes, num_rows)
     num_blocks, num_snapshots = _shared_out(config, hardware, sizes)
-    num_blocks = min(num_blocks, _most_blocks(config, hardware, num_rows * blocks_per_request * len(layout.windows)))
+    num_in_use = num_rows * reach.num_blocks(max_model_len) * len(layout.windows)
+    num_blocks = min(num_blocks, _most_blocks(config, hardware, num_in_use))
     _check_tiers(config, hardware, block_bytes, has_states=state_bytes > 0)
     return ResolvedConfig(
         model_path=config.model_path,
@@ -144,7 +144,6 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
         max_batched_tokens=config.max_batched_tokens,
         block_tokens=config.block_tokens,
         num_blocks=num_blocks,
-        max_blocks_per_request=blocks_per_request,
         enable_prefix_cache=config.enable_prefix_cache and (num_snapshots > 0 or not state_bytes),
         max_queued_requests=config.max_queued_requests,
         max_adapter_rank=config.max_adapter_rank,

@@ -31,7 +31,6 @@ CONFIG = ResolvedConfig(
     max_batched_tokens=16,
     block_tokens=4,
     num_blocks=64,
-    max_blocks_per_request=16,
     enable_prefix_cache=True,
     max_queued_requests=8,
     max_adapter_rank=8,

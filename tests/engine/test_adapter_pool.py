@@ -27,7 +27,7 @@ BYTES = 2 * 4 * 4 * (16 + 16)
 def make_resolved(slots: int = 2, host: int = 4) -> ResolvedConfig:
     return ResolvedConfig(
         model_path="m", device="cpu", dtype="float32", num_threads=1, max_model_len=64, max_num_seqs=8,
-        max_batched_tokens=64, block_tokens=16, num_blocks=8, max_blocks_per_request=4, enable_prefix_cache=True,
+        max_batched_tokens=64, block_tokens=16, num_blocks=8, enable_prefix_cache=True,
         max_queued_requests=8, max_adapter_rank=16, max_device_adapters=slots,
         max_host_adapter_bytes=host * BYTES,
     )  # fmt: skip

@@ -39,7 +39,6 @@ def config_of(block_tokens: int, max_len: int = 1024) -> ResolvedConfig:
         max_batched_tokens=4096,
         block_tokens=block_tokens,
         num_blocks=NUM_BLOCKS,
-        max_blocks_per_request=-(-max_len // block_tokens),
         enable_prefix_cache=True,
         max_queued_requests=1,
         max_adapter_rank=1,

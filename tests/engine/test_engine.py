@@ -479,7 +479,7 @@ def test_a_long_prompt_is_cut_to_what_streams_can_wait_for() -> None:
         now_s[0] += 0.1
         return now_s[0]
 
-    config = a_config(max_batched_tokens=200, max_model_len=2000, num_blocks=600, max_blocks_per_request=500)
+    config = a_config(max_batched_tokens=200, max_model_len=2000, num_blocks=600)
     host = a_host(replace(config, max_decode_gap_s=0.01), clock=clock)
     host.engine.add(a_request("stream", max_tokens=60))
     host.take(host.engine.step())

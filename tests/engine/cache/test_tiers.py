@@ -14,7 +14,7 @@ from tests.engine.scripted import Harness, a_config, a_request
 from tests.engine.scripted_mover import ScriptedMover
 from tests.oracles.naive_scheduler import answer_alone
 
-CONFIG = a_config(num_blocks=16, max_blocks_per_request=16)
+CONFIG = a_config(num_blocks=16)
 PROMPT = tuple(range(1, 18))
 """Four full blocks, and a token."""
 

@@ -28,7 +28,7 @@ from tests.engine.cache.test_tiers import (
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 from tests.engine.scripted_mover import ScriptedMover
 
-LARGE = a_config(num_blocks=200, max_blocks_per_request=16)
+LARGE = a_config(num_blocks=200)
 """Nothing in it is ever reused for want of room."""
 
 
@@ -69,7 +69,7 @@ def test_what_somebody_wants_kept_goes_down_too() -> None:
 
 def test_no_more_is_on_its_way_down_at_once_than_may_be() -> None:
     mover = ScriptedMover([200])
-    harness = Harness(a_config(num_blocks=200, block_tokens=1, max_blocks_per_request=64), mover=mover)
+    harness = Harness(a_config(num_blocks=200, block_tokens=1), mover=mover)
     for salt in "abcd":
         serve(harness, a_request(salt, PROMPT, salt=salt))
     hang(mover)

@@ -59,7 +59,6 @@ def test_answers_do_not_depend_on_tiers(
         block_tokens=block_tokens,
         num_blocks=2 * per_request * len(windows),
         windows=windows,
-        max_blocks_per_request=per_request,
         max_queued_requests=100,
     )
     harness = Harness(config, mover=mover, steps_ahead=steps_ahead)
@@ -92,7 +91,6 @@ def configs(draw: st.DrawFn) -> ResolvedConfig:
         num_guest_rows=draw(st.integers(0, 1)),
         max_batched_tokens=draw(st.sampled_from([4, 16])),
         block_tokens=block_tokens,
-        max_blocks_per_request=-(-LONGEST // block_tokens),
         windows=draw(st.sampled_from([(0,), (0,), (0, 3), (0, 5, 5), (4,)])),
         max_queued_requests=100,
         num_speculative_tokens=draw(st.sampled_from([0, 3])),

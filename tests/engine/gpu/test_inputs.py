@@ -27,7 +27,6 @@ CONFIG = ResolvedConfig(
     max_batched_tokens=64,
     block_tokens=BLOCK_TOKENS,
     num_blocks=NULL,
-    max_blocks_per_request=100,
     enable_prefix_cache=True,
     max_queued_requests=1,
     max_adapter_rank=1,
@@ -112,7 +111,7 @@ def test_padding_lies_where_later_steps_lie() -> None:
 
 
 def test_addresses_are_those_that_kernels_were_compiled_for_whatever_the_bounds_are() -> None:
-    config = replace(TWO_TABLES, max_num_seqs=3, max_batched_tokens=7, max_blocks_per_request=19)
+    config = replace(TWO_TABLES, max_num_seqs=3, max_batched_tokens=7, max_model_len=19 * BLOCK_TOKENS)
     inputs = DeviceInputs(config, NULL, CudaRuntime(DEVICE), sizes=[2])
     batch = inputs.fill(StepPlan(step_id=1, rows=(row(0, 5, 6, [7, 8], [9, 3], is_admission=True),)))
     staged = [batch.token_ids, batch.positions, batch.sampled]

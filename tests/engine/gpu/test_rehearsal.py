@@ -131,7 +131,7 @@ def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, monkeypatch: py
     tiny |= {"num_key_value_heads": 1, "vocab_size": 70, "eos_token_id": 2, "hidden_act": "silu"}
     (tmp_path / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | tiny))
     spec, runtime = read_spec(str(tmp_path)), CudaRuntime(DEVICE)
-    config = replace(CONFIG, max_num_seqs=3, max_batched_tokens=6, max_model_len=8, max_blocks_per_request=2)
+    config = replace(CONFIG, max_num_seqs=3, max_batched_tokens=6, max_model_len=8)
     adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens)
     backend = TritonBackend(adapters, config.max_num_seqs)
     weights = random_weights("", spec, torch.float32, runtime.device)

@@ -17,9 +17,7 @@ from tests.engine.scripted import Harness, a_config, a_request
 from tests.engine.simulated import ExactCosts, SimulatedEngine
 
 MACHINE = ExactCosts(base_s=0.01, row_s=0.002, token_s=0.0005)
-ROOMY = a_config(
-    max_model_len=400, num_blocks=2000, max_blocks_per_request=100, max_queued_requests=1000, enable_prefix_cache=False
-)
+ROOMY = a_config(max_model_len=400, num_blocks=2000, max_queued_requests=1000, enable_prefix_cache=False)
 
 
 class Arrival(NamedTuple):

@@ -73,7 +73,7 @@ def test_a_block_of_each_table_is_kept_free_for_each(windows: tuple[int, ...]) -
 
 
 def test_an_answer_that_may_end_is_expected_to_be_as_long_as_its_flow_s_are() -> None:
-    harness = Harness(a_config(max_num_seqs=1, max_model_len=400, num_blocks=200, max_blocks_per_request=100))
+    harness = Harness(a_config(max_num_seqs=1, max_model_len=400, num_blocks=200))
     for number in range(60):
         harness.add(a_request(f"{number}", max_tokens=5))
         harness.finish()

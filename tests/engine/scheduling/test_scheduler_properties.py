@@ -30,14 +30,12 @@ WINDOWS = ((0,), (0,), (0, 3), (0, 5, 5), (4,), (2, 6))
 def configs(draw: st.DrawFn) -> ResolvedConfig:
     block_tokens = draw(st.sampled_from([1, 2, 4, 8]))
     max_model_len = draw(st.integers(12, 24))
-    blocks_per_request = -(-max_model_len // block_tokens)
     config = a_config(
         max_model_len=max_model_len,
         max_num_seqs=draw(st.integers(1, 5)),
         num_guest_rows=draw(st.integers(0, 2)),
         max_batched_tokens=draw(st.integers(1, 20)),
         block_tokens=block_tokens,
-        max_blocks_per_request=blocks_per_request,
         enable_prefix_cache=draw(st.booleans()),
         max_prefill_tokens_with_decodes=draw(st.none() | st.integers(1, 6)),
         windows=draw(st.sampled_from(WINDOWS)),

@@ -13,7 +13,6 @@ CONFIG = a_config(
     max_batched_tokens=64,
     block_tokens=16,
     num_blocks=128,
-    max_blocks_per_request=32,
     num_snapshots=6,
 )
 LONG = tuple(number % 23 + 1 for number in range(200))
@@ -103,7 +102,6 @@ def test_a_state_is_given_up_with_the_block_that_it_stands_behind() -> None:
         max_batched_tokens=64,
         block_tokens=16,
         num_blocks=16,
-        max_blocks_per_request=16,
         num_snapshots=6,
     )
     harness = Harness(config)
@@ -146,7 +144,6 @@ def test_who_had_to_give_way_goes_on_from_its_own_state() -> None:
         max_batched_tokens=512,
         block_tokens=16,
         num_blocks=40,
-        max_blocks_per_request=32,
         num_snapshots=6,
     )
     harness = Harness(config)

@@ -16,9 +16,7 @@ from tests.engine.scripted import ScriptedGate, ScriptedRunner, a_config, a_requ
 from tests.oracles.naive_scheduler import VOCAB_SIZE, answer_alone
 
 MAX_MODEL_LEN = 160
-CONFIG = a_config(
-    max_num_seqs=3, max_batched_tokens=128, max_model_len=MAX_MODEL_LEN, num_blocks=64, max_blocks_per_request=40
-)
+CONFIG = a_config(max_num_seqs=3, max_batched_tokens=128, max_model_len=MAX_MODEL_LEN, num_blocks=64)
 
 
 class Guessing:
