@@ -36,17 +36,35 @@ MAX_SURPRISE = 4.0
 """A step counts for at most this many times its expected time: it may have waited for something else."""
 
 
+class _Rate:
+    """The seconds of one of what steps compute: a quotient of two sums, in which each step counts less with time.
+
+    Not a mean of the steps' quotients: a few tokens in a step that something else held up would outweigh a long prompt.
+
+    Attributes:
+        amount: how many there were, as far as they still count.
+        unit_s: the seconds of one; 0 before there were any.
+    """
+
+    def __init__(self) -> None:
+        self.amount = self.unit_s = self._seconds = 0.0
+
+    def add(self, amount: float, seconds: float) -> None:
+        """Record that a step had so many, which took so long."""
+        self.amount = MEMORY * self.amount + amount
+        self._seconds = MEMORY * self._seconds + seconds
+        self.unit_s = self._seconds / self.amount
+
+
 class StepCosts:
     """Estimates how long steps take; written by the engine's thread, readable from any thread."""
 
     def __init__(self) -> None:
         # The line through the decode steps: mean rows and seconds, variance, covariance, and slope.
         self._mean_rows = self._mean_s = self._spread = self._joint_spread = self._row_s = 0.0
-        # Of steps whose decodes could be told from their prompts, and what the prompts took of them.
-        self._known_prompt_tokens = self._known_prompt_s = 0.0
-        self._known_pairs = self._known_pairs_s = 0.0
-        self._draft_tokens = self._draft_tokens_s = 0.0
-        self._prompt_tokens = self._prompt_steps_s = 0.0
+        # Prompt tokens at the cost of their whole steps, and what tokens, pairs and draft tokens add to a step.
+        self._prompt_steps = _Rate()
+        self._prompts, self._pairs, self._drafts = _Rate(), _Rate(), _Rate()
         self._num_steps = self._num_prompt_steps = 0
         self._base_s, self._num_alone = 0.0, 0
         self._measured_at_s = 0.0
@@ -68,8 +86,7 @@ class StepCosts:
             without_s = self.step_s(num_decodes) + self.prompt_s(num_prompt_tokens, num_pairs)
             most_s = MAX_SURPRISE * (without_s + num_draft_tokens * self.draft_token_s)
             # May be negative: steps are as often shorter than expected as longer.
-            self._draft_tokens = MEMORY * self._draft_tokens + num_draft_tokens
-            self._draft_tokens_s = MEMORY * self._draft_tokens_s + min(took_s, most_s) - without_s
+            self._drafts.add(num_draft_tokens, min(took_s, most_s) - without_s)
             self._measured_at_s = now_s
             return
         is_decode = num_prompt_tokens < MIN_PROMPT_TOKENS
@@ -79,8 +96,7 @@ class StepCosts:
         if is_decode:
             self._learn_decodes(num_decodes, took_s)
         else:
-            self._prompt_tokens = MEMORY * self._prompt_tokens + num_prompt_tokens
-            self._prompt_steps_s = MEMORY * self._prompt_steps_s + took_s
+            self._prompt_steps.add(num_prompt_tokens, took_s)
             if self._num_steps >= MIN_STEPS:
                 self._learn_prompt(num_prompt_tokens, num_pairs, max(0.0, took_s - self.step_s(num_decodes)))
                 if not num_decodes:
@@ -91,7 +107,7 @@ class StepCosts:
     @property
     def prompt_tokens_per_s(self) -> float:
         """Prompt tokens computed per second, whatever else their steps held; 0 before any is measured."""
-        return self._prompt_tokens / self._prompt_steps_s if self._prompt_steps_s else 0.0
+        return 1 / self._prompt_steps.unit_s if self._prompt_steps.unit_s else 0.0
 
     @property
     def has_decode_steps(self) -> bool:
@@ -117,9 +133,7 @@ class StepCosts:
         Args:
             num_pairs: pairs of one of these tokens and one before it; 0 leaves out what they take.
         """
-        if not self._known_prompt_tokens:
-            return 0.0
-        return num_tokens * self._known_prompt_s / self._known_prompt_tokens + num_pairs * self._pair_s
+        return num_tokens * self._prompts.unit_s + num_pairs * self._pair_s
 
     def saved_s(self, num_rows: int, num_tokens: int) -> float:
         """Return the seconds that fetching prompt tokens may take and still beat computing them beside `num_rows` rows.
@@ -136,9 +150,9 @@ class StepCosts:
 
         Capped at a few prompt tokens: an overestimate would stop all drafts, and so would never be corrected.
         """
-        if not self._draft_tokens:
+        if not self._drafts.amount:
             return self.prompt_s(1)
-        measured_s = max(0.0, self._draft_tokens_s / self._draft_tokens)
+        measured_s = max(0.0, self._drafts.unit_s)
         return min(measured_s, MAX_SURPRISE * self.prompt_s(1) or measured_s)
 
     @property
@@ -166,17 +180,14 @@ class StepCosts:
 
     @property
     def _pair_s(self) -> float:
-        return max(0.0, self._known_pairs_s / self._known_pairs) if self._known_pairs else 0.0
+        return max(0.0, self._pairs.unit_s)
 
     def _learn_prompt(self, num_tokens: int, num_pairs: float, left_s: float) -> None:
-        # Sums, not a mean of rates: a few tokens in a step that something else held up would outweigh a long prompt.
         self._num_prompt_steps += 1
-        if num_pairs > BEGINNING_TOKENS * num_tokens and self._known_prompt_tokens:
-            self._known_pairs = MEMORY * self._known_pairs + num_pairs
-            self._known_pairs_s = MEMORY * self._known_pairs_s + left_s - self.prompt_s(num_tokens)
-            return
-        self._known_prompt_tokens = MEMORY * self._known_prompt_tokens + num_tokens
-        self._known_prompt_s = MEMORY * self._known_prompt_s + max(0.0, left_s - num_pairs * self._pair_s)
+        if num_pairs > BEGINNING_TOKENS * num_tokens and self._prompts.amount:
+            self._pairs.add(num_pairs, left_s - self.prompt_s(num_tokens))
+        else:
+            self._prompts.add(num_tokens, max(0.0, left_s - num_pairs * self._pair_s))
 
     def _learn_base(self, left_s: float) -> None:
         self._num_alone += 1
