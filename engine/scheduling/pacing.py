@@ -6,11 +6,11 @@ measured continuously, and the next step takes as many prompt tokens as fit into
 
 from __future__ import annotations
 
+from engine.scheduling.step_costs import MIN_PROMPT_TOKENS
+
 FIRST_TOKENS = 128
 MIN_TOKENS = 16
 """With fewer a prompt would hardly advance; a step cannot be made shorter than its decodes anyway."""
-MIN_MEASURED_TOKENS = 16
-"""The time of a step with fewer prompt tokens is dominated by its decodes."""
 
 
 class PrefillPace:
@@ -28,7 +28,7 @@ class PrefillPace:
 
     def observe(self, num_prefill_tokens: int, took_s: float) -> None:
         """Record a step: move halfway to the count that would have met the target, or all the way if far over it."""
-        if self._target_s is None or num_prefill_tokens < MIN_MEASURED_TOKENS or took_s <= 0:
+        if self._target_s is None or num_prefill_tokens < MIN_PROMPT_TOKENS or took_s <= 0:
             return
         fitting = num_prefill_tokens * self._target_s / took_s
         is_far_over = took_s > 1.5 * self._target_s and num_prefill_tokens <= self.num_tokens
