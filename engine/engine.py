@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, RequestError
-from engine.metrics import EngineLoad, EngineSnapshot, StepTimes
+from engine.metrics import EngineLoad, EngineSnapshot
 from engine.ports import AdapterStock, PauseWish, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.pacing import PrefillPace
@@ -79,7 +79,6 @@ class Engine:
         self._pace = PrefillPace(config.max_decode_gap_s, config.max_batched_tokens)
         self._is_stopping = False
         self._error: str | None = None
-        self._times = StepTimes()
         self._num_steps = 0
         self._num_ended = 0
         self._busy_s = 0.0
@@ -152,7 +151,7 @@ class Engine:
         if not (self._under_way or self._scheduler.num_running):
             self._scheduler.step_clock.rest(started_s)
         plan = self._scheduler.plan(self._pace.num_tokens)
-        self._times.schedule_s += self._clock() - started_s
+        self._runner.times.schedule_s += self._clock() - started_s
         if plan is None:
             if self._under_way:
                 emissions += self._collect()
@@ -197,8 +196,8 @@ class Engine:
         self._learn(plan, ran_s)
         self._num_steps += 1
         self._last_progress_s = self._clock()
-        self._times.wait_s += ran_s - started_s
-        self._times.emit_s += self._last_progress_s - ran_s
+        self._runner.times.wait_s += ran_s - started_s
+        self._runner.times.emit_s += self._last_progress_s - ran_s
         return self._count(emissions)
 
     def _learn(self, plan: StepPlan, now_s: float) -> None:
@@ -249,7 +248,6 @@ class Engine:
         ended = []
         while drain_ended and counters.ended:
             ended.append(counters.ended.popleft())
-        runner_times = self._runner.times
         return EngineSnapshot(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting + self._num_queued,
@@ -260,12 +258,7 @@ class Engine:
             block_tokens=self.config.block_tokens,
             counters=replace(counters, ended_by_reason=dict(counters.ended_by_reason)),
             refused_by_reason=dict(self._scheduler.admission.refused_by_reason),
-            step_times=replace(
-                self._times,
-                prepare_s=runner_times.prepare_s,
-                forward_s=runner_times.forward_s,
-                sample_s=runner_times.sample_s,
-            ),
+            step_times=replace(self._runner.times),
             num_resident_adapters=self.adapters.num_resident(),
             stored_tokens=self._scheduler.tiers.num_stored_blocks * self.config.block_tokens,
             fetched_tokens=self._scheduler.tiers.num_fetched_blocks * self.config.block_tokens,

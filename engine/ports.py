@@ -216,7 +216,7 @@ class StepRunner(Protocol):
 
     @property
     def times(self) -> StepTimes:
-        """Return the seconds spent in each part so far."""
+        """Return the seconds spent in each part so far, to which the engine adds those that it spends itself."""
         ...
 
     @property
