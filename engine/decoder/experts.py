@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.decoder.families import Mixture
+from engine.decoder.families import MixtureFields
 from engine.decoder.fields import Fields
 from engine.errors import CheckpointError
 
@@ -28,7 +28,7 @@ class ExpertSpec:
     shared_size: int = 0
 
 
-def parse_experts(fields: Fields, mixture: Mixture) -> ExpertSpec:
+def parse_experts(fields: Fields, mixture: MixtureFields) -> ExpertSpec:
     """Parse the geometry.
 
     Raises:
@@ -49,7 +49,7 @@ def parse_experts(fields: Fields, mixture: Mixture) -> ExpertSpec:
     )
 
 
-def sparse_layers(fields: Fields, mixture: Mixture | None, num_layers: int) -> list[bool]:
+def sparse_layers(fields: Fields, mixture: MixtureFields | None, num_layers: int) -> list[bool]:
     """Return which layers have experts; the others have an MLP.
 
     Raises:

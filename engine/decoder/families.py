@@ -63,7 +63,7 @@ STACKED_NAMES = ExpertNames(gate_up=("experts.gate_up_proj",), down="experts.dow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
+class MixtureFields:
     """The mixture of experts of a family.
 
     Attributes:
@@ -136,7 +136,7 @@ class Family:
     scales_embedding: bool = False
     is_tied: bool = False
     eps: float = 1e-6
-    mixture: Mixture | None = None
+    mixture: MixtureFields | None = None
     came_with_code: bool = False
     unserved: Mapping[str, object] = field(default_factory=dict)
 
@@ -252,7 +252,7 @@ FAMILIES: dict[str, Family] = {
         window=None,
         theta=1_000_000.0,
         eps=1e-5,
-        mixture=Mixture(
+        mixture=MixtureFields(
             count="num_local_experts",
             inner="intermediate_size",
             is_normed=True,
@@ -265,12 +265,12 @@ FAMILIES: dict[str, Family] = {
         has_qk_norm=True,
         norms_heads_together=True,
         eps=1e-5,
-        mixture=Mixture(count="num_experts", inner="intermediate_size", is_normed="norm_topk_prob"),
+        mixture=MixtureFields(count="num_experts", inner="intermediate_size", is_normed="norm_topk_prob"),
         unserved={"clip_qkv": None},
     ),
     "Qwen2MoeForCausalLM": Family(
         qkv_bias=True,
-        mixture=Mixture(
+        mixture=MixtureFields(
             count="num_experts",
             inner="moe_intermediate_size",
             is_normed="norm_topk_prob",
@@ -284,7 +284,7 @@ FAMILIES: dict[str, Family] = {
         o_bias="attention_bias",
         has_qk_norm=True,
         uses_window="use_sliding_window",
-        mixture=Mixture(
+        mixture=MixtureFields(
             count="num_experts",
             inner="moe_intermediate_size",
             is_normed="norm_topk_prob",
@@ -295,7 +295,7 @@ FAMILIES: dict[str, Family] = {
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         has_qk_norm=True,
-        mixture=Mixture(
+        mixture=MixtureFields(
             count="num_experts",
             inner="moe_intermediate_size",
             is_normed=True,
@@ -307,7 +307,7 @@ FAMILIES: dict[str, Family] = {
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         scales=GRANITE_SCALES,
-        mixture=Mixture(
+        mixture=MixtureFields(
             count="num_local_experts",
             inner="intermediate_size",
             is_normed=True,
@@ -332,7 +332,7 @@ FAMILIES: dict[str, Family] = {
         has_sinks=True,
         norms=Norms(is_wide=True),
         eps=1e-5,
-        mixture=Mixture(
+        mixture=MixtureFields(
             count="num_local_experts",
             inner="intermediate_size",
             is_normed=True,

@@ -16,8 +16,6 @@ import torch
 from engine.decoder.stored_fp8 import StoredFp8
 from kernels.streamed_linear.reference import Fp8Matrix
 
-FP8 = torch.float8_e4m3fn
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Weight:

@@ -12,8 +12,9 @@ import torch
 from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters, read_tensor
-from engine.loading.fp8 import FP8, Fp8Weight
+from engine.loading.fp8 import Fp8Weight
 from engine.loading.weight import dense
+from kernels.streamed_linear.reference import FP8
 from tests.engine.checkpoint_folder import write_config, write_stored
 from tests.engine.fp8_checkpoints import CONFIGS, quantize_layers
 

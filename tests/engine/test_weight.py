@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from engine.loading.fp8 import FP8, Fp8Weight
+from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense, split, stack
+from kernels.streamed_linear.reference import FP8
 
 
 def int4() -> Int4Weight:
