@@ -7,7 +7,7 @@ anything else that a mask hides: only masks that the engine's kernels compute ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,8 @@ FAR = 1_000_003
 """A position beyond any window, and not at the start of a chunk."""
 NUM_TOKENS = 11
 """Hardly a dimension of a model, so that rows are recognized as tokens."""
+DTYPE = torch.bfloat16
+"""The meta device implements expert matmuls for this dtype only."""
 STILL = "default"
 """Type of rotary embedding whose angles depend on the position alone."""
 PASSED_ON = ("dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids", "logits_to_keep")
@@ -62,12 +64,13 @@ class AttentionCall:
 
 
 class Tried(NamedTuple):
-    """What a model requires: attention, for each layer that attends, recurrent states, and experts if there are any.
+    """A model and what it requires: attention, for each layer that attends, recurrent states, and experts, if any.
 
     `linears` are the names of linear modules that are called with one row for each token, in order; `experts` those of
     modules of experts whose sizes are those of `mixtures`.
     """
 
+    model: PreTrainedModel
     calls: list[AttentionCall]
     states: NotedStates
     mixtures: Mixtures | None
@@ -75,23 +78,32 @@ class Tried(NamedTuple):
     experts: Collection[str]
 
 
-def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
-    """Return the model on the meta device, with attention that records its calls for `try_out`.
+def try_out(model_class: type[PreTrainedModel], config: PretrainedConfig, what: str) -> Tried:
+    """Build a model on the meta device, run it there, and return it with what its layers require.
 
     Raises:
-        CheckpointError: transformers refuses the configuration.
+        CheckpointError: transformers refuses the configuration, or the model cannot run on the meta device, or requires
+            something unsupported; names the first such.
     """
-    AttentionInterface.register(NAME, _note)
+    notes = _Notes()
+    AttentionInterface.register(NAME, notes.attend)
     AttentionMaskInterface.register(NAME, _mask)
-    try:
-        with torch.device("meta"):
-            # The meta device implements expert matmuls for this dtype only.
-            model = model_class._from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
-    except Exception as error:
-        what = model_class.__name__
-        raise CheckpointError(f"transformers cannot build a {what} from its config.json: {error}") from error
-    keep_angles(model)
-    return model
+    model = _on_no_device(model_class, config)
+    notes.watch(model)
+    _run(model, what)
+    calls = notes.calls
+    if any(call.source != call.layer for call in calls):
+        # Keys of an earlier layer would be rotated by angles of this one.
+        calls = [replace(call, rotation=None) for call in calls]
+    if (reason := _why_not(model, calls, notes.states)) is not None:
+        raise CheckpointError(f"{what} is not served: {reason}")
+    linears = [name for name, counts in notes.rows_by_linear.items() if counts == {NUM_TOKENS}]
+    mixtures, experts = None, []
+    if notes.mixtures:
+        mixtures = notes.mixtures[0]._replace(num_layers=len(notes.mixtures))
+        sizes = mixtures.num_experts, mixtures.inner
+        experts = [name for name, own in notes.sizes_by_experts.items() if own == sizes]
+    return Tried(model, calls, notes.states, mixtures, linears, experts)
 
 
 def keep_angles(model: PreTrainedModel) -> None:
@@ -104,57 +116,6 @@ def keep_angles(model: PreTrainedModel) -> None:
             module.rope_type = dict.fromkeys(kind, STILL)
 
 
-def try_out(model: PreTrainedModel, what: str) -> Tried:
-    """Run the model and return what its layers require; modifies its modules.
-
-    Raises:
-        CheckpointError: it cannot run on the meta device, or requires something unsupported; names the first such.
-    """
-    _calls.clear()
-    _seen.clear()
-    states = NotedStates(model.dtype)
-    for name, module in model.named_modules():
-        _rotations.watch(name, module)
-        if (told := cache_name(module)) is not None:
-            module.forward = partial(_with_states, module.forward, name, told, states)
-    mixtures: list[Mixtures] = []
-    sizes_by_experts: dict[str, tuple[int, int]] = {}
-    rows_by_linear: dict[str, set[int]] = {}
-    for name, module in model.named_modules():
-        if activation_of(module) is not None:
-            module.register_forward_pre_hook(partial(_note_experts, mixtures), with_kwargs=True)
-            sizes_by_experts[name] = module.num_experts, module.down_proj.shape[-1]
-        if type(module) is torch.nn.Linear:
-            module.register_forward_pre_hook(partial(_note_rows, rows_by_linear.setdefault(name, set())))
-    _run(model, what)
-    calls = list(_calls)
-    _seen.clear()
-    if any(call.source != call.layer for call in calls):
-        # Keys of an earlier layer would be rotated by angles of this one.
-        calls = [replace(call, rotation=None) for call in calls]
-    if not calls:
-        raise CheckpointError(f"{what} is not served: it has no attention layer.")
-    if "position_ids" not in signature(model.forward).parameters:
-        # It would take the first token of each step for the first of its request.
-        raise CheckpointError(f"{what} is not served: it cannot be told the positions of its tokens.")
-    attending = [call.layer for call in calls]
-    if attending != sorted(set(attending)):
-        raise CheckpointError(f"{what} is not served: a layer calls attention more than once.")
-    idle = set(range(model.config.num_hidden_layers)) - {*attending, *(key.layer for key in states.form_by_key)}
-    if idle and not states.form_by_key:
-        raise CheckpointError(
-            f"{what} is not served: its layer {min(idle)} has neither a KV cache nor a known recurrent state."
-        )
-    linears = [name for name, counts in rows_by_linear.items() if counts == {NUM_TOKENS}]
-    mixed = mixtures[0]._replace(num_layers=len(mixtures)) if mixtures else None
-    experts = (
-        []
-        if mixed is None
-        else [name for name, sizes in sizes_by_experts.items() if sizes == (mixed.num_experts, mixed.inner)]
-    )
-    return Tried(calls, states, mixed, linears, experts)
-
-
 @contextmanager
 def quietly() -> Iterator[None]:
     """Keep transformers from advising packages for layers that it computes here only to compare."""
@@ -165,6 +126,33 @@ def quietly() -> Iterator[None]:
         yield
     finally:
         advice.setLevel(level)
+
+
+def _on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+    try:
+        with torch.device("meta"):
+            model = model_class._from_config(config, attn_implementation=NAME, dtype=DTYPE)
+    except Exception as error:
+        what = model_class.__name__
+        raise CheckpointError(f"transformers cannot build a {what} from its config.json: {error}") from error
+    keep_angles(model)
+    return model
+
+
+def _why_not(model: PreTrainedModel, calls: Sequence[AttentionCall], states: NotedStates) -> str | None:
+    """Return why the engine does not serve a model that has been run; None if it does."""
+    if not calls:
+        return "it has no attention layer."
+    if "position_ids" not in signature(model.forward).parameters:
+        # It would take the first token of each step for the first of its request.
+        return "it cannot be told the positions of its tokens."
+    attending = [call.layer for call in calls]
+    if attending != sorted(set(attending)):
+        return "a layer calls attention more than once."
+    idle = set(range(model.config.num_hidden_layers)) - {*attending, *(key.layer for key in states.form_by_key)}
+    if idle and not states.form_by_key:
+        return f"its layer {min(idle)} has neither a KV cache nor a known recurrent state."
+    return None
 
 
 def _run(model: PreTrainedModel, what: str) -> None:
@@ -187,39 +175,106 @@ def _run(model: PreTrainedModel, what: str) -> None:
         raise CheckpointError(f"{what} is not served: it cannot be traced on the meta device ({error})") from error
 
 
-def _with_states(
-    forward: Callable[..., Any], name: str, cache: str, states: NotedStates, /, *arguments: Any, **told: Any
-) -> Any:
-    """Call a module with a cache that records its states."""
-    outer, states.module = states.module, name
-    try:
-        result = forward(*arguments, **{**told, cache: states})
-    finally:
-        states.module = outer
-    if name in states.modules and not isinstance(result, torch.Tensor):
-        raise _NotServed("a recurrent layer returns more than hidden states")
-    return result
-
-
-def _note_experts(found: list[Mixtures], module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Record one layer's experts, which are called with the hidden states, the choice and its weights."""
-    choice = arguments[1] if len(arguments) > 1 else named["top_k_index"]
-    found.append(Mixtures(1, module.num_experts, choice.shape[-1], module.down_proj.shape[-1]))
-
-
-def _note_rows(counts: set[int], module: torch.nn.Linear, arguments: tuple[torch.Tensor, ...]) -> None:
-    """Record the number of rows that a linear module is called with; -1 if its input has a name."""
-    counts.add(arguments[0].numel() // module.in_features if arguments else -1)
-
-
 class _NotServed(Exception):
     """A model requires something that the engine does not support."""
 
 
-_calls: list[AttentionCall] = []
-_seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-"""Keys and values of `_calls`."""
-_rotations = NotedRotations()
+class _Notes:
+    """What the modules of a model ask for while it runs.
+
+    Attributes:
+        calls: those of attention.
+        states: the recurrent states that are kept.
+        mixtures: one for each call of a module of experts.
+        sizes_by_experts: number of experts, and intermediate size, of each such module.
+        rows_by_linear: the numbers of rows that each linear module is called with; -1 if its input has a name.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+        self.states = NotedStates(DTYPE)
+        self.mixtures: list[Mixtures] = []
+        self.sizes_by_experts: dict[str, tuple[int, int]] = {}
+        self.rows_by_linear: dict[str, set[int]] = {}
+        # The keys and values of `calls`.
+        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._rotations = NotedRotations()
+
+    def watch(self, model: PreTrainedModel) -> None:
+        """Take notes of the modules of a model; modifies them."""
+        for name, module in model.named_modules():
+            self._rotations.watch(name, module)
+            if (told := cache_name(module)) is not None:
+                module.forward = partial(self._with_states, module.forward, name, told)
+        for name, module in model.named_modules():
+            if activation_of(module) is not None:
+                module.register_forward_pre_hook(self._note_experts, with_kwargs=True)
+                self.sizes_by_experts[name] = module.num_experts, module.down_proj.shape[-1]
+            if type(module) is torch.nn.Linear:
+                self.rows_by_linear[name] = set()
+                module.register_forward_pre_hook(partial(self._note_rows, name))
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **told: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Take note of a call, by transformers' interface, with [1, heads, tokens, head_dim].
+
+        Raises:
+            _NotServed: the engine's attention does not compute it.
+        """
+        # A mask that the model has modified is no longer known, and has no window.
+        window = getattr(attention_mask, "window", None)
+        if window is None:
+            raise _NotServed("its attention mask is neither causal nor a causal sliding window")
+        for name, argument in told.items():
+            if name not in PASSED_ON and not (argument is None or isinstance(argument, bool | str)):
+                raise _NotServed(f"its attention passes an unsupported argument, {name}")
+        if value.shape[-1] > key.shape[-1]:
+            raise _NotServed(f"its values have {value.shape[-1]} dimensions, more than its keys, {key.shape[-1]}")
+        scale, layer = told.get("scaling"), getattr(module, "layer_idx", -1)
+        is_same = (kv[0] is key and kv[1] is value for kv in self._seen)
+        source = next((call.layer for call, same in zip(self.calls, is_same, strict=True) if same), layer)
+        self._seen.append((key, value))
+        self.calls.append(
+            AttentionCall(
+                layer=layer,
+                source=source,
+                num_heads=query.shape[1],
+                num_kv_heads=key.shape[1],
+                head_dim=key.shape[3],
+                value_dim=value.shape[3],
+                scale=key.shape[3] ** -0.5 if scale is None else float(scale),
+                window=window,
+                softcap=float(told.get("softcap") or 0.0),
+                rotation=self._rotations.of(query, key),
+            )
+        )
+        return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+    def _with_states(self, forward: Callable[..., Any], name: str, cache: str, /, *arguments: Any, **told: Any) -> Any:
+        """Call a module with a cache that records its states."""
+        outer, self.states.module = self.states.module, name
+        try:
+            result = forward(*arguments, **{**told, cache: self.states})
+        finally:
+            self.states.module = outer
+        if name in self.states.modules and not isinstance(result, torch.Tensor):
+            raise _NotServed("a recurrent layer returns more than hidden states")
+        return result
+
+    def _note_experts(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Take note of one layer's experts, which are called with the hidden states, the choice and its weights."""
+        choice = arguments[1] if len(arguments) > 1 else named["top_k_index"]
+        self.mixtures.append(Mixtures(1, module.num_experts, choice.shape[-1], module.down_proj.shape[-1]))
+
+    def _note_rows(self, name: str, module: torch.nn.Linear, arguments: tuple[torch.Tensor, ...]) -> None:
+        self.rows_by_linear[name].add(arguments[0].numel() // module.in_features if arguments else -1)
 
 
 class _Ones(torch.Tensor):
@@ -260,42 +315,3 @@ def _window(mask_function: Callable[..., Any], told: int | None) -> int | None:
         return told if sees(FAR - told + 1) and not sees(FAR - told) else None
     except RuntimeError:
         return None
-
-
-def _note(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **told: Any,
-) -> tuple[torch.Tensor, None]:
-    """Record a call of attention with [1, heads, tokens, head_dim]; raise `_NotServed` if it is unsupported."""
-    # A mask that the model has modified is no longer known, and has no window.
-    window = getattr(attention_mask, "window", None)
-    if window is None:
-        raise _NotServed("its attention mask is neither causal nor a causal sliding window")
-    for name, argument in told.items():
-        if name not in PASSED_ON and not (argument is None or isinstance(argument, bool | str)):
-            raise _NotServed(f"its attention passes an unsupported argument, {name}")
-    if value.shape[-1] > key.shape[-1]:
-        raise _NotServed(f"its values have {value.shape[-1]} dimensions, more than its keys, {key.shape[-1]}")
-    scale, layer = told.get("scaling"), getattr(module, "layer_idx", -1)
-    is_same = (kv[0] is key and kv[1] is value for kv in _seen)
-    source = next((call.layer for call, same in zip(_calls, is_same, strict=True) if same), layer)
-    _seen.append((key, value))
-    _calls.append(
-        AttentionCall(
-            layer=layer,
-            source=source,
-            num_heads=query.shape[1],
-            num_kv_heads=key.shape[1],
-            head_dim=key.shape[3],
-            value_dim=value.shape[3],
-            scale=key.shape[3] ** -0.5 if scale is None else float(scale),
-            window=window,
-            softcap=float(told.get("softcap") or 0.0),
-            rotation=_rotations.of(query, key),
-        )
-    )
-    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None

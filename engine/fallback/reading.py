@@ -23,7 +23,7 @@ from engine.decoder.model_spec import KvShape
 from engine.decoder.rope import NO_ROPE, RopeSpec
 from engine.decoder.stored import Stored, stored_of
 from engine.errors import CheckpointError
-from engine.fallback.probe import AttentionCall, on_no_device, try_out
+from engine.fallback.probe import AttentionCall, try_out
 from engine.fallback.spec import GATE_UP, MULTIPLIED, FallbackSpec
 from engine.loading.contents import opened
 from engine.loading.names import HEAD
@@ -63,8 +63,7 @@ def read_stored_layout(folder: Path) -> Stored | None:
 def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
     """Return all of a `FallbackSpec` but the EOS ids. Cached: startup asks several times, and a trace takes seconds."""
     model_class, config, _ = classes_of(folder, architecture)
-    model = on_no_device(model_class, config)
-    calls, states, mixtures, linears, experts = try_out(model, f"{folder}: {architecture}")
+    model, calls, states, mixtures, linears, experts = try_out(model_class, config, f"{folder}: {architecture}")
     modules = _modules(model, linears)
     own = [call for call in calls if call.source == call.layer]
     place_by_layer = {call.layer: place for place, call in enumerate(own)}

@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from engine.errors import CheckpointError
-from engine.fallback.probe import AttentionCall, Tried, on_no_device, try_out
+from engine.fallback.probe import AttentionCall, Tried, try_out
 from tests.engine.fallback.saved import config_of
 
 MIXED = ["sliding_attention", "full_attention"]
@@ -22,7 +22,7 @@ def tried(architecture: str, **fields: Any) -> list[AttentionCall]:
 
 def tried_whole(architecture: str, **fields: Any) -> Tried:
     model_class = getattr(transformers, architecture)
-    return try_out(on_no_device(model_class, config_of(architecture, **fields)), architecture)
+    return try_out(model_class, config_of(architecture, **fields), architecture)
 
 
 def test_linear_modules_are_found_where_they_see_each_token_once() -> None:
