@@ -32,7 +32,7 @@ from engine.lora import (
     product_entry,
 )
 from kernels.experts.reference import Part
-from kernels.lora_pack.launch import Packing, lora_pack
+from kernels.lora_pack.packing import Packing, lora_pack
 from kernels.lora_pack.reference import Form
 from kernels.native import NativeKernels
 from kernels.packed_linear.reference import to_panels

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.lora_pack.launch import Packing
-from kernels.lora_pack.launch import lora_pack as pack_all
+from kernels.lora_pack.packing import Packing
+from kernels.lora_pack.packing import lora_pack as pack_all
 from kernels.lora_pack.reference import Form, lora_pack
 from kernels.native import NativeKernels
 from kernels.packed_linear.reference import to_panels
