@@ -63,7 +63,7 @@ class Pool:
 
     def __init__(self, kernels: NativeKernels, num_threads: int, niceness: int = 0) -> None:
         self.num_threads = num_threads
-        self._kernels = kernels
+        self.kernels = kernels
         self._handle = kernels.create_pool(num_threads, niceness)
         finalizer = weakref.finalize(self, kernels.destroy_pool, self._handle)
         # At process exit an engine's thread may still be in a step: the pool must outlive it.
@@ -89,7 +89,7 @@ class Pool:
             tensors, sizes, numbers: as documented at the kernel. Tensors are contiguous; of a cache, each block is.
         """
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        op = Op(kernel=self._kernels.address(name, dtype), count=count.data_ptr())
+        op = Op(kernel=self.kernels.address(name, dtype), count=count.data_ptr())
         op.at[: len(addresses)] = addresses
         op.size[: len(sizes)] = sizes
         op.number[: len(numbers)] = numbers
@@ -101,7 +101,7 @@ class Pool:
         Returns the index of the first op not run: `len(ops)`, unless a pause was requested and an op permits it.
         """
         first = ctypes.byref(ops, start * ctypes.sizeof(Op))
-        return start + self._kernels.run_pool(self._handle, first, len(ops) - start, ctypes.byref(wish.number))
+        return start + self.kernels.run_pool(self._handle, first, len(ops) - start, ctypes.byref(wish.number))
 
     def call(
         self,
@@ -118,7 +118,7 @@ class Pool:
         _PACKED_OP.pack_into(
             self._op,
             0,
-            self._kernels.address(name, dtype),
+            self.kernels.address(name, dtype),
             self._count_address,
             *addresses,
             *_ADDRESSES[len(addresses) :],
@@ -129,7 +129,7 @@ class Pool:
             0,
             0,
         )
-        self._kernels.run_pool(self._handle, ctypes.byref(self._op), 1, ctypes.byref(self._never))
+        self.kernels.run_pool(self._handle, ctypes.byref(self._op), 1, ctypes.byref(self._never))
 
     def call_here(
         self, name: str, dtype: torch.dtype, count: int, tensors: Sequence[torch.Tensor | None], sizes: Sequence[int]
@@ -137,7 +137,7 @@ class Pool:
         """Run one kernel now on the calling thread alone, concurrently with the pool."""
         counted = torch.tensor([count])
         op = self.op(name, dtype, counted, tensors, sizes)
-        self._kernels.run_here(ctypes.addressof(op))
+        self.kernels.run_here(ctypes.addressof(op))
 
 
 class Program:

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.buffers import InputBuffers
 from engine.config import EngineConfig
-from engine.cpu.build import build_model
+from engine.cpu.build import build_model, start_threads
 from engine.decoder.decoder import StepOutput
 from engine.decoder.spec import read_spec
 from engine.hardware import probe
@@ -82,7 +82,7 @@ class Reader:
         )
         spec = read_spec(path)
         resolved = resolve(config, spec, probe(config))
-        buffers, model, cache = build_model(spec, resolved)
+        buffers, model, cache = build_model(spec, resolved, start_threads(spec, resolved))
         return cls(buffers=buffers, model=model, cache=cache, length=length)
 
     def negative_log_likelihoods(self, token_ids: Sequence[int]) -> torch.Tensor:

@@ -35,7 +35,6 @@ from engine.sampling.sampler import Sampler
 from engine.speculation.draft_config import resolve_draft
 from engine.speculation.draft_model import DraftModel, no_weights
 from kernels import native
-from kernels.native import NativeKernels
 from kernels.program import Pool
 
 _logger = logging.getLogger(__name__)
@@ -49,17 +48,16 @@ def cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights
         ConfigError: options are out of range or exclude each other.
     """
     resolved = resolve(config, spec, hardware)
-    kernels = _kernels_for(spec, resolved)
+    threads = start_threads(spec, resolved)
     # Our kernels have their own thread pool; two pools that spin while waiting for each other are slower than none.
-    torch.set_num_threads(resolved.num_threads if kernels is None else 1)
-    threads = None if kernels is None else Pool(kernels, resolved.num_threads, machine.NICENESS)
-    buffers, model, cache = build_model(spec, resolved, weights, threads)
+    torch.set_num_threads(resolved.num_threads if threads is None else 1)
+    buffers, model, cache = build_model(spec, resolved, threads, weights)
 
     def lay_out(raw: RawAdapter) -> AdapterWeights:
-        if kernels is None or leaves_experts_to_torch(spec):
+        if threads is None or leaves_experts_to_torch(spec):
             return raw.scaled()
         num_layers, num_experts, entries = spec.num_model_layers(), num_experts_of(spec), entries_of(spec)
-        return PanelAdapter(raw, num_layers, kernels, num_experts=num_experts, entries=entries)
+        return PanelAdapter(raw, num_layers, threads.kernels, num_experts=num_experts, entries=entries)
 
     pause_wish = model.pause_wish if isinstance(model, RecordedModel) else None
     draft_model = None
@@ -76,31 +74,36 @@ def cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights
     )
 
 
-def build_model(
-    spec: ModelSpec,
-    config: ResolvedConfig,
-    weights: WeightSource = load_parameters,
-    threads: Pool | None = None,
-) -> tuple[InputBuffers, StepModel, KvCache]:
-    """Load the weights and return the input buffers, the model and its KV cache, on a CPU.
+def start_threads(spec: ModelSpec, config: ResolvedConfig, others: Pool | None = None) -> Pool | None:
+    """Return threads for our kernels; None if torch must be used, for lack of a compiler or an unsupported geometry.
 
     Args:
-        threads: those of our kernels, if they can run this model; None to start some.
+        others: those of another model, to use for this one, too: two pools that spin while the other works would take
+            each other's cores.
+    """
+    block_tokens = config.block_tokens
+    can = can_run(spec, block_tokens) if isinstance(spec, DecoderSpec) else can_attend(spec, block_tokens)
+    kernels = native.load() if can else None
+    return None if kernels is None else others or Pool(kernels, config.num_threads, machine.NICENESS)
+
+
+def build_model(
+    spec: ModelSpec, config: ResolvedConfig, threads: Pool | None, weights: WeightSource = load_parameters
+) -> tuple[InputBuffers, StepModel, KvCache]:
+    """Load the weights and return the input buffers, the model and its KV cache.
+
+    Args:
+        threads: as `start_threads` returns them for the model.
 
     Raises:
         CheckpointError: weights are missing, broken or unexpected.
         ConfigError: quantization is requested, and our kernels cannot run here.
     """
-    kernels = _kernels_for(spec, config)
-    if config.quantization is not None and kernels is None:
+    if config.quantization is not None and threads is None:
         raise ConfigError(
             f"quantization: {config.quantization!r} needs a C++ compiler, and a head width and block_tokens that are "
             "multiples of 16."
         )
-    if kernels is None:
-        threads = None
-    elif threads is None:
-        threads = Pool(kernels, config.num_threads, machine.NICENESS)
     dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
     cache = KvCache.of(
         spec,
@@ -131,13 +134,6 @@ def build_model(
     return buffers, RecordedModel(decoder, backend, buffers.whole(), cache), cache
 
 
-def _kernels_for(spec: ModelSpec, config: ResolvedConfig) -> NativeKernels | None:
-    """Return our CPU kernels; None if torch must be used, for lack of a compiler or for an unsupported geometry."""
-    block_tokens = config.block_tokens
-    can = can_run(spec, block_tokens) if isinstance(spec, DecoderSpec) else can_attend(spec, block_tokens)
-    return native.load() if can else None
-
-
 def _draft_model(
     config: EngineConfig, spec: ModelSpec, hardware: Hardware, threads: Pool | None, pause_wish: PauseWish | None
 ) -> DraftModel:
@@ -145,8 +141,7 @@ def _draft_model(
     draft_spec = read_checkpoint_spec(config.draft_model)
     resolved = resolve_draft(config, spec, draft_spec, partial(resolve, hardware=hardware))
     _logger.info("draft model: %s", resolved)
-    # The same threads: two pools that spin while the other works would take each other's cores.
-    buffers, model, cache = build_model(draft_spec, resolved, threads=threads)
+    buffers, model, cache = build_model(draft_spec, resolved, start_threads(draft_spec, resolved, threads))
     sampler = Sampler(resolved.num_rows, draft_spec.vocab_size, torch.device("cpu"), draft_spec.eos_ids)
     runner = Runner(buffers, model, cache, sampler, no_weights)
     return DraftModel(resolved, runner, spec.vocab_size, pause_wish=pause_wish)

@@ -11,7 +11,7 @@ import torch
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.cpu.build import build_model
+from engine.cpu.build import build_model, start_threads
 from engine.decoder.spec import read_spec
 from engine.hardware import probe
 from engine.resolve import resolve
@@ -24,7 +24,7 @@ def our_logits(path: str, prompt: tuple[int, ...], dtype: str) -> torch.Tensor:
     spec = read_spec(path)
     options = EngineConfig(model_path=path, dtype=dtype, num_threads=1, max_model_len=MAX_LEN, max_num_seqs=MAX_LEN)
     config = resolve(options, spec, probe(options))
-    buffers, model, cache = build_model(spec, config)
+    buffers, model, cache = build_model(spec, config, start_threads(spec, config))
     row = StepRow(
         row=0,
         is_admission=True,
