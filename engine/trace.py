@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.step import StepPlan, StepRow
+from engine.step import StepRow
+from engine.step_clock import StepClock
 
 MAX_CHUNKS = 64
 """Maximum number of chunks recorded per request; later ones are merged into the last."""
@@ -77,9 +78,20 @@ class TraceNotes:
     device_s: float = 0.0
     decoding_since: float | None = None
 
-    def note_chunk(self, chunk: Chunk, device_s: float) -> None:
+    def note(self, row: StepRow, clock: StepClock, queued_s: float) -> None:
+        """Record a row of the step that has just ended; a plain decode needs no record."""
+        if self.decoding_since is not None:
+            if row.num_tokens > 1:
+                # The running sum counts one token per step; forced and draft tokens are added here.
+                self.device_s += clock.per_token_s * (row.num_tokens - 1)
+            return
+        self.device_s += clock.per_token_s * row.num_tokens
+        self.note_chunk(Chunk(clock.start_s - queued_s, clock.end_s - queued_s, row.num_tokens))
+        if row.samples:
+            self.decoding_since = clock.token_s
+
+    def note_chunk(self, chunk: Chunk) -> None:
         """Record a computed chunk of the prompt."""
-        self.device_s += device_s
         if len(self.chunks) < MAX_CHUNKS:
             self.chunks.append(chunk)
         else:
@@ -91,55 +103,3 @@ class TraceNotes:
         if self.decoding_since is not None:
             self.device_s += clock.token_s - self.decoding_since
             self.decoding_since = None
-
-
-class StepClock:
-    """Measures the time of each step.
-
-    Attributes:
-        step_s: seconds of the newest finished step, from when it was submitted or the device became free.
-        whole_s: the same with the host's work since the step before it.
-        token_s: sum over all steps of `step_s` per token.
-    """
-
-    def __init__(self) -> None:
-        self.step_s = self.whole_s = self.token_s = 0.0
-        self._planned_s: dict[int, float] = {}
-        self._start_s = self._end_s = self._free_s = 0.0
-        self._per_token_s = 0.0
-
-    def rest(self, now_s: float) -> None:
-        """Record that there was nothing to compute until now; that time counts towards no step."""
-        self._free_s = max(self._free_s, now_s)
-
-    def begin(self, step_id: int, now_s: float) -> None:
-        """Record that a plan was made; it is submitted to the device at once."""
-        self._planned_s[step_id] = now_s
-
-    def end(self, plan: StepPlan, now_s: float) -> None:
-        """Record that a plan's results are available."""
-        self._start_s, self._end_s = max(self._planned_s.pop(plan.step_id, now_s), self._free_s), now_s
-        self.step_s = now_s - self._start_s
-        put_aside = [step_id for step_id in self._planned_s if step_id < plan.step_id]
-        if put_aside:
-            # An earlier step was put aside for this one, whose time must not count towards it.
-            self.whole_s = self.step_s
-            self._free_s += self.step_s
-            for step_id in put_aside:
-                self._planned_s[step_id] += self.step_s
-        else:
-            self.whole_s, self._free_s = now_s - self._free_s, now_s
-        self._per_token_s = self.step_s / plan.num_tokens
-        self.token_s += self._per_token_s
-
-    def note(self, notes: TraceNotes, row: StepRow, queued_s: float) -> None:
-        """Record a row of the step that has just ended; a plain decode needs no record."""
-        if notes.decoding_since is not None:
-            if row.num_tokens > 1:
-                # The running sum counts one token per step; forced and draft tokens are added here.
-                notes.device_s += self._per_token_s * (row.num_tokens - 1)
-            return
-        chunk = Chunk(self._start_s - queued_s, self._end_s - queued_s, row.num_tokens)
-        notes.note_chunk(chunk, self._per_token_s * row.num_tokens)
-        if row.samples:
-            notes.decoding_since = self.token_s

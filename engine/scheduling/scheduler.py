@@ -50,7 +50,7 @@ from engine.scheduling.rows import Rows
 from engine.scheduling.step_draft import StepDraft
 from engine.speculation.speculation import Speculation
 from engine.step import StepPlan, StepResult, StepRow
-from engine.trace import StepClock
+from engine.step_clock import StepClock
 
 
 class Scheduler:
@@ -231,7 +231,7 @@ class Scheduler:
             # The request may have ended meanwhile, and another one may have its id by now.
             if live is None or live.request is not row.request:
                 continue
-            self.step_clock.note(live.notes, row, live.queued_at_s)
+            live.notes.note(row, self.step_clock, live.queued_at_s)
             if (error := result.error_by_request.get(request_id)) is not None:
                 # Its blocks stay unnamed: what a failed step wrote must not be shared.
                 is_grammar = request_id in result.unfollowable

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine.step import StepPlan
-from engine.trace import MAX_CHUNKS, Chunk, RequestTrace, StepClock, TraceNotes
+from engine.trace import MAX_CHUNKS, Chunk, RequestTrace, TraceNotes
 from tests.engine.scripted import Harness, a_config, a_request
 
 
@@ -46,39 +45,6 @@ def test_stages_follow_each_other_and_add_up(steps_ahead: int) -> None:
         assert trace.prefill_s + trace.decode_s + trace.admitted_s == pytest.approx(trace.end_s)
     # The device was never given to anyone else, and never to two at once.
     assert 0 < sum(trace.device_s for trace in traces.values()) <= clock.now_s
-
-
-def test_a_step_that_another_went_before_took_what_is_left() -> None:
-    clock = StepClock()
-    outer, own, after = (StepPlan(step_id=step_id, rows=()) for step_id in (1, 2, 3))
-    for plan in (outer, own, after):
-        plan.__dict__["num_tokens"] = 1
-    clock.begin(1, 0.0)
-    clock.begin(2, 4.0)
-    clock.end(own, 6.0)
-    assert clock.token_s == 2.0
-    clock.end(outer, 10.0)
-    assert clock.token_s == 2.0 + 8.0
-    clock.begin(3, 10.0)
-    clock.end(after, 11.0)
-    assert clock.token_s == 11.0
-
-
-def test_a_step_s_whole_time_begins_with_the_end_of_the_one_before_unless_there_was_none() -> None:
-    clock = StepClock()
-    outer, own, after = (StepPlan(step_id=step_id, rows=()) for step_id in (1, 2, 3))
-    for plan in (outer, own, after):
-        plan.__dict__["num_tokens"] = 1
-    clock.rest(100.0)
-    clock.begin(1, 101.0)
-    clock.begin(2, 104.0)
-    clock.end(own, 106.0)
-    assert (clock.step_s, clock.whole_s) == (2.0, 2.0)
-    clock.end(outer, 110.0)
-    assert (clock.step_s, clock.whole_s) == (7.0, 8.0)
-    clock.begin(3, 110.5)
-    clock.end(after, 112.0)
-    assert (clock.step_s, clock.whole_s) == (1.5, 2.0)
 
 
 def test_device_time_is_shared_by_tokens() -> None:
@@ -121,7 +87,6 @@ def test_one_that_never_ran_has_no_stages() -> None:
 def test_what_is_kept_is_bounded() -> None:
     notes = TraceNotes()
     for number in range(MAX_CHUNKS + 10):
-        notes.note_chunk(Chunk(number, number + 0.5, 2), 0.5)
+        notes.note_chunk(Chunk(number, number + 0.5, 2))
     assert len(notes.chunks) == MAX_CHUNKS
     assert notes.chunks[-1] == Chunk(MAX_CHUNKS - 1, MAX_CHUNKS + 9.5, 22)
-    assert notes.device_s == pytest.approx(0.5 * (MAX_CHUNKS + 10))
