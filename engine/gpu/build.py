@@ -24,6 +24,7 @@ from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.model import GpuModel, recorded_sizes
+from engine.gpu.progress import Progress
 from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import measure, stream_each
@@ -35,7 +36,6 @@ from engine.loading.checkpoint import WeightSource
 from engine.loading.names import parameters
 from engine.loading.weight import Weight
 from engine.parts import Parts
-from engine.progress import Progress
 from engine.resolve import Hardware, resolve
 from kernels import architecture
 

@@ -17,9 +17,9 @@ from engine.fallback.decoder import FallbackDecoder
 from engine.gpu.adapters import Reach
 from engine.gpu.backend import TritonBackend
 from engine.gpu.inputs import DeviceInputs
+from engine.gpu.progress import Progress
 from engine.gpu.runtime import CudaRuntime
 from engine.kv_cache import KvCache
-from engine.progress import Progress
 
 _logger = logging.getLogger(__name__)
 

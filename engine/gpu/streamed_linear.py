@@ -22,12 +22,12 @@ import torch
 from torch.nn import functional
 from triton.errors import TritonError
 
+from engine.gpu.progress import Progress
 from engine.gpu.rounding import InputRounding
 from engine.gpu.runtime import CudaRuntime
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense
-from engine.progress import Progress
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.row_quantization.launch import Rounded
 from kernels.streamed_linear.launch import (

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from engine.progress import PERIOD_S, Progress
+from engine.gpu.progress import PERIOD_S, Progress
 
 
 def test_a_bar_is_told_now_and_then_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
