@@ -14,7 +14,7 @@ from adapters.tensor_names import parse_module_name
 from adapters.weights import FUSED_GROUPS
 from engine.backend import Backend, Product, RoutedExperts
 from engine.fallback.plain_parts import OUTPUT, GatedMlp, RmsNorm, gated_mlp_of, norm_of
-from engine.fallback.spec import MULTIPLIED
+from engine.fallback.spec import UNCALLED
 from engine.lora import LinearProducts, LoraProducts
 from kernels.gated_activation.reference import Activation
 
@@ -58,7 +58,7 @@ class ModuleLayout:
             if module in taken:
                 continue
             # A router may be float32 in a 16-bit model, and then so is its input.
-            if type(module) is torch.nn.Linear and module.weight.dtype == self._dtype and not name.endswith(MULTIPLIED):
+            if type(module) is torch.nn.Linear and module.weight.dtype == self._dtype and not name.endswith(UNCALLED):
                 self._take_linear(name, module, device)
                 adapted.discard(name)
             elif (mlp := gated_mlp_of(module, self._dtype)) is not None:

@@ -24,7 +24,7 @@ from engine.decoder.rope import NO_ROPE, RopeSpec
 from engine.decoder.stored import Stored, stored_of
 from engine.errors import CheckpointError
 from engine.fallback.probe import AttentionCall, try_out
-from engine.fallback.spec import GATE_UP, MULTIPLIED, FallbackSpec
+from engine.fallback.spec import GATE_UP, UNCALLED, FallbackSpec
 from engine.loading.contents import opened
 from engine.loading.names import HEAD
 
@@ -169,7 +169,7 @@ def _modules(model: PreTrainedModel, linears: Collection[str]) -> dict[str, tupl
         at, module = parse_module_name(name), model.get_submodule(name)
         # The decoder leaves modules of another dtype to transformers.
         is_plain = module.weight.dtype == model.dtype and not any(part in name for part in stay_wide)
-        if at is None or at[0] == WHOLE_MODEL or not is_plain or name.endswith(MULTIPLIED):
+        if at is None or at[0] == WHOLE_MODEL or not is_plain or name.endswith(UNCALLED):
             continue
         shapes[name] = (module.in_features, module.out_features)
         if module.bias is not None:

@@ -13,8 +13,8 @@ from engine.decoder.model_spec import KvShape, Mixtures, ModelSpec
 GATE_UP = "gate_up_proj"
 WIDE_BYTES = 4
 StateKind = Literal["conv", "recurrent"]
-MULTIPLIED = ".dt_proj"
-"""Name suffix of a Mamba module whose layer uses its weight directly, without calling it."""
+UNCALLED = ".dt_proj"
+"""Name suffix of a Mamba module whose weight its layer multiplies by, without calling the module."""
 
 
 class StateKey(NamedTuple):
