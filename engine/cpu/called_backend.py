@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, Product, RoutedExperts
+from engine.backend import Backend, Product
 from engine.cpu.called_lora import CalledLora
 from engine.cpu.called_states import called_states
 from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.panels import EMBED_BY_LOGITS, INT8_KERNEL, Panels, grouped_arguments, lay_out, lay_out_vocabulary
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.model_spec import ModelSpec
+from engine.expert_products import RoutedExperts
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from engine.lora import ENTRIES, AdapterSegment, HeadNorms, LoraProducts

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from adapters.tensor_names import WHOLE_MODEL
 from engine.attention import AttentionBatch
-from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
+from engine.backend import Backend, Product
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
+from engine.expert_products import ExpertWeights, MixtureProduct
 from engine.kv_cache import KvCache, LayerCache
 from engine.loading.weight import Weight
 from engine.lora import HEAD_NORMS, AdapterSegment, HeadNorms, LoraProducts, change_norms

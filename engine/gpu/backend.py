@@ -8,9 +8,10 @@ import torch
 
 from adapters.tensor_names import ROUTER
 from engine.attention import AttentionBatch
-from engine.backend import Backend, ExpertWeights, MixtureProduct, Product, RoutedExperts
+from engine.backend import Backend, Product
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
+from engine.expert_products import ExpertWeights, MixtureProduct, RoutedExperts
 from engine.gpu.adapters import Reach, TritonLora
 from engine.gpu.experts import change_of, laid_out
 from engine.gpu.rounding import InputRounding

@@ -70,6 +70,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/decoder/model_spec.py": "tests/engine/test_spec.py and fallback/test_reading.py read what it is of both",
     "engine/decoder/decoder.py": "tests/parity/test_families.py compares its logits with transformers",
     "engine/decoder/tensor_kinds.py": "test_stored_fp8.py and test_stored_numbers.py have scales of every shape",
+    "engine/expert_products.py": "tests/parity/test_families.py and test_expert_adapters.py compare them with others",
     "engine/errors.py": "tests of those who raise them read their fields",
     "engine/gpu/choosing.py": "tests/kernels/gpu/test_token_choice.py compares it with the reference",
     "engine/gpu/staging.py": "tests/engine/gpu/test_inputs.py sends every step of random requests by it",
