@@ -159,8 +159,3 @@ class ResolvedConfig:
     def num_logits(self) -> int:
         """Maximum positions per step whose logits are computed."""
         return self.num_rows + self.num_speculative_tokens
-
-    def prefill_cap(self, bound: int | None) -> int:
-        """Return the maximum prompt tokens of a step that also decodes; `bound` applies in addition."""
-        bounds = (bound, self.max_prefill_tokens_with_decodes, self.max_batched_tokens)
-        return min(bound for bound in bounds if bound is not None)

@@ -168,7 +168,7 @@ class Scheduler:
         self._tables.bring_back(self._waiting, len(self._running), self.admission.costs)
         if (own := self.plan_newcomers(prefill_cap)) is not None:
             return own
-        draft = StepDraft(self._config, self._config.prefill_cap(prefill_cap))
+        draft = StepDraft(self._config, prefill_cap)
         if not self._serve_decodes(draft):
             return None
         self._serve_prefills(draft)
@@ -182,12 +182,11 @@ class Scheduler:
         """
         if not self._own_steps.pays(self._running, self._waiting):
             return None
-        cap = self._config.prefill_cap(prefill_cap)
-        draft, pins = StepDraft(self._config, cap), Pins(self._gate)
+        draft, pins = StepDraft(self._config, prefill_cap), Pins(self._gate)
         ready = [live for live in self._waiting if not self._tables.is_coming(live)]
         for live in newcomers(self._running, ready):
-            num_tokens = self._tables.num_to_compute(live)
-            if draft.num_decodes + draft.num_prompt_tokens + num_tokens > cap or not self._rows.is_left_for_newcomer:
+            num_tokens = draft.num_decodes + draft.num_prompt_tokens + self._tables.num_to_compute(live)
+            if num_tokens > draft.prefill_cap or not self._rows.is_left_for_newcomer:
                 break
             if pins.try_pin(live) and not self._try_admit(live, draft, pins):
                 break

@@ -16,9 +16,10 @@ class StepDraft:
     """The token budget of one step, and its allocation to requests.
 
     Args:
-        prefill_cap: prompt tokens that the step may compute if it also decodes.
+        bound: of `prefill_cap`, in addition to the configured one; None for none.
 
     Attributes:
+        prefill_cap: prompt tokens that the step may compute if it also decodes.
         num_decodes: requests with a single token to compute, which may be the last of a prompt.
         num_prompt_tokens: tokens of all other requests: prompts, recomputed outputs, and tokens forced by a grammar.
         num_pairs: pairs of one of these tokens and one before it.
@@ -26,9 +27,10 @@ class StepDraft:
         drafting_s: seconds for which a draft model was used.
     """
 
-    def __init__(self, config: ResolvedConfig, prefill_cap: int) -> None:
+    def __init__(self, config: ResolvedConfig, bound: int | None) -> None:
         self._budget = config.max_batched_tokens
-        self._prefill_cap = prefill_cap
+        bounds = bound, config.max_prefill_tokens_with_decodes, config.max_batched_tokens
+        self.prefill_cap = min(bound for bound in bounds if bound is not None)
         self.num_held_back = 0
         self.num_decodes = 0
         self.num_prompt_tokens = 0
@@ -61,7 +63,7 @@ class StepDraft:
             return 0
         budget = self._budget
         if live.num_wanted > 1 and self.num_decodes:
-            budget = min(budget, self._prefill_cap - self.num_prompt_tokens)
+            budget = min(budget, self.prefill_cap - self.num_prompt_tokens)
         if live.wants_scores:
             # All rows of logits, for as many steps as the prompt takes, would keep everyone else from being admitted.
             budget = min(budget, max(1, self._num_free_logits - self._num_kept_logits))
