@@ -181,13 +181,13 @@ class Engine:
         self._scheduler.advance(plan)
         while self._runner.proceed():
             pass
-        return self._bring(plan)
+        return self._complete(plan)
 
     def _collect(self) -> list[Emission]:
         """Wait for the oldest step in flight and return its emissions."""
-        return self._bring(self._under_way.popleft())
+        return self._complete(self._under_way.popleft())
 
-    def _bring(self, plan: StepPlan) -> list[Emission]:
+    def _complete(self, plan: StepPlan) -> list[Emission]:
         """Wait for the results of a step, commit them and return the emissions."""
         started_s = self._clock()
         result = self._runner.collect()
