@@ -74,6 +74,39 @@ class _Reading:
         return num_tokens
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A text while it is drafted.
+
+    Attributes:
+        output_ids: the answer so far, and the draft.
+        num_tokens: length of the text without the draft.
+    """
+
+    reading: _Reading
+    output_ids: list[int]
+    draft: list[int]
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """Length of the text with the draft."""
+        return self.num_tokens + len(self.draft)
+
+    def row(self, end: int, *, is_first: bool, samples: bool) -> StepRow:
+        """Return the row of a step that reads up to `end`; the first of a draft sets up the row's sampling."""
+        return StepRow(
+            row=self.reading.row,
+            is_admission=is_first,
+            request=self.reading.request,
+            output_ids=self.output_ids,
+            start=self.reading.num_read,
+            end=end,
+            block_tables=self.reading.tables,
+            samples=samples,
+        )
+
+
 def no_weights(digest: AdapterDigest) -> AdapterWeights:
     """Raise EngineError: the draft model computes the base model's texts for all adapters."""
     raise EngineError(f"a draft model has no adapters, and {digest} is asked of it")
@@ -245,36 +278,3 @@ class DraftModel:
         self._released_rows.append(reading.row)
         for table in reading.tables:
             self._free_blocks.extend(table)
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """A text while it is drafted.
-
-    Attributes:
-        output_ids: the answer so far, and the draft.
-        num_tokens: length of the text without the draft.
-    """
-
-    reading: _Reading
-    output_ids: list[int]
-    draft: list[int]
-    num_tokens: int
-
-    @property
-    def end(self) -> int:
-        """Length of the text with the draft."""
-        return self.num_tokens + len(self.draft)
-
-    def row(self, end: int, *, is_first: bool, samples: bool) -> StepRow:
-        """Return the row of a step that reads up to `end`; the first of a draft sets up the row's sampling."""
-        return StepRow(
-            row=self.reading.row,
-            is_admission=is_first,
-            request=self.reading.request,
-            output_ids=self.output_ids,
-            start=self.reading.num_read,
-            end=end,
-            block_tables=self.reading.tables,
-            samples=samples,
-        )
