@@ -64,7 +64,7 @@ def _gated_delta(
             query, key, value, g=g, beta=beta, initial_state=state, **switches, **told
         )
         return found
-    query, key, value = map(_beside_each_other, (query, key, value))
+    query, key, value = map(_heads_side_by_side, (query, key, value))
     out = kernels.gated_delta(query, key, value, g.float().contiguous(), beta.float().contiguous(), states, rows)
     return out, initial_state
 
@@ -139,7 +139,7 @@ def _scanned(
     rows: StateRows | None = None,
 ) -> torch.Tensor:
     """Scan `parts` x, b and c with the steps, a and d that `numbers` are."""
-    x, b, c = map(_beside_each_other, parts)
+    x, b, c = map(_heads_side_by_side, parts)
     steps, a, d = (None if part is None else part.float().contiguous() for part in numbers)
     assert steps is not None
     assert a is not None
@@ -223,7 +223,7 @@ def _can_convolve(kernels: StateKernels, x: torch.Tensor, weight: torch.Tensor, 
     return fits and not weight.shape[0] % MULTIPLE and weight.shape[1] <= MOST_WIDTH
 
 
-def _beside_each_other(x: torch.Tensor) -> torch.Tensor:
+def _heads_side_by_side(x: torch.Tensor) -> torch.Tensor:
     """Return `x` [rows, tokens, heads, dim] with each token contiguous and one stride between all tokens."""
     return _side_by_side(x.flatten(2)).view(x.shape)
 
