@@ -22,7 +22,7 @@ from engine.buffers import InputBuffers
 from engine.config import EngineConfig
 from engine.cpu.build import build_model, start_threads
 from engine.decoder.decoder import StepOutput
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.hardware import probe
 from engine.kv_cache import KvCache
 from engine.request import Request, RequestId, SamplingParams

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.decoder.model_spec import ModelSpec
-from engine.decoder.spec import DecoderSpec, UnknownArchitectureError, read_spec
+from engine.decoder.reading import UnknownArchitectureError, read_spec
+from engine.decoder.spec import DecoderSpec
 from engine.loading.contents import opened
 from engine.loading.names import EMBEDDING, HEAD
 

@@ -69,6 +69,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/cpu/build.py": "tests/parity builds every engine on a CPU by it",
     "engine/decoder/model_spec.py": "tests/engine/test_spec.py and fallback/test_reading.py read what it is of both",
     "engine/decoder/decoder.py": "tests/parity/test_families.py compares its logits with transformers",
+    "engine/decoder/reading.py": "tests/engine/test_spec.py reads what it refuses, and families of every kind",
     "engine/decoder/tensor_kinds.py": "test_stored_fp8.py and test_stored_numbers.py have scales of every shape",
     "engine/expert_products.py": "tests/parity/test_families.py and test_expert_adapters.py compare them with others",
     "engine/errors.py": "tests of those who raise them read their fields",

@@ -37,7 +37,7 @@ READERS = (
     "deployments/batches/lines.py",
     "engine/decoder/ends.py",
     "engine/decoder/json_file.py",
-    "engine/decoder/spec.py",
+    "engine/decoder/reading.py",
     "engine/loading/*.py",
 )
 """What reads what others have written. Its guards must stand under `python -O` too, which leaves out `assert`."""

@@ -26,6 +26,7 @@ PURE_FILES = (
     "engine/decoder/experts.py",
     "engine/decoder/families.py",
     "engine/decoder/rope.py",
+    "engine/decoder/reading.py",
     "engine/decoder/spec.py",
     "engine/decoder/stored_int4.py",
     "deployments/batches/values.py",

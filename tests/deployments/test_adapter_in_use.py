@@ -25,7 +25,7 @@ from deployments.errors import UnavailableError
 from deployments.gateway.gateway import Gateway
 from deployments.generation_calls import GenerationResult
 from deployments.replica import replica_server
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.errors import FailedAloneError
 from tests.adapters.handmade import write
 from tests.deployments.conftest import Serving

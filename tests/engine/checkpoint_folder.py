@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.loading.names import parameters
 
 CONFIG: dict[str, Any] = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters
 from engine.loading.weight_files import INDEX, SINGLE

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters
 from engine.loading.contents import PIECE_BYTES, check_contents, opened
@@ -62,7 +62,7 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
     groups = torch.arange(128, dtype=torch.int32) // 128
     write(tmp_path, "gptq", 128, {f"{Q}.g_idx": groups, f"{Q}.bias": torch.zeros(128, dtype=torch.bfloat16)})
     program = (
-        "import sys; from engine.decoder.spec import read_spec; from engine.loading.contents import check_contents; "
+        "import sys; from engine.decoder.reading import read_spec; from engine.loading.contents import check_contents; "
         "check_contents(sys.argv[1], read_spec(sys.argv[1])); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.decoder.experts import ExpertSpec
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
 from engine.loading.names import parameters
 from tests.engine.checkpoint_folder import write_config

@@ -7,8 +7,8 @@ import pytest
 import transformers
 
 from engine.decoder.families import FAMILIES, QWEN3_VL_MOE
+from engine.decoder.reading import read_spec
 from engine.decoder.scales import Scales
-from engine.decoder.spec import read_spec
 from tests.engine.checkpoint_folder import write_config
 
 

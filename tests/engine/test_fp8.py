@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters, read_tensor
 from engine.loading.fp8 import Fp8Weight

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import save_file
 
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.decoder.stored import parse_stored
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import CheckpointError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.decoder.json_file import MAX_CONFIG_BYTES, read_json
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
 
 

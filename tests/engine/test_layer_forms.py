@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.decoder.layer_forms import LayerForm
+from engine.decoder.reading import read_spec
 from engine.decoder.rope import NO_ROPE, RopeSpec
-from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from tests.engine.checkpoint_folder import write_config
 from tests.engine.test_rope import LONGROPE

@@ -6,7 +6,7 @@ import pytest
 
 from adapters.weights import FUSED_GROUPS
 from engine.decoder.decoder import GATE_UP, QKV
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.loading.names import parameters
 from tests.engine.checkpoint_folder import write_config
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters, read_tensor
 from kernels.packed_linear_int8.reference import quantize_rows

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.reading import read_spec
+from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored import Stored
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4

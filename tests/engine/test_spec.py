@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
 from tests.engine.checkpoint_folder import write_config
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.reading import read_spec
+from engine.decoder.spec import DecoderSpec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters
 from engine.loading.contents import check_contents

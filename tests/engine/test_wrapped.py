@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from engine.decoder.spec import DecoderSpec, UnknownArchitectureError, read_spec
+from engine.decoder.reading import UnknownArchitectureError, read_spec
+from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import CheckpointError
 from tests.engine.checkpoint_folder import CONFIG, write_config

@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from engine.costs import prompt_flop
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from kernels.architecture import pretending
 from kernels.launches import Geometry
 from kernels.lora_shrink import launch as shrink_launch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.loading.mxfp4 import Mxfp4Weight
 from kernels.expert_launches import Mixture
 from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD

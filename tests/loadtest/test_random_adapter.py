@@ -11,7 +11,7 @@ from adapters.folder import read_config_bytes
 from adapters.peft_format import parse_config
 from adapters.tensor_file import read_tensor_file
 from adapters.validate import validate
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from loadtest.geometries import write_checkpoint
 from loadtest.random_adapter import rank_of_size, write_adapter
 from tests.loadtest.test_geometries import small

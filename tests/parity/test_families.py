@@ -12,7 +12,7 @@ import torch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.cpu.build import build_model, start_threads
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.hardware import probe
 from engine.resolve import resolve
 from engine.step import StepPlan, StepRow

@@ -15,7 +15,7 @@ from adapters.identity import AdapterRef
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.gpu import experts
 from kernels.experts import launch as row_launch
 from kernels.mxfp4.reference import Mxfp4Matrix, pack_mxfp4

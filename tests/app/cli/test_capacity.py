@@ -11,7 +11,8 @@ import pytest
 from app.cli.capacity import BLOCK_TOKENS, DEVICES, Traffic, as_kept, plan
 from engine.config import EngineConfig
 from engine.costs import num_step_weights, num_weights, prompt_flop, step_weight_bytes
-from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.reading import read_spec
+from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored import Stored
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4

@@ -16,7 +16,8 @@ from adapters.weights import RawAdapter
 from engine import resolve
 from engine.backend import Backend
 from engine.config import EngineConfig
-from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.reading import read_spec
+from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
 from engine.gpu import build
 from engine.gpu.backend import TritonBackend

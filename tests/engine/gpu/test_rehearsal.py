@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.decoder.decoder import Decoder
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
@@ -30,7 +30,7 @@ from pathlib import Path
 import pytest, torch
 from engine.kv_cache import KvCache
 from engine.decoder.decoder import Decoder
-from engine.decoder.spec import read_spec
+from engine.decoder.reading import read_spec
 from engine.gpu.adapters import Reach, TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.reading import read_spec
+from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
 from engine.fallback.spec import FallbackSpec
 from engine.resolve import check
