@@ -112,6 +112,17 @@ async def test_the_call_of_a_stored_response_gets_its_result(served: Served) -> 
         assert [called.name for called in assistant.tool_calls] == ["look"]
 
 
+async def test_whatever_was_asked_or_answered_can_be_referred_to(served: Served) -> None:
+    gateway, http = served
+    answered = await ask(http, "One")
+    gateway.pieces, gateway.end, gateway.refusal = [], EndReason.CONTENT_FILTER, "No."
+    refused = await ask(http, [{"role": "user", "content": "Two"}])
+    listed = await http.get(f"/v1/responses/{refused['id']}/input_items", headers=BLUE)
+    items = answered["output"] + listed.json()["data"] + refused["output"]
+    await ask(http, [{"id": item["id"]} for item in items] + [{"role": "user", "content": "Three"}])
+    assert turns(gateway) == [("assistant", ANSWER), ("user", "Two"), ("assistant", "No."), ("user", "Three")]
+
+
 async def test_items_are_listed_in_pages_with_what_came_before(served: Served) -> None:
     _, http = served
     first = await ask(http, "One")
@@ -237,6 +248,7 @@ async def test_a_server_that_stores_none_says_so(tmp_path: Path) -> None:
 async def test_a_reference_to_too_many_responses_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.responses_api.kept.MAX_REFERRED", 2)
     _, http = served
-    error = await ask(http, [{"id": f"msg_{n:032x}0"} for n in range(3)], status=400)
-    assert error["error"]["param"] == "input"
-    assert "3 responses" in json.dumps(error)
+    for count, param, words in ((2, "input[0].id", "not found"), (3, "input", "3 responses")):
+        error = await ask(http, [{"id": f"msg_{n:032x}0"} for n in range(count)], status=400)
+        assert error["error"]["param"] == param
+        assert words in json.dumps(error)

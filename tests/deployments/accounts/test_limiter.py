@@ -165,6 +165,15 @@ def test_words_that_overtake_each_other_let_in_as_many_as_there_are_places(order
     assert limiter.num_running("t") == found.count(None)
 
 
+def test_a_refusal_of_what_has_ended_already_makes_no_place() -> None:
+    """A request whose client left while its admission was under way: the gateway's next word came first."""
+    limiter, limits = Limiter(), TenantLimits(requests_per_minute=1)
+    assert limiter.admit("t", limits, "another", 1, num_here=1, turn=0).refused_by is None
+    limiter.hear("g", {}, turn=1)
+    assert limiter.admit("t", limits, "g", 1, num_here=1, turn=0).refused_by == "requests_per_minute"
+    assert limiter.num_running("t") == 1
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["admit", "charge"]), st.integers(0, 40)), max_size=40),
     st.integers(1, 10),

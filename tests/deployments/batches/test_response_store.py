@@ -94,6 +94,17 @@ def test_a_tenant_s_oldest_make_room_for_new_ones(store: ResponseStore) -> None:
     assert len(store.several("blue", [*names, "new"])) == 10
 
 
+def test_what_has_expired_takes_no_room(opened: BatchStore, now_s: list[int]) -> None:
+    for name in (f"r{number}" for number in range(10)):
+        opened.responses.keep(response(name))
+    now_s[0] += 3600
+    opened.drop_expired()
+    names = [f"n{number}" for number in range(10)]
+    for name in names:
+        opened.responses.keep(response(name, created_s=now_s[0]))
+    assert [one.response_id for one in opened.responses.several("blue", names)] == names
+
+
 def test_what_is_kept_outlives_the_process(tmp_path: Path, now_s: list[int]) -> None:
     for name in ("a", "b"):
         opened = BatchStore(config(tmp_path, max_response_bytes=15), clock=lambda: now_s[0])
@@ -102,7 +113,7 @@ def test_what_is_kept_outlives_the_process(tmp_path: Path, now_s: list[int]) -> 
         opened.close()
 
 
-@pytest.mark.parametrize(("bound", "value"), [("MAX_READ_BYTES", 25), ("MAX_CONVERSATION", 2)])
+@pytest.mark.parametrize(("bound", "value"), [("MAX_READ_BYTES", 20), ("MAX_CONVERSATION", 2)])
 def test_a_request_reads_no_more_than_any_context_holds(
     store: ResponseStore, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_vector_is_cut_before_it_is_scaled() -> None:
         (asked("x", "y " * CONTEXT), "input[1]", "context_length_exceeded"),
         (asked(""), "input", None),
         (asked((1, 300)), "input", None),
+        (asked("x", "\ud800"), "input[1]", None),
     ],
 )
 async def test_what_cannot_be_served_names_its_field(
@@ -109,6 +110,7 @@ async def test_what_cannot_be_served_names_its_field(
     with pytest.raises(RequestError) as refused:
         await (await gateway()).embed(request_)
     assert (refused.value.field, refused.value.code) == (field, code)
+    assert f"'{field}'" in refused.value.message or field == "model"
     assert serving.replicas.calls == []
 
 
@@ -170,13 +172,15 @@ async def test_a_deadline_frees_what_is_late(gateway: OpenGateway, serving: Serv
     await serving.replicas.until_idle()
 
 
-async def test_inputs_are_judged_where_the_configuration_says_so(gateway: OpenGateway) -> None:
+async def test_inputs_are_judged_where_the_configuration_says_so(gateway: OpenGateway, serving: Serving) -> None:
     judge = Judge("bad")
     opened = await gateway(judge)
     assert len((await opened.embed(asked("bad"))).vectors) == 1
     assert judge.texts == []
     opened = await gateway(judge, safety=SafetyConfig(model_path="unused", screen_embeddings=True))
-    with pytest.raises(RequestError) as refused:
-        await opened.embed(asked("fine", "bad"))
-    assert (refused.value.field, refused.value.code) == ("input[1]", "content_policy_violation")
-    assert judge.texts == ["fine", "bad"]
+    as_ids = tuple(theirs(serving.model.tokenizer_path)[1]("bad", add_special_tokens=False).input_ids)
+    for bad in ("bad", as_ids):
+        with pytest.raises(RequestError) as refused:
+            await opened.embed(asked("fine", bad))
+        assert (refused.value.field, refused.value.code) == ("input[1]", "content_policy_violation")
+    assert judge.texts == ["fine", "bad"] * 2
