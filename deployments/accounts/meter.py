@@ -332,7 +332,7 @@ class Meter:
     async def _store_once(self) -> None:
         if not self._num_to_orphans:
             self._num_to_orphans = ORPHANS_EVERY if await self.adopt_orphans() else ORPHANS_AGAIN
-        self._num_to_orphans = max(0, self._num_to_orphans - 1)
+        self._num_to_orphans -= 1
         await self._store()
         await asyncio.sleep(SETTLE_S)
 

@@ -30,6 +30,17 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict
         assert event["sequence_number"] == index
         EVENT.validate_python(event)
         events.append(event)
+    items = events[-1]["response"]["output"]
+    for event in events:
+        if "item_id" in event:
+            assert event["item_id"] == items[event["output_index"]]["id"]
+        if event["type"] == "response.content_part.done":
+            assert event["part"] == items[event["output_index"]]["content"][event["content_index"]]
+        if event["type"] == "response.function_call_arguments.done":
+            item = items[event["output_index"]]
+            assert (event["name"], event["arguments"]) == (item["name"], item["arguments"])
+        elif "text" in event:
+            assert event["text"] == items[event["output_index"]]["content"][event["content_index"]]["text"]
     return events
 
 
@@ -74,6 +85,41 @@ async def test_a_whole_response_has_every_field_and_item(client: httpx.AsyncClie
     )
     assert (second["call_id"], second["arguments"]) == ("call_b", "{}")
     assert len({item["id"] for item in answer["output"]}) == 4
+
+
+async def test_a_response_tells_what_was_asked_for_and_what_holds_where_nothing_was(client: httpx.AsyncClient) -> None:
+    function = {"type": "function", "name": "f", "description": "F.", "parameters": {"type": "object"}, "strict": True}
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    said = {
+        "max_output_tokens": 9,
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "service_tier": "flex",
+        "temperature": 0.5,
+        "text": {"format": schema},
+        "tool_choice": {"type": "function", "name": "f"},
+        "tools": [function],
+        "top_logprobs": 2,
+        "top_p": 0.5,
+        "user": "u",
+    }
+    more = {"include": ["message.output_text.logprobs"], "reasoning": {"effort": "low"}}
+    answer = (await client.post(PATH, json=GOOD | said | more)).json()
+    assert {name: answer[name] for name in said} == said
+    assert answer["reasoning"] == {"effort": "low", "summary": None}
+    bare = {"type": "function", "name": "f"}
+    plain = (await client.post(PATH, json=GOOD | {"service_tier": "auto", "tools": [bare]})).json()
+    assert {name: plain[name] for name in (*said, "reasoning", "metadata")} == dict.fromkeys(said) | {
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [bare | {"description": None, "parameters": None, "strict": False}],
+        "top_logprobs": 0,
+    }
 
 
 async def test_a_stream_ends_with_what_its_events_have_built(
@@ -150,9 +196,24 @@ async def test_a_refused_input_is_a_refusal(client: httpx.AsyncClient, gateway: 
     gateway.pieces, gateway.end, gateway.refusal = [], EndReason.CONTENT_FILTER, "No."
     answer = (await client.post(PATH, json=GOOD)).json()
     assert answer["output"][0]["content"] == [{"type": "refusal", "refusal": "No."}]
-    kinds = [event["type"] for event in await streamed(client, GOOD)]
-    assert "response.refusal.delta" in kinds
-    assert "response.refusal.done" in kinds
+    events = await streamed(client, GOOD)
+    told = {event["type"].removeprefix("response."): event for event in events}
+    assert list(told) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "refusal.delta",
+        "refusal.done",
+        "content_part.done",
+        "output_item.done",
+        "incomplete",
+    ]
+    item = told["output_item.done"]["item"]
+    assert told["output_item.added"]["item"] == item | {"status": "in_progress", "content": []}
+    assert told["content_part.added"]["part"] == {"type": "refusal", "refusal": ""}
+    assert told["refusal.delta"]["delta"] == told["refusal.done"]["refusal"] == "No."
+    assert told["incomplete"]["response"]["output"] == [item]
 
 
 async def test_a_failure_in_mid_stream_is_an_error_and_a_failed_response(

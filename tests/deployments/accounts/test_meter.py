@@ -95,7 +95,7 @@ async def test_records_arrive_with_what_engines_know(handle: LocalHandle, tmp_pa
     assert (record.queue_s, record.device_s) == (TRACE.queue_s, TRACE.device_s)
     assert (record.input_tokens, record.output_tokens, record.ttft_s) == (9, 3, 0.1)
     assert record.tpot_s == pytest.approx(0.1)
-    assert meter.spool.num_pending == 0
+    assert meter.spool.num_pending == len(meter._attempts_by_record) == 0
 
 
 async def test_answers_that_end_while_records_are_sent_hold_up_no_settling(handle: LocalHandle, tmp_path: Path) -> None:
@@ -124,13 +124,13 @@ async def test_what_never_was_an_answer_is_not_paid_for(handle: LocalHandle, tmp
     assert await meter.totals(UsageQuestion()) == []
 
 
-@pytest.mark.parametrize("error", REFUSALS)
-async def test_tokens_before_it_was_refused_are_paid_for(
-    handle: LocalHandle, tmp_path: Path, error: type[Exception]
+@pytest.mark.parametrize(("outcome", "num_tokens"), [*((error.__name__, 3) for error in REFUSALS), ("stop", 0)])
+async def test_what_an_engine_has_begun_is_paid_for(
+    handle: LocalHandle, tmp_path: Path, outcome: str, num_tokens: int
 ) -> None:
-    """A grammar turned out to be invalid, or no replica was left to resume on."""
+    """A grammar turned out to be invalid, or no replica was left to resume on; or the prompt alone was read."""
     meter = a_meter(handle, tmp_path)
-    meter.record(a_timeline("r1", outcome=error.__name__))
+    meter.record(a_timeline("r1", outcome=outcome, num_tokens=num_tokens))
     await meter.settle()
     assert [total.num_requests for total in await meter.totals(UsageQuestion())] == [1]
 
@@ -442,6 +442,27 @@ async def test_a_task_ends_when_cancelled_though_an_error_took_the_cancellation_
     goes_on.cancel()
 
 
+async def test_a_task_goes_on_after_an_error_and_logs_nothing_else(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meter_module, "SETTLE_S", 0.001)
+    meter, num_begun, goes_on = a_meter(handle, tmp_path), 0, asyncio.Event()
+
+    async def work() -> None:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == 1:
+            raise ValueError("once")
+        await meter._settle_once()
+        if num_begun == 4:
+            goes_on.set()
+
+    task = asyncio.create_task(meter_module._for_ever(work))
+    await asyncio.wait_for(goes_on.wait(), 30)
+    task.cancel()
+    assert [line.exc_info[1].args for line in caplog.records if line.exc_info and line.exc_info[1]] == [("once",)]
+
+
 async def test_records_are_asked_for_in_pages(
     handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,20 +482,40 @@ async def test_records_are_asked_for_in_pages(
     assert sizes == [2, 2, 2, 2, 1, 2]
 
 
-async def test_what_a_dead_gateway_left_is_told_in_parts(handle: LocalHandle, tmp_path: Path) -> None:
-    """All of it in one message was more than Serve carries, once the accounts had been away for long."""
-    dead = a_meter(handle, tmp_path, "dead")
-    for i in range(meter_module.MAX_BATCH + 1):
-        dead.record(a_timeline(f"r{i}"))
+async def test_records_are_told_in_parts(handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a dead gateway's in one message were more than Serve carries, once the accounts had been away for long."""
+    monkeypatch.setattr(meter_module, "MAX_BATCH", 2)
+    dead, meter = a_meter(handle, tmp_path, "dead"), a_meter(handle, tmp_path)
+    for each in (dead, meter):
+        for number in range(5):
+            each.record(a_timeline(f"{each.spool._name}{number}"))
     assert dead.spool._file is not None
     os.close(dead.spool._file)
-    dead.spool._file = None
     told: list[int] = []
     handle.heard = lambda name, *args: told.append(len(args[0])) if name == "record" else None
-    meter = a_meter(handle, tmp_path)
     assert await meter.adopt_orphans()
-    assert told == [meter_module.MAX_BATCH, 1]
-    assert (await meter.totals(UsageQuestion()))[0].num_requests == meter_module.MAX_BATCH + 1
+    await meter.settle()
+    assert told == [2, 2, 1] * 2
+    assert (await meter.totals(UsageQuestion()))[0].num_requests == 10
+
+
+async def test_what_dead_gateways_left_is_looked_for_now_and_then_and_sooner_after_a_failure(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SETTLE_S", 0), ("ORPHANS_EVERY", 3), ("ORPHANS_AGAIN", 2)):
+        monkeypatch.setattr(meter_module, name, value)
+    meter, num_looks, seen = a_meter(handle, tmp_path), 0, []
+
+    async def look() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return num_looks > 1
+
+    monkeypatch.setattr(meter, "adopt_orphans", look)
+    for _ in range(9):
+        await meter._store_once()
+        seen.append(num_looks)
+    assert seen == [1, 1, 2, 2, 2, 3, 3, 3, 4]
 
 
 async def test_keys_are_good_at_once_here_and_soon_elsewhere(handle: LocalHandle, tmp_path: Path) -> None:
@@ -509,6 +550,19 @@ async def test_keys_are_told_once_and_again_when_they_change_or_the_accounts_res
     config = AccountsConfig(database_url=f"sqlite:///{tmp_path}/a.sqlite", spool_folder=str(tmp_path / "usage"))
     handle._actor = Accounts(config)
     assert [await is_told() for _ in range(2)] == [True, False]
+
+
+async def test_a_key_that_was_revoked_while_the_accounts_restarted_is_forgotten(
+    handle: LocalHandle, tmp_path: Path
+) -> None:
+    meter = a_meter(handle, tmp_path)
+    for digest in ("d1", "d2"):
+        await meter.add_key(digest, "blue")
+    config = AccountsConfig(database_url=f"sqlite:///{tmp_path}/a.sqlite", spool_folder=str(tmp_path / "usage"))
+    handle._actor = Accounts(config)
+    await handle._actor.remove_key("d1")
+    await meter.settle()
+    assert meter.tenant_by_key == {"d2": "blue"}
 
 
 async def test_one_more_key_is_read_and_told_by_itself(handle: LocalHandle, monkeypatch: pytest.MonkeyPatch) -> None:
