@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -10,14 +11,20 @@ import pytest
 from openai.types.responses import ParsedResponse, Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from app.responses_api.schemas import ResponseObject
-from deployments.generation import CallDelta, EndReason, TextDelta, TokenScore
+from app.responses_api.answered import ResponseWriter
+from app.responses_api.schemas import ResponseObject, ResponsesRequest
+from app.translation.render import ResponseHead
+from deployments.generation import CallDelta, EndReason, Finished, TextDelta, TokenScore
 from engine.errors import EngineError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
 
 PATH = "/v1/responses"
 GOOD: dict[str, Any] = {"model": "base", "input": "Hi"}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+OPEN = {"status": "in_progress", "content": [], "arguments": "", "text": "", "refusal": "", "logprobs": []}
+"""What an item and its parts begin with."""
+CALL = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+"""The kinds of events of a call."""
 
 
 async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -30,18 +37,34 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict
         assert event["sequence_number"] == index
         EVENT.validate_python(event)
         events.append(event)
-    items = events[-1]["response"]["output"]
     for event in events:
-        if "item_id" in event:
-            assert event["item_id"] == items[event["output_index"]]["id"]
-        if event["type"] == "response.content_part.done":
-            assert event["part"] == items[event["output_index"]]["content"][event["content_index"]]
-        if event["type"] == "response.function_call_arguments.done":
-            item = items[event["output_index"]]
-            assert (event["name"], event["arguments"]) == (item["name"], item["arguments"])
-        elif "text" in event:
-            assert event["text"] == items[event["output_index"]]["content"][event["content_index"]]["text"]
+        if "output_index" in event:
+            check(event, events[-1]["response"]["output"][event["output_index"]])
     return events
+
+
+def check(event: dict[str, Any], item: dict[str, Any]) -> None:
+    """Compare an event with the item that it is about, as the last event has it."""
+    content = item["content"][0] if "content" in item else item
+    match event["type"].removeprefix("response."):
+        case "output_item.added":
+            assert event["item"] == {name: OPEN.get(name, value) for name, value in item.items()}
+        case "output_item.done":
+            assert event["item"] == item
+        case "content_part.added":
+            assert event["part"] == {name: OPEN.get(name, value) for name, value in content.items()}
+        case "content_part.done":
+            assert event["part"] == content
+    if "item_id" in event:
+        assert event["item_id"] == item["id"]
+        assert ("content_index" in event) == ("content" in item)
+    for field in {"text", "refusal", "name", "arguments"} & event.keys():
+        assert event[field] == content[field]
+
+
+def part(kind: str) -> list[str]:
+    """The kinds of events of an item with content."""
+    return ["output_item.added", "content_part.added", f"{kind}.delta", f"{kind}.done", "content_part.done", CALL[-1]]
 
 
 @pytest.fixture
@@ -122,15 +145,23 @@ async def test_a_response_tells_what_was_asked_for_and_what_holds_where_nothing_
     }
 
 
+def test_a_response_is_completed_once() -> None:
+    """What is stored is what its client gets a moment later."""
+    head = ResponseHead(response_id="resp_1", created_s=1, model="base")
+    body, ticks = ResponsesRequest.model_validate(GOOD), itertools.count(2)
+    writer = ResponseWriter(body, head, tells_scores=False, unix_s=lambda: next(ticks))
+    finished = Finished(reason=EndReason.STOP, num_prompt_tokens=1, num_completion_tokens=0, num_cached_tokens=0)
+    assert [writer.response([], finished).completed_at for _ in range(2)] == [2, 2]
+
+
 async def test_a_stream_ends_with_what_its_events_have_built(
     client: httpx.AsyncClient, calling: ScriptedGateway
 ) -> None:
     events = await streamed(client, GOOD)
-    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    kinds = [kind for kind, _ in itertools.groupby(event["type"].removeprefix("response.") for event in events)]
+    assert kinds == ["created", "in_progress", *part("reasoning_text"), *part("output_text"), *CALL, *CALL, "completed"]
     assert events[0]["response"]["status"] == "in_progress"
     final = events[-1]["response"]
-    assert events[-1]["type"] == "response.completed"
-    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == final["output"]
     built = {
         kind: "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta")
         for kind in ("reasoning_text", "output_text", "function_call_arguments")
@@ -198,22 +229,8 @@ async def test_a_refused_input_is_a_refusal(client: httpx.AsyncClient, gateway: 
     assert answer["output"][0]["content"] == [{"type": "refusal", "refusal": "No."}]
     events = await streamed(client, GOOD)
     told = {event["type"].removeprefix("response."): event for event in events}
-    assert list(told) == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "refusal.delta",
-        "refusal.done",
-        "content_part.done",
-        "output_item.done",
-        "incomplete",
-    ]
-    item = told["output_item.done"]["item"]
-    assert told["output_item.added"]["item"] == item | {"status": "in_progress", "content": []}
-    assert told["content_part.added"]["part"] == {"type": "refusal", "refusal": ""}
-    assert told["refusal.delta"]["delta"] == told["refusal.done"]["refusal"] == "No."
-    assert told["incomplete"]["response"]["output"] == [item]
+    assert list(told) == ["created", "in_progress", *part("refusal"), "incomplete"]
+    assert told["refusal.delta"]["delta"] == "No."
 
 
 async def test_a_failure_in_mid_stream_is_an_error_and_a_failed_response(

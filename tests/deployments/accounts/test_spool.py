@@ -208,17 +208,18 @@ def test_a_gateway_that_starts_on_a_full_disk_has_a_file_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It kept its records in memory alone for as long as it lived, and they were lost with it."""
+    folder = tmp_path / "antiphon" / "usage"
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", refused)
-        mine = Spool(str(tmp_path / "usage"), "mine")
+        mine = Spool(str(folder), "mine")
         mine.add(RECORD)
         mine.add(replace(RECORD, record_id="r2"))
         mine.acknowledge(mine.pending(1))
-        assert (mine.num_pending, mine.num_unwritten, list((tmp_path / "usage").iterdir())) == (1, 2, [])
+        assert (mine.num_pending, mine.num_unwritten, list(folder.iterdir())) == (1, 2, [])
     mine.add(replace(RECORD, record_id="r3"))
     mine.acknowledge(mine.pending(1))
     assert mine.num_unwritten == 0
     mine.add(replace(RECORD, record_id="r4"))
     die(mine)
-    [(records, _)] = list(Spool(str(tmp_path / "usage"), "other").orphans())
+    [(records, _)] = list(Spool(str(folder), "other").orphans())
     assert [record.record_id for record in records] == ["r3", "r4"]
