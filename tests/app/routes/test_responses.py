@@ -227,6 +227,14 @@ async def test_what_is_not_there_is_told_by_its_field(served: Served, body: dict
         assert response.json()["error"]["param"] == param
 
 
+async def test_items_are_counted_from_the_first_of_the_request_itself(served: Served) -> None:
+    _, http = served
+    first = await ask(http)
+    call = {"type": "function_call", "call_id": "1", "namespace": "n" * 40, "name": "f" * 40, "arguments": "{}"}
+    error = await ask(http, [call], previous_response_id=first["id"], status=400)
+    assert error["error"]["param"] == "input[0].name"
+
+
 async def test_a_stored_response_is_not_streamed_again(served: Served) -> None:
     _, http = served
     told = await ask(http)

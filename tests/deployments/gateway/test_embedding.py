@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,8 +13,11 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from adapters.identity import AdapterDigest, AdapterRef
 from deployments.config import SafetyConfig
+from deployments.gateway import embedding
 from deployments.gateway.embedding import scaled
+from deployments.gateway.served_model import ServedModel
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.pooled import EmbeddingRequest
 from engine.errors import OverloadError, RequestError
@@ -147,6 +151,47 @@ async def test_a_request_with_more_inputs_than_a_replica_queues_is_served_if_the
     await serving.replicas.until_idle()
 
 
+async def test_a_request_asks_for_no_more_at_once_than_its_share(
+    gateway: OpenGateway, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "MAX_CONCURRENT_INPUTS", 2)
+    running, most = Counter[str](), Counter[str]()
+
+    def count(owner: object, name: str) -> None:
+        method = getattr(owner, name)
+
+        async def call(*args: object) -> object:
+            running[name] += 1
+            most[name] = max(most[name], running[name])
+            await asyncio.sleep(0)
+            found = await method(*args)
+            running[name] -= 1
+            return found
+
+        monkeypatch.setattr(owner, name, call)
+
+    count(ServedModel, "encode_patiently")
+    count(serving.replicas.server, "pool")
+    await (await gateway()).embed(asked(*TEXTS, "y", "z"))
+    assert most == {"encode_patiently": 2, "pool": 2}
+
+
+@pytest.mark.parametrize(("said", "tenant"), [({"tenant": "blue"}, "blue"), ({}, "s")])
+async def test_what_a_request_says_reaches_the_engine(
+    gateway: OpenGateway, serving: Serving, said: dict[str, Any], tenant: str
+) -> None:
+    ref = AdapterRef(name="sql", digest=AdapterDigest("d"), path="/")
+    opened = await gateway(model=replace(serving.model, adapters=(ref,)))
+    serving.replicas.refusal = RequestError("enough")
+    with pytest.raises(RequestError, match="enough"):
+        await opened.embed(asked(IDS, model="sql", salt="s", priority=3, pooling=Pooling.MEAN, timeout_s=60.0, **said))
+    (call,) = serving.replicas.calls
+    assert (call.adapter, call.tenant, call.salt, call.priority) == (ref, tenant, "s", 3)
+    assert (call.pooling, call.params.max_tokens) == (Pooling.MEAN, 0)
+    assert call.timeout_s is not None
+    assert 0 < call.timeout_s <= 60
+
+
 async def test_a_request_is_refused_if_others_leave_none_of_its_inputs_room(
     gateway: OpenGateway, serving: Serving
 ) -> None:
@@ -184,3 +229,5 @@ async def test_inputs_are_judged_where_the_configuration_says_so(gateway: OpenGa
             await opened.embed(asked("fine", bad))
         assert (refused.value.field, refused.value.code) == ("input[1]", "content_policy_violation")
     assert judge.texts == ["fine", "bad"] * 2
+    (timeline, _) = await opened.own_timelines("r")
+    assert [stage.name for stage in timeline.stages] == ["tokenize", "safety"]

@@ -130,9 +130,20 @@ async def test_a_name_that_cannot_be_is_refused(place: Place, name: str) -> None
 
 async def test_an_adapter_names_its_base(place: Place) -> None:
     place.put("a")
-    for base, words in ((None, "must be one of"), ("none", "does not exist"), ("other", "no such folder")):
-        with pytest.raises(RequestError, match=words):
-            await place.open().register(Registration(name="a", place="a", base=base))
+    registry = place.open()
+    for base, words, field in (
+        (None, "must be one of", "base_model_name"),
+        ("none", "does not exist", "base_model_name"),
+        ("other", "no such folder", "lora_path"),
+    ):
+        with pytest.raises(RequestError, match=words) as refused:
+            await registry.register(Registration(name="a", place="a", base=base))
+        assert refused.value.field == field
+    # Where there is only one, it need not be named, but no other may be.
+    registry._bases = {"m": registry._bases["m"]}
+    with pytest.raises(RequestError, match="does not exist"):
+        await registry.register(Registration(name="a", place="a", base="none"))
+    assert (await registry.register(Registration(name="a", place="a"))).entries["a"].base == "m"
 
 
 async def test_files_are_given_to_nodes_that_do_not_have_them(place: Place) -> None:
@@ -170,6 +181,10 @@ async def test_a_content_on_trial_has_no_traffic(place: Place) -> None:
     ((_, gone),) = await registry.unregister("a", 2)
     assert registry.catalogue.entries["a"].split == ((1, 100),)
     assert gone == entry.versions[1].ref
+    # A name that has only such contents is not taken.
+    await registry.register(replace(wanted("b", "a"), percent=0))
+    place.put("b", seed=3)
+    assert (await registry.register(wanted("b"))).entries["b"].split == ((2, 100),)
 
 
 async def test_the_drop_in_folder_is_watched(place: Place) -> None:
@@ -202,6 +217,50 @@ async def test_a_drop_in_folder_that_is_gone_is_told_of_once_and_keeps_no_other_
     place.put("b")
     assert await registry.look()
     assert caplog.text.count(f"there is no folder {gone.watched}") == 1
+    # And again where it was there meanwhile.
+    (place.dropin.parent / "gone").mkdir()
+    await registry.look()
+    (place.dropin.parent / "gone").rmdir()
+    await registry.look()
+    assert caplog.text.count(f"there is no folder {gone.watched}") == 2
+
+
+async def test_a_folder_that_is_put_back_after_an_unload_is_served_again(place: Place) -> None:
+    registry = place.open()
+    place.put("a")
+    assert await registry.look()
+    (place.dropin / "a").rename(place.dropin.parent / "a")
+    assert not await registry.look()
+    await registry.unregister("a")
+    (place.dropin.parent / "a").rename(place.dropin / "a")
+    assert await registry.look()
+    assert set(registry.catalogue.entries) == {"a"}
+
+
+async def test_changes_run_one_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, changed = place.open(), set[str]()
+
+    def locked(name: str, change: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **options: object) -> object:
+            assert registry._lock.locked()
+            changed.add(name)
+            return change(*args, **options)
+
+        return run
+
+    names = {AdapterStore: ("add", "remove", "route", "tell", "told", "signatures"), FileStore: ("keep", "delete")}
+    for owner, changes in names.items():
+        for name in changes:
+            monkeypatch.setattr(owner, name, locked(name, getattr(owner, name)))
+    place.put("a")
+    await registry.declare({"m": [reference("a", str(place.dropin / "a"))]}, "1")
+    place.put("b", seed=1)
+    assert await registry.look()
+    await registry.register(wanted("c", "b"))
+    await registry.route("c", {1: 100})
+    for name in "bc":
+        await registry.discard([displaced.ref for displaced in await registry.unregister(name)])
+    assert changed == {name for changes in names.values() for name in changes}
 
 
 async def test_a_pickle_in_the_drop_in_folder_is_told_of_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
