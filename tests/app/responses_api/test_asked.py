@@ -77,6 +77,15 @@ def test_thoughts_of_an_answer_that_had_nothing_else_are_not_those_of_the_next()
     ]
 
 
+@pytest.mark.parametrize(
+    "empty", [{}, {"summary": None}, {"content": []}, {"content": [{"type": "refusal", "refusal": "No."}]}]
+)
+def test_thoughts_may_have_no_text(empty: dict[str, Any]) -> None:
+    items = [{"role": "user", "content": "Hi"}, {"type": "reasoning"} | empty, {"role": "assistant", "content": "Yes."}]
+    assert chat(input=items)["messages"] == [items[0], items[2]]
+    assert "reasoning_content" not in chat(input=[*items[:2], CALL])["messages"][1]
+
+
 def test_empty_instructions_are_none() -> None:
     """They became a turn of their own, which Gemma's template refuses."""
     assert chat(input="Hi", instructions="")["messages"] == [{"role": "user", "content": "Hi"}]
@@ -122,11 +131,12 @@ def test_every_option_reaches_the_chat() -> None:
         "prompt_cache_options": {"ttl": "12h"},
         "prompt_cache_retention": "24h",
     }
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
-    assert chat(input="Hi", tool_choice=allowed)["tool_choice"] == {
-        "type": "allowed_tools",
-        "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
-    }
+    for mode in ("auto", "required"):
+        allowed = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "f"}]}
+        assert chat(input="Hi", tool_choice=allowed)["tool_choice"] == {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        }
 
 
 def test_what_a_chat_may_say_of_the_choice_of_tokens_a_response_may_say_too() -> None:
