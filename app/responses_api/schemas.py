@@ -1,4 +1,4 @@
-"""`POST /v1/responses` and `POST /v1/responses/input_tokens`: OpenAI's Responses API, without stored responses."""
+"""Requests and answers of OpenAI's Responses API: `/v1/responses` and what is below it."""
 
 from __future__ import annotations
 

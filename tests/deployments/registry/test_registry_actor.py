@@ -21,6 +21,7 @@ from deployments import waits
 from deployments.config import AdapterBase, RegistryConfig
 from deployments.registry import registry_actor
 from deployments.registry.adapter_changes import Registration
+from deployments.registry.followers import Followers
 from deployments.registry.registry_actor import Registry, open_store
 from engine.errors import ConfigError
 from tests.adapters.handmade import SHAPES, make_tensors, write
@@ -32,6 +33,7 @@ class Replicas:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
+        self.answer: object = 512
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -39,9 +41,9 @@ class Replicas:
         self.asked.append((method, argument))
         return Broadcasted(self._answer(), at_once(RuntimeError("one has died")))
 
-    async def _answer(self) -> int:
+    async def _answer(self) -> object:
         await self.may_answer.wait()
-        return 512
+        return self.answer
 
 
 class Actor:
@@ -246,6 +248,15 @@ async def test_a_change_waits_for_a_gateway_that_the_handle_does_not_know(
     assert not change.done()
     assert await registry.catalogue("new", after.store, after.revision) is None
     assert await change == after
+    await actor.end(registry)
+
+
+async def test_a_gateway_that_was_told_need_not_ask(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = await actor.open(monkeypatch)
+    registry._followers = Followers(clock=lambda: 0.0)
+    await registry.catalogue("told", "", -1)
+    actor.gateways.answer = "told"
+    assert "a" in (await asyncio.wait_for(registry.register(actor.put("a")), 30)).entries
     await actor.end(registry)
 
 
