@@ -21,6 +21,7 @@ from deployments import waits
 from deployments.config import AdapterBase, RegistryConfig
 from deployments.registry import registry_actor
 from deployments.registry.adapter_changes import Registration
+from deployments.registry.adapter_registry import RegistryServer
 from deployments.registry.followers import Followers
 from deployments.registry.registry_actor import Registry, open_store
 from engine.errors import ConfigError
@@ -257,6 +258,25 @@ async def test_a_gateway_that_was_told_need_not_ask(actor: Actor, monkeypatch: p
     await registry.catalogue("told", "", -1)
     actor.gateways.answer = "told"
     assert "a" in (await asyncio.wait_for(registry.register(actor.put("a")), 30)).entries
+    await actor.end(registry)
+
+
+async def test_what_is_dropped_in_is_told_of_though_a_scan_has_failed(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, failures = RegistryServer.look, [RuntimeError("once")]
+
+    async def fail_once(server: RegistryServer) -> bool:
+        if failures:
+            raise failures.pop()
+        return await look(server)
+
+    monkeypatch.setattr(RegistryServer, "look", fail_once)
+    base = replace(actor.config.bases[0], watched=str(actor.dropin))
+    monkeypatch.setattr(Actor, "config", replace(actor.config, bases=(base,)))
+    actor.put("a")
+    registry = await actor.open(monkeypatch)
+    await until(lambda: any("a" in told.entries for _, told in actor.gateways.asked))
     await actor.end(registry)
 
 
