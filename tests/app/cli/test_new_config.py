@@ -72,7 +72,9 @@ def test_whatever_a_folder_is_called_its_model_gets_a_name(tmp_path: Path, folde
 def test_a_hub_id_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name, text = new_config("Qwen/Qwen3-0.6B")
-    assert (name, model_of(yaml.safe_load(text))["path"]) == ("Qwen3-0.6B", "Qwen/Qwen3-0.6B")
+    tree = yaml.safe_load(text)
+    assert model_of(tree) == {"name": name, "path": "Qwen/Qwen3-0.6B", "engine": {"device": "cpu"}}
+    assert (name, tree["http_options"]["port"]) == ("Qwen3-0.6B", 8000)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from adapters.file_store import copy_files
+from adapters.file_store import INCOMING, copy_files
 from adapters.identity import AdapterDigest
 from adapters.store import AdapterStore, StoreTakenError
 from deployments import waits
@@ -207,6 +207,7 @@ async def test_what_a_process_left_undone_is_done_by_the_next(actor: Actor, monk
     await actor.end(registry)
     await asyncio.gather(unload, return_exceptions=True)
     assert len(actor.kept()) == 2
+    (actor.folder / "store" / "adapters" / f"{INCOMING}half").mkdir()
     # Requests that use it may go on: replicas outlive a registry.
     registry = await actor.open(monkeypatch)
     await until(lambda: len(actor.replicas.asked) == 2)
