@@ -340,7 +340,7 @@ class Finished:
     Attributes:
         num_reasoning_tokens: those of `num_completion_tokens` that are reasoning.
         num_accepted, num_rejected: tokens of the prediction that were accepted as draft tokens, and rejected.
-        stop: the stop string that ended the text, if any.
+        stop, stop_id: the stop string, or the request's stop token, that ended the text, if one did.
         refusal: the sentence to show if `reason` is CONTENT_FILTER and the input was refused.
         moderation: the safety verdicts, if requested.
     """
@@ -353,6 +353,7 @@ class Finished:
     num_accepted: int = 0
     num_rejected: int = 0
     stop: str | None = None
+    stop_id: int | None = None
     refusal: str | None = None
     moderation: Moderated | None = None
 

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from app.schemas.common import (
     FINGERPRINT,
+    STOP_REASON,
     ChatFinishReason,
     ChatLogprobs,
     PromptLogprobs,
@@ -16,7 +17,6 @@ from app.schemas.common import (
     Usage,
 )
 from app.schemas.moderations import ChatModeration, ChatModerationRequest
-from app.schemas.structured import ResponseFormat
 from app.schemas.tools import (
     MAX_EARLIER_CALLS,
     PARSED,
@@ -206,7 +206,6 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
     top_logprobs: int | None = Field(
         default=None, ge=0, le=20, description="Requires `logprobs`: also return this many top tokens at each position."
     )
-    response_format: ResponseFormat | None = Field(default=None, description="Format that the answer must have.")
     tools: Tools | None = Field(default=None, description="Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
         default=None, description="Whether the model may, must or must not call them, or which; defaults to `auto`."
@@ -252,6 +251,7 @@ class ChatChoice(WireResponse):
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason
+    stop_reason: IfAny[str | int] = Field(default=None, description=STOP_REASON)
 
 
 class ChatCompletion(WireResponse):
@@ -286,6 +286,7 @@ class ChatChunkChoice(WireResponse):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason | None = None
+    stop_reason: IfAny[str | int] = Field(default=None, description=STOP_REASON)
 
 
 class ChatCompletionChunk(WireResponse):

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticKnownError
 from typing_extensions import TypedDict  # Pydantic does not take that of Python 3.11's own.
 
-from app.schemas.structured import StructuredOutputs
+from app.schemas.structured import ResponseFormat, StructuredOutputs
 from app.schemas.wire import ASKS_NOTHING, ModelName, TokenId, WireRequest, WireResponse
 
 INT64_MAX = 2**63 - 1
@@ -174,6 +174,7 @@ class SamplingFields(SamplingOptions):
         le=20,
         description="Extension: return log-probabilities of the prompt's tokens and of this many top tokens.",
     )
+    response_format: ResponseFormat | None = Field(default=None, description="Format that the answer must have.")
     use_beam_search: bool | None = Field(
         default=None, description="Extension: return the best `n` answers that a search with `n` beams finds."
     )
@@ -244,5 +245,6 @@ class ChatLogprobs(WireResponse):
     refusal: None = None
 
 
+STOP_REASON = "Extension: the stop string or token id of the request that ended the answer, if one did."
 WireFinishReason = Literal["stop", "length", "content_filter"]
 ChatFinishReason = Literal["stop", "length", "content_filter", "tool_calls"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import FINGERPRINT, PromptLogprobs, SamplingFields, Usage, WireFinishReason
+from app.schemas.common import FINGERPRINT, STOP_REASON, PromptLogprobs, SamplingFields, Usage, WireFinishReason
 from app.schemas.wire import IfAny, WireResponse
 
 _MAX_TOKEN_ID = 2**31 - 1
@@ -47,11 +47,6 @@ WirePrompt = Annotated[
 class CompletionRequest(SamplingFields):
     """Ask for the continuation of one or more prompts; each prompt yields `n` choices, in order."""
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
-        **SamplingFields.NEUTRAL,
-        "add_special_tokens": (None, True),
-    }
-
     prompt: WirePrompt = Field(description="Text or token ids, or an array of either for several continuations.")
     suffix: str | None = Field(
         default=None, description="Text after the answer, which fills in what is between; for models that can do so."
@@ -63,6 +58,9 @@ class CompletionRequest(SamplingFields):
         default=None, ge=0, le=20, description="Return log-probabilities of tokens and of this many top tokens."
     )
     echo: bool | None = Field(default=None, description="Return the prompt before the answer.")
+    add_special_tokens: bool | None = Field(
+        default=None, description="Extension: begin a text as the tokenizer does, with a special token if it has one."
+    )
     best_of: int | None = Field(
         default=None, ge=1, le=128, description="Answers to compute; the `n` most likely ones per token are returned."
     )
@@ -89,6 +87,7 @@ class CompletionChoice(WireResponse):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: WireFinishReason | None
+    stop_reason: IfAny[str | int] = Field(default=None, description=STOP_REASON)
     prompt_logprobs: IfAny[PromptLogprobs] = Field(default=None, description="Extension: present if requested.")
 
 

@@ -27,6 +27,7 @@ from app.translation.render import (
     chat_logprobs,
     echoed_scores,
     prompt_logprobs,
+    stop_reason,
     usage,
 )
 from app.translation.streaming import ChoiceEvent
@@ -123,7 +124,7 @@ class ChatFrames(_Frames):
         elif isinstance(item.event, Finished):
             if item.event.refusal is not None:
                 frames += self._delta(item.index, {"refusal": item.event.refusal})
-            frames += self._delta(item.index, {}, item.event.reason.value)
+            frames += self._chunk({"index": item.index, "delta": {}, "logprobs": None} | _ending(item.event))
         return frames
 
     def closing(self) -> bytes:
@@ -147,10 +148,14 @@ class ChatFrames(_Frames):
         self,
         index: int,
         delta: dict[str, Any],
-        finish_reason: str | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> bytes:
-        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason})
+        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+
+
+def _ending(finished: Finished) -> dict[str, Any]:
+    reason = stop_reason(finished)
+    return {"finish_reason": finished.reason.value} | ({} if reason is None else {"stop_reason": reason})
 
 
 def _deltas(event: TextDelta) -> Iterator[dict[str, Any]]:
@@ -180,7 +185,7 @@ class CompletionFrames(_Frames):
         self._count(item)
         match item.event:
             case Finished() as finished:
-                return self._chunk(self._choice(item.index, "", (), finished.reason.value))
+                return self._chunk({"index": item.index, "text": "", "logprobs": None} | _ending(finished))
             case TextDelta(text=text, scores=scores):
                 return self._chunk(self._choice(item.index, text, scores))
             case Started() as started:
@@ -194,11 +199,9 @@ class CompletionFrames(_Frames):
         choice = self._choice(index, started.prompt_text or "", echoed_scores(started, self._body.logprobs or 0))
         return self._chunk(choice if found is None else choice | {"prompt_logprobs": found})
 
-    def _choice(
-        self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None
-    ) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, scores: Iterable[TokenScore]) -> dict[str, Any]:
         logprobs = None
-        if self._body.logprobs is not None and finish_reason is None:
+        if self._body.logprobs is not None:
             told = self._scores_by_choice.setdefault(index, TextScores())
             logprobs = told.next(scores).model_dump(mode="json")
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}

@@ -72,6 +72,11 @@ def _turn(message: Message) -> ChatMessage:
 def text_prompts(body: CompletionRequest, limits: LimitSettings) -> tuple[TextPrompt | TokenPrompt, ...]:
     """Return the prompts of a text completion, in order."""
     prompts = plain_prompts(body.prompt, limits.max_prompts, "prompts", field="prompt")
+    if body.add_special_tokens is False:
+        prompts = tuple(
+            replace(prompt, has_special_tokens=False) if isinstance(prompt, TextPrompt) else prompt
+            for prompt in prompts
+        )
     if body.suffix:
         prompts = _with_suffix(prompts, body.suffix, echoes=bool(body.echo))
     check_size(prompts, limits, field="prompt")

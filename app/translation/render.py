@@ -79,6 +79,7 @@ def chat_completion(
                 message=message,
                 logprobs=scores,
                 finish_reason=answer.finished.reason.value,
+                stop_reason=stop_reason(answer.finished),
             )
         )
     finished = [answer.finished for answer in answers]
@@ -93,6 +94,11 @@ def chat_completion(
         prompt_logprobs=prompt_logprobs(answers[0].started, body.prompt_logprobs),
         moderation=None if classifier is None else chat_moderation(finished, classifier),
     )
+
+
+def stop_reason(finished: Finished) -> str | int | None:
+    """Return the stop string or token of the request that ended an answer."""
+    return finished.stop_id if finished.stop is None else finished.stop
 
 
 def prompt_logprobs(started: Started, num_top: int | None) -> PromptLogprobs | None:
@@ -156,6 +162,7 @@ def _completion_choice(index: int, answer: Answer, body: CompletionRequest) -> C
         logprobs=logprobs,
         # A text completion has no calls.
         finish_reason=cast("WireFinishReason", answer.finished.reason.value),
+        stop_reason=stop_reason(answer.finished),
         prompt_logprobs=prompt_logprobs(answer.started, body.prompt_logprobs),
     )
 

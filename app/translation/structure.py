@@ -10,7 +10,6 @@ from typing import Any
 from llguidance import LLMatcher, StructTag, grammar_from
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
-from app.schemas.chat import ChatCompletionRequest
 from app.schemas.common import SamplingFields
 from app.schemas.structured import StructuralTag, StructuredOutputs
 from app.settings import LimitSettings
@@ -27,29 +26,22 @@ _GBNF_ESCAPE = re.compile(r"\\(?:u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F
 """Any escape, so that a backslash that is escaped begins none."""
 
 
-def chat_grammar(body: ChatCompletionRequest, limits: LimitSettings) -> Grammar | None:
-    """Return the grammar of the answer to a chat, None for free text.
+def answer_grammar(body: SamplingFields, limits: LimitSettings) -> Grammar | None:
+    """Return the grammar of an answer, None for free text.
 
     Raises:
         RequestError: a schema is too large or too deep, a grammar is invalid, or two fields conflict.
     """
-    wanted = body.response_format
+    wanted, extension = body.response_format, body.structured_outputs
     if wanted is None or wanted.type == "text":
-        return text_grammar(body, limits)
-    if body.structured_outputs is not None:
+        return None if extension is None else _checked(body, _of_extension(extension, limits))
+    if extension is not None:
         raise RequestError("Set 'response_format' or 'structured_outputs', not both.", field="structured_outputs")
     schema: Any = {"type": "object"}
     if wanted.json_schema is not None:
         schema = {} if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
     source = _of_schema(schema, limits, "response_format")
     return _checked(body, Grammar(source=source, field="response_format"))
-
-
-def text_grammar(body: SamplingFields, limits: LimitSettings) -> Grammar | None:
-    """Return the grammar that `structured_outputs` requests, None for free text; errors as `chat_grammar`."""
-    if body.structured_outputs is None:
-        return None
-    return _checked(body, _of_extension(body.structured_outputs, limits))
 
 
 def _checked(body: SamplingFields, grammar: Grammar) -> Grammar:

@@ -20,7 +20,7 @@ from app.translation.beams import with_beams
 from app.translation.bounds import check_chars, check_count
 from app.translation.moderation import moderation_asked
 from app.translation.prompts import chat_prompt, text_prompts
-from app.translation.structure import chat_grammar, text_grammar
+from app.translation.structure import answer_grammar
 from app.translation.tool_use import tool_use
 from deployments.generation import PREDICTION_FIELD, GenerationRequest, Prompt
 from deployments.siblings import Siblings
@@ -57,7 +57,7 @@ def chat_generations(
     base = replace(
         base,
         params=replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
-        grammar=chat_grammar(body, limits),
+        grammar=answer_grammar(body, limits),
         tool_use=tool_use(body, prompt.tools),
         moderation=moderation_asked(body.moderation),
         prediction=_prediction(body, limits),
@@ -88,7 +88,7 @@ def text_generations(
     if num_answers > num_wanted and body.stream:
         raise RequestError.about("best_of", "greater than 'n' cannot be streamed.")
     scores = body.logprobs if num_answers == num_wanted else body.logprobs or 0
-    grammar = text_grammar(body, limits)
+    grammar = answer_grammar(body, limits)
     bases = []
     for prompt in prompts:
         base = _generation(body, prompt, limits, body.max_tokens)

@@ -351,6 +351,7 @@ class Answer:
         else:
             raise EngineError("The engine aborted the request.")
         self._end(reason, text.num_tokens)
+        last_ids = last.token_ids[-1:] if reason is EndReason.STOP and not text.is_cut else ()
         return Finished(
             reason=reason,
             num_prompt_tokens=len(self._prompt_ids),
@@ -361,6 +362,7 @@ class Answer:
             num_accepted=min(last.num_accepted, text.num_tokens),
             num_rejected=last.num_rejected,
             stop=text.stop if reason is EndReason.STOP else None,
+            stop_id=next((token_id for token_id in last_ids if token_id in self._request.params.stop_token_ids), None),
             moderation=moderation,
         )
 

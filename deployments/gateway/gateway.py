@@ -256,14 +256,14 @@ class Gateway:
         return Tokenized(token_ids=token_ids, max_model_len=model.config.max_model_len, texts=texts)
 
     async def detokenize(self, name: str, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids without special tokens.
+        """Return the text of token ids, special tokens included.
 
         Raises:
             RequestError: there is no such model, or an id is outside its vocabulary.
         """
         model = self._model_of(*self._names.target(name))
         check_vocabulary(token_ids, model.config.vocab_size, field="tokens")
-        return await asyncio.to_thread(model.codec.pieces.decode, token_ids)
+        return await asyncio.to_thread(model.codec.pieces.decode, token_ids, shows_special=True)
 
     async def moderate(self, texts: Sequence[str], *, tenant: str = "") -> Sequence[Verdict]:
         """Return the classifier's verdict on each text, in order.

@@ -110,9 +110,9 @@ class TokenPieces:
             decode=self.decode, decode_inner=self._decode_inner, kind_of=self._kind_of, has_begun=has_begun
         )
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids without special tokens."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, shows_special: bool = False) -> str:
+        """Return the text of token ids, without special tokens unless they are to be shown."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=not shows_special)
         return text
 
     def spelling(self, token_id: int) -> bytes:

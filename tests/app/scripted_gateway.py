@@ -146,6 +146,7 @@ class ScriptedGateway:
         self.deltas: list[TextDelta] = []
         self.end = EndReason.STOP
         self.stop: str | None = None
+        self.stop_id: int | None = None
         self.refusal: str | None = None
         self.moderation: Moderated | None = None
         self.error_before: Exception | None = None
@@ -191,6 +192,7 @@ class ScriptedGateway:
             yield Finished(
                 reason=self.end,
                 stop=self.stop,
+                stop_id=self.stop_id,
                 num_prompt_tokens=7,
                 num_completion_tokens=len(self.pieces),
                 num_cached_tokens=4,

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from app.schemas.completions import CompletionRequest
 from app.settings import LimitSettings
-from app.translation.structure import text_grammar
+from app.translation.structure import answer_grammar
 from deployments.gateway.grammars import check_grammar
 from engine.errors import RequestError
 from engine.sampling.grammar import GrammarStore
@@ -70,7 +70,7 @@ def source_of(schema: str) -> str:
         ValidationError: it is no object.
     """
     body = {"model": "m", "prompt": "x", "structured_outputs": {"json": orjson.loads(schema)}}
-    grammar = text_grammar(CompletionRequest.model_validate(body), LimitSettings())
+    grammar = answer_grammar(CompletionRequest.model_validate(body), LimitSettings())
     assert grammar is not None
     check_grammar(grammar)
     STORE.compile(grammar.source)

@@ -419,5 +419,7 @@ def test_text_and_chats_become_token_ids_and_text_again(server: Server) -> None:
         text = http.post("/tokenize", json={"model": BASE, "prompt": "Grüße 🙂"}).json()
         back = http.post("/detokenize", json={"model": BASE, "tokens": text["tokens"]}).json()
         assert back == {"prompt": "Grüße 🙂"}
+        whole = http.post("/detokenize", json={"model": "markdown", "tokens": found["tokens"]}).json()
+        assert whole["prompt"] == "".join(found["token_strs"])
         wrong = http.post("/detokenize", json={"model": BASE, "tokens": [10**6]})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")

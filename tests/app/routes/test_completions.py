@@ -53,6 +53,35 @@ async def test_choices_of_a_stream_interleave_and_each_ends_once(client: httpx.A
         assert [choice["finish_reason"] for choice in own] == [None, None, None, "stop"]
 
 
+@pytest.mark.parametrize(("stop", "stop_id", "told"), [("\n", None, "\n"), (None, 7, 7), (None, None, None)])
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+async def test_an_answer_tells_which_stop_of_the_request_ended_it(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    path: str,
+    stop: str | None,
+    stop_id: int | None,
+    told: str | int | None,
+) -> None:
+    gateway.stop, gateway.stop_id = stop, stop_id
+    body = {"model": "base"} | ({"prompt": "Hi"} if path == PATH else {"messages": [{"role": "user", "content": "Hi"}]})
+    (whole,) = (await client.post(path, json=body)).json()["choices"]
+    *_, last, _ = events((await client.post(path, json=body | {"stream": True})).text)
+    expected = {"finish_reason": "stop"} | ({} if told is None else {"stop_reason": told})
+    for choice in (whole, *last["choices"]):
+        assert {key: value for key, value in choice.items() if key.endswith("_reason")} == expected
+
+
+async def test_a_text_may_do_without_the_token_that_begins_others(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    body = {"model": "base", "prompt": ["a", "b"]}
+    for wanted in (None, True, False):
+        assert (await client.post(PATH, json=body | {"add_special_tokens": wanted})).status_code == 200
+    given = [prompt.has_special_tokens for r in gateway.requests if isinstance(prompt := r.prompt, TextPrompt)]
+    assert given == [True, True, True, True, False, False]
+
+
 async def test_one_failed_choice_ends_all(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
     gateway.error_after = EngineError("dead")
     response = await client.post(PATH, json={"model": "base", "prompt": ["a", "b"]})

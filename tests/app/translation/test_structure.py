@@ -9,7 +9,7 @@ from app.schemas.chat import ChatCompletionRequest
 from app.schemas.completions import CompletionRequest
 from app.settings import LimitSettings
 from app.translation.bounds import check_json
-from app.translation.structure import chat_grammar, text_grammar
+from app.translation.structure import answer_grammar
 from deployments.generation import Grammar
 from engine.errors import RequestError
 
@@ -25,16 +25,21 @@ TAG = {
 def of_chat(**fields: Any) -> Grammar | None:
     question = [{"role": "user", "content": "Hi"}]
     body = ChatCompletionRequest.model_validate({"model": "m", "messages": question, **fields})
-    return chat_grammar(body, LIMITS)
+    return answer_grammar(body, LIMITS)
 
 
-def of_text(wanted: dict[str, Any]) -> Grammar | None:
-    body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "structured_outputs": wanted})
-    return text_grammar(body, LIMITS)
+def of_text(wanted: dict[str, Any], field: str = "structured_outputs") -> Grammar | None:
+    body = CompletionRequest.model_validate({"model": "m", "prompt": "x", field: wanted})
+    return answer_grammar(body, LIMITS)
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+
+
+def test_a_text_has_the_format_that_a_chat_has() -> None:
+    for wanted in ({"type": "text"}, {"type": "json_object"}, json_schema({"type": "array"})):
+        assert of_text(wanted, "response_format") == of_chat(response_format=wanted)
 
 
 def test_free_text_has_no_grammar() -> None:
@@ -81,7 +86,7 @@ def test_empty_lines_cost_no_time(gap: str) -> None:
     limits = LimitSettings(max_schema_chars=1_000_000)
     wanted = {"grammar": 'root ::= "a"' + gap * 300_000}
     body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "structured_outputs": wanted})
-    assert text_grammar(body, limits) is not None
+    assert answer_grammar(body, limits) is not None
 
 
 def test_a_grammar_that_is_nested_too_deeply_is_refused() -> None:
@@ -89,7 +94,7 @@ def test_a_grammar_that_is_nested_too_deeply_is_refused() -> None:
     wanted = {"grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000}
     body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "structured_outputs": wanted})
     with pytest.raises(RequestError, match="not a valid grammar"):
-        text_grammar(body, limits)
+        answer_grammar(body, limits)
 
 
 @pytest.mark.parametrize(

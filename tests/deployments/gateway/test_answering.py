@@ -86,6 +86,15 @@ async def test_a_stop_string_ends_no_answer_of_fewer_tokens_than_were_asked_for(
     assert [end.num_completion_tokens > 9 for end in ends if isinstance(end, Finished)] == [False, True]
 
 
+async def test_an_answer_tells_the_stop_token_of_the_request_that_ended_it(gateway: OpenGateway) -> None:
+    opened = await gateway()
+    for stop_ids, told in (((9,), 9), ((), None)):
+        params = {"logit_bias": ((9, 100.0),), "stop_token_ids": stop_ids}
+        end = (await events_of(opened, ask(max_tokens=3, params=params)))[-1]
+        assert isinstance(end, Finished)
+        assert (end.stop, end.stop_id) == (None, told)
+
+
 class Scripted:
     """In the place of a `Resumption`: an answer in batches of these sizes."""
 
