@@ -99,7 +99,9 @@ def permitted_folder(folder: str, roots: Sequence[str]) -> str | None:
 
 
 def sub_folders(root: str) -> list[str]:
-    """Return the names of sub-folders with adapter_config.json, sorted; names that start with a dot are skipped.
+    """Return the names of sub-folders with a file of an adapter, sorted; names that start with a dot are skipped.
+
+    One that lacks the other file is among them, so that it is reported.
 
     Raises:
         AdapterError: there is no such folder.
@@ -107,19 +109,20 @@ def sub_folders(root: str) -> list[str]:
     if not os.path.isdir(root):
         raise AdapterError(os.path.basename(root), f"there is no folder {root}")
     return [
-        name
-        for name in sorted(os.listdir(root))
-        if not name.startswith(".") and os.path.lexists(os.path.join(root, name, CONFIG_FILE))
+        name for name in sorted(os.listdir(root)) if not name.startswith(".") and _is_adapter(os.path.join(root, name))
     ]
 
 
 def nested_adapters(root: str) -> list[str]:
-    """Return the paths in `root` of adapters one level too deep to be found, one for each sub-folder that has any."""
-    found: list[str] = []
+    """Return the paths in `root` of adapters that are not in sub-folders of it, and therefore not found.
+
+    These are `root` itself (`os.curdir`), and those one level too deep, one for each sub-folder that has any.
+    """
+    found = [os.curdir] if _is_adapter(root) else []
     for name in sorted(os.listdir(root)):
         folder = os.path.join(root, name)
         # A link may lead to a folder that adapters may not be loaded from.
-        if name.startswith(".") or os.path.islink(folder) or os.path.lexists(os.path.join(folder, CONFIG_FILE)):
+        if name.startswith(".") or os.path.islink(folder) or _is_adapter(folder):
             continue
         try:
             inner = sorted(os.listdir(folder))
@@ -128,6 +131,10 @@ def nested_adapters(root: str) -> list[str]:
         paths = (os.path.join(name, each) for each in inner if not each.startswith("."))
         found += islice((path for path in paths if os.path.lexists(os.path.join(root, path, CONFIG_FILE))), 1)
     return found
+
+
+def _is_adapter(folder: str) -> bool:
+    return any(os.path.lexists(os.path.join(folder, file)) for file in (CONFIG_FILE, *_TENSOR_FILES))
 
 
 def signatures(root: str) -> dict[str, Signature]:

@@ -84,10 +84,10 @@ def settings_by_place(tree: Mapping[str, Any]) -> dict[str, Settings]:
 
 
 def overlooked_adapters(path: str | Path) -> list[str]:
-    """Return one line for each sub-folder of the drop-in folders in a valid config file whose adapters lie too deep."""
+    """Return one line for each place in the drop-in folders of a valid config file with adapters that are not found."""
     return [
-        f"{place}.models[{index}].adapter_folder: the adapter in '{Path(folder, nested)}' is not "
-        f"loaded; move its folder to '{folder}', or name it under `adapters`"
+        f"{place}.models[{index}].adapter_folder: the adapter in '{Path(folder, nested)}' is not loaded, as only "
+        f"folders directly in '{folder}' are; move it there, or name it under `adapters`"
         for place, settings in settings_by_place(read_config(path)).items()
         for index, model in enumerate(settings.models)
         if (folder := model.adapter_folder) is not None

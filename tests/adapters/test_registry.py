@@ -60,9 +60,13 @@ def test_the_adapters_of_a_drop_in_folder_are_its_sub_folders(tmp_path: Path) ->
     write(tmp_path / "a-first")
     write(tmp_path / ".hidden")
     (tmp_path / "notes").mkdir()
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "adapter_model.safetensors").touch()
     (tmp_path / "README.md").write_text("adapters")
-    refs = [reference_in(str(tmp_path), name) for name in sub_folders(str(tmp_path))]
-    assert [ref.name for ref in refs] == ["a-first", "b-second"]
+    assert sub_folders(str(tmp_path)) == ["a-first", "b-second", "half"]
+    with pytest.raises(AdapterError, match=r"'half' .* adapter_config\.json is missing"):
+        reference_in(str(tmp_path), "half")
+    refs = [reference_in(str(tmp_path), name) for name in ("a-first", "b-second")]
     assert refs[0].path == str((tmp_path / "a-first").resolve())
     assert refs[1].digest == adapter_digest(str(tmp_path / "b-second"))
 

@@ -92,6 +92,9 @@ def test_an_adapter_that_lies_too_deep_to_be_found_is_noted(
     config.write_text(text.replace(model, f"{more}, adapters: [{{name: a, path: {tmp_path}/drop-in/team2/named}}]"))
     (line,) = overlooked_adapters(config)
     assert "team/mine" in line
+    config.write_text(text.replace(model, f"{more}/team/mine"))
+    (line,) = overlooked_adapters(config)
+    assert f"the adapter in '{tmp_path}/drop-in/team/mine' is not loaded" in line
 
 
 @pytest.mark.parametrize("command", ["validate", "serve"])
