@@ -65,7 +65,7 @@ class AdapterSources:
         url = (wanted if "://" in wanted else _HUB + wanted).removesuffix("/") + "/"
         path = next((url[len(prefix) :] for prefix in self._prefixes if url.startswith(prefix)), None)
         if path is None:
-            raise AdapterError(name, "its source is not among those that this server may fetch from")
+            raise AdapterError(name, "its source is not among 'registry.sources'")
         if _PATH.fullmatch(path) is None:
             raise AdapterError(name, "the URL of its source has parts other than names of letters, digits and -._~@+=:")
         return url.removesuffix("/")

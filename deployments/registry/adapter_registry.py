@@ -303,7 +303,8 @@ class RegistryServer:
         for path in await asyncio.to_thread(nested_adapters, root):
             if (folder := os.path.join(root, os.path.dirname(path))) not in self._too_deep:
                 self._too_deep.add(folder)
-                _logger.warning("drop-in folder: %s is not loaded; only folders directly in %s are", path, root)
+                what = "the adapter in it" if path == os.curdir else path
+                _logger.warning("drop-in folder: %s is not loaded; only folders directly in %s are", what, root)
 
     async def _take_in(self, name: str, signature: Signature, base: AdapterBase) -> None:
         """Register the content of a sub-folder with a new signature, unless only the files' times have changed."""
@@ -335,7 +336,11 @@ class RegistryServer:
             if incoming is not None:
                 return incoming
             if not self._sources.may_be_hub_id(place):
-                raise AdapterError(name, "there is no such folder among those that adapters may be loaded from")
+                raise AdapterError(
+                    name,
+                    f"'adapter_folder' of {base.name} and 'registry.allowed_folders' have no such folder, "
+                    "and 'registry.sources' no such source",
+                )
         fill = partial(self._sources.fetch, name, self._sources.url_of(name, place))
         return await loop.run_in_executor(self._fetchers, self._files.bring, fill)
 

@@ -284,11 +284,14 @@ async def test_an_adapter_one_level_too_deep_is_told_of_once(place: Place, caplo
     for path in ("team/mine", "team/other", "a", "a/checkpoint-10", ".hidden/b", "deep/er/c"):
         place.put(path)
     (place.dropin / "notes.txt").touch()
+    (place.dropin / "adapter_config.json").touch()
     assert await registry.look()
     assert not await registry.look()
     assert set(registry.catalogue.entries) == {"a"}
-    (line,) = caplog.messages
-    assert line == f"drop-in folder: team/mine is not loaded; only folders directly in {place.dropin} are"
+    assert caplog.messages == [
+        f"drop-in folder: {what} is not loaded; only folders directly in {place.dropin} are"
+        for what in ("the adapter in it", "team/mine")
+    ]
 
 
 async def test_a_full_disk_refuses_for_now_and_what_was_dropped_in_is_served_once_there_is_room(
