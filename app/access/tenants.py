@@ -149,7 +149,8 @@ def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
             code="admin_disabled",
         )
     if not is_admin(headers, admin_key_sha256):
-        raise wrong_key("This route needs the admin key, as 'Authorization: Bearer ...'.")
+        other = "" if given_key(headers) is None else " which this is not; send it"
+        raise wrong_key(f"This route needs the admin key,{other} as 'Authorization: Bearer ...'.")
 
 
 @dataclass(slots=True)

@@ -271,21 +271,22 @@ def test_the_key_opens(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "digest", "status"),
+    ("headers", "digest", "status", "words"),
     [
-        ({}, DIGEST, 401),
-        ({"authorization": "Bearer "}, DIGEST, 401),
-        ({"authorization": "Bearer wrong"}, DIGEST, 401),
-        ({"authorization": "Basic secret"}, DIGEST, 401),
-        ({"authorization": f"Bearer {DIGEST}"}, DIGEST, 401),
-        ({"authorization": "Bearer secret"}, None, 403),
-        ({}, key_digest(""), 401),
+        ({}, DIGEST, 401, "needs the admin key, as"),
+        ({"authorization": "Bearer "}, DIGEST, 401, "needs the admin key, as"),
+        ({"authorization": "Bearer wrong"}, DIGEST, 401, "needs the admin key, which this is not;"),
+        ({"authorization": "Basic secret"}, DIGEST, 401, "needs the admin key, as"),
+        ({"authorization": f"Bearer {DIGEST}"}, DIGEST, 401, "needs the admin key, which this is not;"),
+        ({"authorization": "Bearer secret"}, None, 403, "ANTIPHON_ADMIN_KEY"),
+        ({}, key_digest(""), 401, "needs the admin key, as"),
     ],
 )
-def test_nothing_else_does(headers: dict[str, str], digest: str | None, status: int) -> None:
+def test_nothing_else_does(headers: dict[str, str], digest: str | None, status: int, words: str) -> None:
     with pytest.raises(ApiError) as refused:
         check_admin(Headers(headers), digest)
     assert refused.value.status == status
+    assert words in refused.value.message
 
 
 @pytest.mark.parametrize(("window_s", "left"), [(3600.0, -101), (0.0, 0)])
