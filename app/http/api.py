@@ -147,7 +147,10 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     target = f"{request.method} {request.scope['path'][:128]}"
     if error.status_code == 404:
-        api_error = ApiError(404, f"Unknown route: {target}.", code="unknown_url")
+        # The address of a server that is given to OpenAI's clients without its /v1.
+        versioned = "/v1" + request.scope["path"]
+        hint = f" Did you mean {versioned}?" if versioned in request.app.state.paths else ""
+        api_error = ApiError(404, f"Unknown route: {target}.{hint}", code="unknown_url")
     elif error.status_code == 405:
         allowed = {"Allow": ", ".join(_methods(request.scope))}
         api_error = ApiError(405, f"Method not allowed: {target}.", code="method_not_allowed", headers=allowed)

@@ -141,7 +141,9 @@ def checked_type(
 
 
 def _unknown_field(name: str, known: list[str]) -> PydanticCustomError:
-    near = difflib.get_close_matches(name[:64], known, n=1, cutoff=MIN_LIKENESS)
+    # What older versions of vLLM, and programs written for them, call `guided_json` and so on.
+    asked = "structured_outputs" if name.startswith("guided_") else name[:64]
+    near = difflib.get_close_matches(asked, known, n=1, cutoff=MIN_LIKENESS)
     hint = f". Did you mean '{near[0]}'?" if near else ""
     return PydanticCustomError("unknown_parameter", "{hint}", {"field": name[:64], "hint": hint})
 

@@ -32,6 +32,16 @@ JSON = {"content-type": "application/json"}
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
+async def test_an_address_without_the_version_is_told_of_it(app: FastAPI) -> None:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        told = [(await http.post(path)).json()["error"]["message"] for path in ("/chat/completions", "/chat/nothing")]
+    assert told == [
+        "Unknown route: POST /chat/completions. Did you mean /v1/chat/completions?",
+        "Unknown route: POST /chat/nothing.",
+    ]
+
+
 async def test_the_sdk_reads_a_whole_answer(sdk: openai.AsyncOpenAI) -> None:
     answer = await sdk.chat.completions.create(model="base", messages=MESSAGES, extra_body={"top_k": 5})
     assert answer.choices[0].message.content == "Hello 🙂"

@@ -283,12 +283,14 @@ async def test_messages_name_the_bound_and_suggest_the_near_name(client: httpx.A
         "Invalid value: 'stop_token_ids[1]' must be an integer of at most 64 bits."
     )
     assert await message({"": 1}) == "Unknown parameter: ''."
+    replaced = await message({"guided_json": {"type": "object"}})
+    assert replaced == "Unknown parameter: 'guided_json'. Did you mean 'structured_outputs'?"
     schema = {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}
     where = "Invalid value: 'response_format.json_schema.name' must match the pattern "
     assert await message({"response_format": schema}) == where + "^[a-zA-Z0-9_-]{1,64}$."
 
 
-@pytest.mark.parametrize("name", ["guided_regex", "prompt_token_ids", "stop_regex"])
+@pytest.mark.parametrize("name", ["prompt_token_ids", "stop_regex"])
 async def test_another_word_is_no_hint(client: httpx.AsyncClient, name: str) -> None:
     response = await client.post(CHAT, json={"model": "base", "messages": [USER], name: True})
     assert response.json()["error"]["message"] == f"Unknown parameter: '{name}'."
