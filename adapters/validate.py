@@ -282,7 +282,7 @@ def _layout(
 
 def _check_shape(name: str, what: str, entry: TensorEntry | None, expected: tuple[int, ...]) -> None:
     if entry is not None and entry.shape != expected:
-        why = ""
+        why = " at the rank in its configuration" if what.startswith(("lora_A", "lora_B")) else ""
         if what.startswith(("weight", "base_layer.weight")) and len(entry.shape) == 2:
             why = "; tokens that were added for the adapter are not supported"
         raise AdapterError(

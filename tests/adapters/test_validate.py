@@ -248,7 +248,7 @@ def test_what_no_setting_tells_of_and_what_is_not_done_is_refused_by_name(
         ("in features", r"shape \[4, 17\], and the base model needs \[4, 16\]"),
         ("out features", r"shape \[15, 4\], and the base model needs \[16, 4\]"),
         ("vector", r"shape \[64\]"),
-        ("rank", r"shape \[4, 16\], and the base model needs \[8, 16\]"),
+        ("rank", r"shape \[4, 16\], and the base model needs \[8, 16\] at the rank in its configuration"),
         ("layer", "layers.9"),
         ("module", "x_proj"),
         ("path", r"mlp\.q_proj"),
