@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from adapters.folder import CONFIG_FILE
 from app.checkpoint_source import is_hub_id
 
 _TEMPLATE = """\
@@ -48,10 +49,12 @@ def new_config(model: str, *, adapters: str | None = None, device: str = "cpu", 
         device: one of `DEVICES`.
 
     Raises:
-        ValueError: `model` is neither, or `adapters` is no folder; the message is one line.
+        ValueError: `model` is neither or an adapter, or `adapters` is no folder; the message is one line.
     """
     if not Path(model).is_dir() and not is_hub_id(model):
         raise ValueError(f"'{model}' is neither a folder nor a hub id (org/name)")
+    if Path(model, CONFIG_FILE).exists():
+        raise ValueError(f"'{model}' is an adapter; name its base model, and the folder around it as --adapters")
     if adapters is not None and not Path(adapters).is_dir():
         raise ValueError(f"--adapters: the folder '{adapters}' does not exist")
     # Absolute: the server may be started elsewhere.

@@ -99,6 +99,16 @@ def test_what_cannot_be_written_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_adapter_in_the_place_of_its_model_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (model / "adapter_config.json").write_text("{}")
+    assert cli.main(["init", str(model)]) == 2
+    assert f"'{model}' is an adapter; name its base model" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [model]
+
+
 def test_a_model_in_the_place_of_a_configuration_is_told_how_to_get_one(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
