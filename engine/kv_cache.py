@@ -11,6 +11,7 @@ import torch
 
 from engine.cache.layout import CacheLayout, Place
 from engine.decoder.model_spec import KvShape, ModelSpec, cache_width
+from engine.errors import ConfigError
 from kernels.arena import lazy_zeros, touch
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
@@ -68,7 +69,11 @@ class KvCache:
         shape = (layout.num_places, 2, num_blocks + 1, block_tokens, cache_width(kv_shapes))
         self._bytes_by_block: torch.Tensor | None = None
         if by_block:
-            numbers = lazy_zeros(prod(shape), dtype)
+            try:
+                numbers = lazy_zeros(prod(shape), dtype)
+            except OSError as error:
+                num_bytes = prod(shape) * dtype.itemsize
+                raise ConfigError(f"kv_cache_bytes: the system refuses {num_bytes} bytes: {error.strerror}.") from error
             self.data = numbers.view(num_blocks + 1, *shape[:2], *shape[3:]).movedim(0, 2)
             self._bytes_by_block = numbers.view(num_blocks + 1, -1).view(torch.uint8)
         else:

@@ -7,6 +7,7 @@ import torch
 
 from engine.cache.layout import CacheLayout, Place
 from engine.decoder.model_spec import KvShape
+from engine.errors import ConfigError
 from engine.kv_cache import KvCache
 from tests.kernels.conftest import resident_bytes
 
@@ -35,6 +36,19 @@ def test_clearing_takes_nan_from_a_block_in_all_layers() -> None:
     assert cache.data[:, :, [3, 7]].eq(0).all()
     assert cache.data[:, :, 4].isnan().all()
     cache.clear([])
+
+
+def test_memory_that_there_is_not_is_refused_by_the_name_of_its_setting() -> None:
+    with pytest.raises(ConfigError, match=r"^kv_cache_bytes: the system refuses \d{18} bytes: "):
+        KvCache(
+            layout=CacheLayout.single(3),
+            num_blocks=1 << 48,
+            block_tokens=4,
+            kv_shapes=[KvShape(2, 8)] * 3,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            by_block=True,
+        )
 
 
 def test_pages_are_the_memory_of_the_blocks_in_all_layers_and_of_no_other() -> None:
