@@ -74,8 +74,11 @@ class Admission:
         Raises:
             OverloadError: it would be late, or would make an accepted request miss its deadline.
         """
+        # Whoever has an idle engine to itself measures it anew. Those behind it are judged by what was known before:
+        # else a burst would be admitted whole whenever nobody had asked for a while.
+        is_known = self.costs.is_known(now_s) if backlog.is_empty else self.costs.has_decode_steps
         # A continuation, after its replica died or in a beam search, was admitted before.
-        if request.prior_output_ids or not self.costs.is_known(now_s):
+        if request.prior_output_ids or not is_known:
             return
         foretold = forecast(
             self.reader.asking_load(request), backlog, self._capacity(backlog, prompt_tokens), self.costs, now_s

@@ -21,7 +21,7 @@ from engine.step import pairs_of
 MIN_STEPS = 8
 """Decode steps before anything is predicted from them: the first ones touch memory for the first time."""
 MAX_AGE_S = 30.0
-"""Older estimates are ignored: a machine that was busy once must not cause refusals forever."""
+"""Older estimates refuse nobody who has the engine alone: one that was slow once must not cause refusals forever."""
 MIN_PROMPT_TOKENS = 16
 """The time of a step with fewer prompt tokens is dominated by its decodes."""
 NEW_SHARE = 0.05

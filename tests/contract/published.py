@@ -41,6 +41,15 @@ EXCEPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
         "ours: where they are asked for",
     ),
     (
+        (
+            "CreateChatCompletionResponse/properties/choices/items/properties",
+            "CreateChatCompletionStreamResponse/properties/choices/items/properties",
+            _CHOICE[:-1],
+        ),
+        {"stop_reason": {"type": ["string", "integer"]}},
+        "vLLM's: the request's own stop string or token, where one ended the answer",
+    ),
+    (
         (f"{_RESULT}categories", f"{_RESULT}category_scores", f"{_RESULT}category_applied_input_types"),
         {"additionalProperties": True},
         "ours: a classifier's hazards that OpenAI has no category for",

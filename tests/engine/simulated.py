@@ -15,14 +15,17 @@ from tests.oracles.naive_scheduler import EOS_IDS
 
 
 class ExactCosts(StepCosts):
-    """Costs that are known without measuring."""
+    """Costs that are known without measuring, or have been once."""
 
-    def __init__(self, *, base_s: float, row_s: float, token_s: float) -> None:
+    has_decode_steps = True
+
+    def __init__(self, *, base_s: float, row_s: float, token_s: float, is_known: bool = True) -> None:
         super().__init__()
         self._exact = base_s, row_s, token_s
+        self._is_known = is_known
 
     def is_known(self, now_s: float) -> bool:
-        return True
+        return self._is_known
 
     def step_s(self, num_rows: int) -> float:
         return self._exact[0] + self._exact[1] * num_rows

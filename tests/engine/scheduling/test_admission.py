@@ -63,6 +63,14 @@ def refusal(simulated: SimulatedEngine, request: Request) -> OverloadError | Non
     return None
 
 
+def test_after_a_pause_the_first_of_a_burst_measures_and_the_others_are_judged_by_what_was_known() -> None:
+    costs = ExactCosts(base_s=0.01, row_s=0.002, token_s=0.5, is_known=False)
+    simulated = SimulatedEngine(replace(ROOMY, max_num_seqs=4, max_queue_s=20.0), costs)
+    refused = [refusal(simulated, a_request(f"r{i}", prompt_of(30), max_tokens=4)) for i in range(5)]
+    assert refused[:2] == [None, None], "the first, however slow, and the second within its time"
+    assert [error and error.reason for error in refused[2:]] == ["queue_time"] * 3
+
+
 @given(
     arrivals=ARRIVALS,
     num_rows=st.integers(1, 5),
