@@ -54,6 +54,7 @@ class TritonBackend(Backend):
 
     Attributes:
         linears: products for which `engine.gpu.streamed_linear.measure` chooses the kernel.
+        logits: buffer of `vocabulary`, float32 [max_samples, vocab]; None before that.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class TritonBackend(Backend):
         self._max_samples = max_samples
         self._arrived = counters(adapters.device)
         self.linears: list[StreamedLinear] = []
+        self.logits: torch.Tensor | None = None
         self._quantization = quantization
         self._is_mixed = is_mixed
         self._decodes: torch.Tensor | None = None
@@ -149,6 +151,7 @@ class TritonBackend(Backend):
         product = StreamedLinear(embedding if head is None else head, None, out_dtype=torch.float32)
         self.linears.append(product)
         kept = torch.empty(self._max_samples, product.shape[0], dtype=torch.float32, device=product.device)
+        self.logits = kept
 
         def logits(h: torch.Tensor) -> torch.Tensor:
             room = kept if len(h) <= len(kept) else kept.new_empty(len(h), kept.shape[1])

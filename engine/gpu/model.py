@@ -98,4 +98,8 @@ class GpuModel:
 
     def _logits(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
         self._inputs.put_drawn(batch)
-        return self._decoder.forward(batch, cache).logits
+        logits, room = self._decoder.forward(batch, cache).logits, self._backend.logits
+        if room is None or logits.data_ptr() == room.data_ptr():
+            return logits
+        # Modules of transformers may scale logits into new memory, which each recording would keep for itself.
+        return room[: len(logits)].copy_(logits)

@@ -17,9 +17,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from adapters.registry import reference
+from engine import build
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.fallback import experts
+from engine.gpu.build import gpu_parts
+from engine.gpu.model import GpuModel
+from engine.gpu.runtime import CudaRuntime
+from engine.loading.checkpoint import load_parameters
+from engine.loading.spec import read_model_spec
 from engine.request import Pooling
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.parity.conftest import (
@@ -254,6 +260,20 @@ def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
         check_on_a_gpu(checkpoint)
     assert replays.are_there
     assert replays.waits == []
+
+
+def test_recordings_share_one_buffer_for_logits_that_a_model_scales(
+    saved: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each would keep memory of its own: gigabytes, of a large vocabulary."""
+    Replays(monkeypatch)
+    config = config_of(saved("Cohere2ForCausalLM").path, **GPU_OPTIONS)
+    spec, hardware = read_model_spec(config.model_path), build.probe(config)
+    model = gpu_parts(config, spec, hardware, load_parameters, CudaRuntime(torch.device("cuda"))).model
+    assert isinstance(model, GpuModel)
+    recorded = list(model._recorded.values())
+    assert len(recorded) > 3
+    assert len({logits.data_ptr() for _, logits in recorded}) == 1
 
 
 def test_a_gpu_rounds_what_divides_into_groups_and_leaves_the_rest(
