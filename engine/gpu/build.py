@@ -92,6 +92,8 @@ def _build(
 
     runtime.compile_ahead(launch_all, hardware.num_cores, Progress("compiling kernels").reach)
     measure(backend.linears, runtime)
+    # Its recordings took more memory than steps do: of 4-bit weights, that of whole matrices dequantized.
+    runtime.begin_pool()
     can_record = _can_record(decoder, rehearsal, runtime)
     peak_bytes = runtime.peak_bytes(rehearsal.run)
     left = hardware.free_bytes - peak_bytes - RESERVED_BYTES - checked.max_device_adapter_bytes

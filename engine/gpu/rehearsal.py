@@ -25,8 +25,11 @@ from engine.request import SamplingParams
 from engine.scheduling.live_request import PENDING
 from kernels.embedding.launch import put_drawn
 
-LOGIT_COPIES = 3
-"""Buffers the size of a full batch's logits that are allocated to measure what sampling may need."""
+LOGIT_COPIES = 9
+"""Buffers the size of a full batch's logits that are allocated to measure what sampling may need.
+
+Penalties take the memory of 7.5, log-probabilities 7, each beside a copy.
+"""
 
 
 class Rehearsal:

@@ -33,7 +33,7 @@ class CudaRuntime:
         self.device = device
         # Warm-up and capture share a stream: the workspaces that libraries keep per stream then lie outside the pool.
         self._stream, self._side = (torch.cuda.Stream(device) for _ in range(2))
-        self._begin_pool()
+        self.begin_pool()
 
     def staging(self, count: int) -> torch.Tensor:
         """Return page-locked memory for `count` int64, from which copies to the device are asynchronous."""
@@ -90,10 +90,11 @@ class CudaRuntime:
             # Torch 2.11 goes on allocating from the pool of a capture that failed, later releases do not.
             with suppress(RuntimeError):
                 _cuda_endAllocateToPool(self.device.index or 0, self._pool)
-            self._begin_pool()
+            self.begin_pool()
             raise
 
-    def _begin_pool(self) -> None:
+    def begin_pool(self) -> None:
+        """Let later recordings share new memory; that of earlier ones is free once they are gone."""
         self._pool = torch.cuda.graph_pool_handle()
         one = partial(torch.zeros, 1, device=self.device)
         one()  # so that its kernel is loaded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.request import SamplingParams
@@ -48,6 +48,12 @@ class Lineup:
         self.delayed = [line for line, state in lines if state.params.min_tokens > 0]
         self.followed = sorted({*self.edited, *self.repeated})
         self.groups = draw_groups(self.params, vocab_size, has_simple=has_simple)
+
+    def pieces(self, most: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield the groups, as (number of sorted candidates, lines), in pieces of at most `most` lines."""
+        for width, lines in self.groups.items():
+            for start in range(0, len(lines), most):
+                yield width, lines[start : start + most]
 
 
 def draw_groups(params: Sequence[SamplingParams], vocab_size: int, *, has_simple: bool) -> dict[int, list[int]]:

@@ -36,6 +36,9 @@ from engine.sampling.truncation import exclude_top_choices, keep_epsilon, keep_e
 from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_of_all, race
 
 NOT_FINITE = "The model computed no finite numbers for this request."
+ROWS_AT_ONCE = 16
+"""Rows that are truncated and drawn by torch's operators at once, which take up to 22 times the memory of their logits.
+"""
 
 
 class Chooser(Protocol):
@@ -192,7 +195,7 @@ class Sampler:
         token_ids = (_likeliest if self._choose is None else self._choose)(logits, params, positions)
         if lineup.groups:
             is_usable = token_ids >= 0
-            for width, lines in lineup.groups.items():
+            for width, lines in lineup.pieces(ROWS_AT_ONCE):
                 index = placed(lines, self._device)
                 group = [params[line] for line in lines]
                 token_ids[index] = _draw(logits[index], group, [positions[line] for line in lines], width)

@@ -37,6 +37,12 @@ def test_each_line_is_where_it_asks() -> None:
     assert lineup.groups == {5: [0, 4], 0: [1], VOCAB: [3]}
 
 
+def test_no_piece_of_a_group_has_more_lines_than_are_drawn_at_once() -> None:
+    states = [admitted(PARAMS)._state_by_row[row] for row in (1, 1, 3, 1)]
+    lineup = Lineup(range(4), states, VOCAB, has_simple=True)
+    assert list(lineup.pieces(2)) == [(5, [0, 1]), (5, [3]), (VOCAB, [2])]
+
+
 def test_what_a_device_draws_at_once_is_in_no_group() -> None:
     assert draw_groups(PARAMS, VOCAB, has_simple=False) == {5: [4]}
 
