@@ -110,6 +110,8 @@ def _build(
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
     model = GpuModel(decoder, backend, inputs)
     taken_bytes = model.record(cache, sizes, runtime)
+    # Recording has given back the memory of full steps: taken again now, it cannot be short when requests come.
+    rehearsal.run()
     if taken_bytes > RESERVED_BYTES:
         _logger.warning(
             "recorded steps take %.2f GiB, but %.2f were reserved: gpu_memory_fraction is exceeded by the rest",

@@ -31,6 +31,11 @@ class CudaStream:
     def __init__(self, device: object = None, *, stream: Stream | None = None) -> None:
         self.stream = self._gpu.order.new_stream() if stream is None else stream
 
+    @property
+    def cuda_stream(self) -> int:
+        """Which one it is."""
+        return self.stream.number
+
     def wait_stream(self, other: CudaStream) -> None:
         """Have what comes on this stream wait for what is on the other."""
         self._gpu.join(self.stream, other.stream)

@@ -58,10 +58,10 @@ def test_a_recording_that_fails_leaves_the_stream_as_it_was_and_all_else_recorda
             runtime.fence()()
         return y
 
-    before = torch.cuda.current_stream(device).stream
+    before = torch.cuda.current_stream(device).cuda_stream
     with pytest.raises(RuntimeError):
         runtime.record(waits_for_an_event)
-    assert torch.cuda.current_stream(device).stream is before
+    assert torch.cuda.current_stream(device).cuda_stream == before
     assert runtime.taken_bytes() > 0
     replay, out = runtime.record(lambda: x * 2)
     x.fill_(5)
