@@ -25,10 +25,10 @@ from engine.request import SamplingParams
 from engine.scheduling.live_request import PENDING
 from kernels.embedding.launch import put_drawn
 
-LOGIT_COPIES = 9
+LOGIT_COPIES = 10
 """Buffers the size of a full batch's logits that are allocated to measure what sampling may need.
 
-Penalties take the memory of 7.5, log-probabilities 7, each beside a copy.
+Penalties take the memory of 7.5 and their tables 1.25, log-probabilities 7, each beside a copy.
 """
 
 
