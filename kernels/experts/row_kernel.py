@@ -111,19 +111,22 @@ def expert_down_kernel(
     let_begin(OVERLAPS)
     dtype = out.dtype.element_ty
     row, begun = tl.program_id(0), tl.program_id(1) * BLOCK_N
-    c, k = tl.arange(0, BLOCK_C)[:, None, None], tl.arange(0, BLOCK_K)[None, None, :]
+    c, k = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_K)[None, None, :]
     # Indices past the last expert and output are clamped to those, and neither summed nor stored.
     pair = row * CHOSEN + tl.minimum(c, CHOSEN - 1)
-    n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)[None, :, None]
+    n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)
+    # Loaded without the dimension of inputs: with it, a thread would load each number once for each of its inputs.
     # From the L2 cache: the L1 may still hold the previous layer's routing until a program there has waited.
     expert = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)
-    own = weight + expert * width * DEPTH
-    share = tl.where(c < CHOSEN, tl.load(shares + pair, cache_modifier=".cg"), 0.0)
+    share = tl.where(c < CHOSEN, tl.load(shares + pair, cache_modifier=".cg"), 0.0)[:, None, None]
+    of_output = (expert * width)[:, None] + n[None, :]
     if HAS_BIAS:
-        bias = share * tl.load(biases + expert * width + n).to(tl.float32)
+        bias = share * tl.load(biases + of_output).to(tl.float32)[:, :, None]
+    own = weight + (expert * width * DEPTH)[:, None, None]
+    c, pair, n = c[:, None, None], pair[:, None, None], n[None, :, None]
     tile = _tile_of(own, c < CHOSEN, n, k, 0, DEPTH, BLOCK_K)
     if LIMIT > 0:
-        share *= tl.load(units + expert * width + n) * LIMIT
+        share *= tl.load(units + of_output)[:, :, None] * LIMIT
     wait(OVERLAPS)
     sums = tl.zeros([1, BLOCK_N, BLOCK_K], tl.float32)
     for at in range(0, DEPTH, BLOCK_K):

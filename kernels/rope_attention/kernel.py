@@ -36,8 +36,10 @@ def _kept(
     BLOCK_TOKENS: tl.constexpr,
     CACHE_HEADS: tl.constexpr,
 ):
-    """Load keys and values older than `position`; other values are zeros, other keys arbitrary."""
-    block = tl.load(table + keys // BLOCK_TOKENS, mask=keys < position, other=0)
+    """Load keys and values older than `position`, `keys` [1, depth, lanes]; other values are zeros, keys arbitrary."""
+    # Without the dimension of a head's elements: with it, a thread would look a block up once for each of its elements.
+    block = tl.load(table + keys // BLOCK_TOKENS, mask=keys < position, other=0)[:, :, :, None]
+    keys = keys[:, :, :, None]
     place = ((block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * CACHE_HEADS + kv_head) * HEAD_DIM + d
     has_dim = d + shared < HEAD_DIM
     k = tl.load(k_cache + place, mask=has_dim, other=0.0)
@@ -155,8 +157,8 @@ def rope_attention_kernel(
         wait(OVERLAPS)
         return
     g = tl.arange(0, BLOCK_G)[:, None, None, None]
+    keys = low * tile + tl.arange(0, DEPTH)[None, :, None] * LANES + tl.arange(0, LANES)[None, None, :]
     lane = tl.arange(0, LANES)[None, None, :, None]
-    keys = low * tile + tl.arange(0, DEPTH)[None, :, None, None] * LANES + lane
     d = tl.arange(0, BLOCK_D)[None, None, None, :]
     # Adjacent elements have adjacent partners.
     run: tl.constexpr = 8 if HEAD_DIM % 16 == 0 else 1
@@ -206,7 +208,7 @@ def rope_attention_kernel(
         mixed = tl.where(lane == 0, new_v.to(tl.float32), mixed)
     for number in range(low, high):
         scores = tl.sum(queries * k.to(tl.float32), axis=3, keep_dims=True)
-        is_key = keys < position
+        is_key = (keys < position)[:, :, :, None]
         scores = tl.where(is_key, scores, UNSEEN)
         higher = tl.maximum(highest, tl.max(scores, axis=1, keep_dims=True))
         weights = tl.where(is_key, tl.exp2(scores - higher), 0.0)
