@@ -143,18 +143,19 @@ def mxfp4_down_kernel(
     dtype = out.dtype.element_ty
     WORDS: tl.constexpr = GROUPS * (32 if dtype == tl.float32 else 16)
     row, begun = tl.program_id(0), tl.program_id(1) * BLOCK_N
-    c = tl.arange(0, BLOCK_C)[None, :, None, None]
+    c = tl.arange(0, BLOCK_C)
     # Indices past the last expert and output are clamped to those, and neither summed nor stored.
     pair = row * CHOSEN + tl.minimum(c, CHOSEN - 1)
-    n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)[:, None, None, None]
-    # From the L2 cache, as in `expert_down_kernel`.
-    line = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64) * width + n
-    share = tl.where(c < CHOSEN, tl.load(shares + pair, cache_modifier=".cg"), 0.0)
+    n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)
+    # From the L2 cache and without the other dimensions, as in `expert_down_kernel`.
+    line = (tl.load(experts + pair, cache_modifier=".cg").to(tl.int64) * width)[None, :] + n[:, None]
+    share = tl.where(c < CHOSEN, tl.load(shares + pair, cache_modifier=".cg"), 0.0)[None, :, None, None]
+    if HAS_BIAS:
+        bias = tl.load(biases + line).to(tl.float32)[:, :, None, None]
+    c, pair, line = c[None, :, None, None], pair[None, :, None, None], line[:, :, None, None]
     group = tl.arange(0, BLOCK_G)[None, None, :, None]
     words = _words_of(held, line, group, (c < CHOSEN) & (group < GROUPS), GROUPS)
     unit = _units_of(units, line, group, (c < CHOSEN) & (group < GROUPS), GROUPS)
-    if HAS_BIAS:
-        bias = tl.load(biases + line).to(tl.float32)
     wait(OVERLAPS)
     sums = tl.zeros([BLOCK_N, BLOCK_C, BLOCK_G, 1], tl.float32)
     for at in range(0, GROUPS, BLOCK_G):
