@@ -37,7 +37,9 @@ from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_
 
 NOT_FINITE = "The model computed no finite numbers for this request."
 ROWS_AT_ONCE = 16
-"""Rows that are truncated and drawn by torch's operators at once, which take up to 22 times the memory of their logits.
+"""Rows, or a quarter of all, that are truncated and drawn by torch's operators at once.
+
+They take up to 22 times the memory of their logits.
 """
 
 
@@ -195,7 +197,7 @@ class Sampler:
         token_ids = (_likeliest if self._choose is None else self._choose)(logits, params, positions)
         if lineup.groups:
             is_usable = token_ids >= 0
-            for width, lines in lineup.pieces(ROWS_AT_ONCE):
+            for width, lines in lineup.pieces(max(ROWS_AT_ONCE, len(params) // 4)):
                 index = placed(lines, self._device)
                 group = [params[line] for line in lines]
                 token_ids[index] = _draw(logits[index], group, [positions[line] for line in lines], width)
