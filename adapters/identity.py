@@ -89,7 +89,7 @@ class DigestStream:
             for pattern, value in patterns.items():
                 items += _item(tag, pattern.encode("utf-8", "surrogatepass")), _item(b"f", struct.pack("<d", value))
         if config.invocation_ids:
-            items += (_item(b"V", struct.pack(f"<{len(config.invocation_ids)}I", *config.invocation_ids)),)
+            items.append(_item(b"V", struct.pack(f"<{len(config.invocation_ids)}I", *config.invocation_ids)))
         for module, tokens in config.tokens.items():
             items.append(_item(b"M", module.encode("utf-8", "surrogatepass")))
             items.append(_item(b"K", struct.pack(f"<{len(tokens)}Q", *tokens)))

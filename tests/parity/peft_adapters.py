@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +158,16 @@ def load_adapters(base: PreTrainedModel, path_by_name: dict[str, str]) -> peft.P
     for name, path in names:
         model.load_adapter(path, adapter_name=name)
     return model.eval()
+
+
+def generated(model: PreTrainedModel | peft.PeftModel, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+    """Return what transformers or peft generate greedily for one prompt."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return tuple(out[0, len(prompt) :].tolist())

@@ -15,7 +15,7 @@ from adapters.activation import activation_start
 from adapters.registry import reference
 from engine.request import FinishReason
 from tests.parity.adapter_serving import NUM_TOKENS, VOCAB, Serving, make_base, starting
-from tests.parity.peft_adapters import ATTENTION, load_adapters, save_adapters
+from tests.parity.peft_adapters import ATTENTION, generated, load_adapters, save_adapters
 
 BASE = "base"
 INVOCATION = {"checker": [3, 5, 3], "writer": [9], "head": [3, 5, 3]}
@@ -57,19 +57,11 @@ def serve(family: str, path_by_name: dict[str, str], tmp_path: Path) -> Iterator
 def expected(family: str, path_by_name: dict[str, str]) -> Expected:
     model, answers = load_adapters(make_base(family), path_by_name), {}
     for place, prompt in PROMPTS.items():
-        ids = torch.tensor([prompt])
         for name in (BASE, *path_by_name):
             if name != BASE:
                 model.set_adapter(name)
             with model.disable_adapter() if name == BASE else nullcontext():
-                out = model.generate(
-                    input_ids=ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=NUM_TOKENS,
-                    do_sample=False,
-                    pad_token_id=0,
-                )
-            answers[name, place] = tuple(out[0, len(prompt) :].tolist())
+                answers[name, place] = generated(model, prompt, NUM_TOKENS)
     assert len(set(answers.values())) == len(answers), "adapters without effect prove nothing"
     return answers
 

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 
 import peft
 import pytest
-import torch
-from transformers import PreTrainedModel
 
 from engine.request import RequestId
 from kernels import native
 from tests.parity.adapter_serving import NUM_TOKENS, Serving, make_base, prompt_of, starting
 from tests.parity.interrupted import interrupted
-from tests.parity.peft_adapters import BEYOND_PRODUCTS, TOKENS, save_adapters, save_beyond_products
+from tests.parity.peft_adapters import BEYOND_PRODUCTS, TOKENS, generated, save_adapters, save_beyond_products
 
 PROMPT_LENGTHS = (3, 21)
 PLAIN = "everything"
@@ -53,24 +51,12 @@ def expected(family: str, path_by_name: dict[str, str]) -> Expected:
         if name != BASE:
             model = peft.PeftModel.from_pretrained(model, path_by_name[name]).eval()
         for length in PROMPT_LENGTHS:
-            answers[(name, length)] = generated(model, length)
+            answers[(name, length)] = generated(model, prompt_of(length), NUM_TOKENS)
     assert len(set(answers.values())) == len(answers), "adapters without effect prove nothing"
     for length in PROMPT_LENGTHS:
         asked, drawn = prompt_of(length), answers["tokens-of-each-end", length]
         assert all(set(TOKENS) & set(tokens) for tokens in (asked, drawn)), "nor do rows of tokens that do not occur"
     return answers
-
-
-def generated(model: PreTrainedModel, length: int) -> tuple[int, ...]:
-    ids = torch.tensor([prompt_of(length)])
-    out = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return tuple(out[0, length:].tolist())
 
 
 @pytest.fixture(params=["kernels", "operators"])

@@ -22,7 +22,7 @@ from adapters.weights import AdapterWeights
 from engine.lora import AdapterSegment, LoraBatch, Segment, WeightsOf, collect_segments
 from engine.request import FinishReason
 from tests.parity.adapter_serving import NUM_TOKENS, VOCAB, Serving, make_base, prompt_of, starting
-from tests.parity.peft_adapters import CONFIGS, load_adapters, save_adapters
+from tests.parity.peft_adapters import CONFIGS, generated, load_adapters, save_adapters
 
 
 def shapes_of(model: PreTrainedModel) -> ModuleShapes:
@@ -127,19 +127,11 @@ def expected(with_peft: peft.PeftModel) -> dict[tuple[str, int], tuple[int, ...]
     """What peft generates greedily for every adapter (and the base) and every prompt, one at a time."""
     answers = {}
     for length in PROMPT_LENGTHS:
-        ids = torch.tensor([prompt_of(length)])
         for name in (BASE, *CONFIGS):
             if name != BASE:
                 with_peft.set_adapter(name)
             with with_peft.disable_adapter() if name == BASE else nullcontext():
-                out = with_peft.generate(
-                    input_ids=ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=NUM_TOKENS,
-                    do_sample=False,
-                    pad_token_id=0,
-                )
-            answers[(name, length)] = tuple(out[0, length:].tolist())
+                answers[(name, length)] = generated(with_peft, prompt_of(length), NUM_TOKENS)
     assert len(set(answers.values())) == len(answers), "adapters without effect prove nothing"
     return answers
 
