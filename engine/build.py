@@ -22,13 +22,16 @@ from engine.errors import CheckpointError
 from engine.hardware import DTYPE_BY_NAME, probe
 from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
 from engine.loading.spec import read_checkpoint_spec, read_model_spec
+from engine.metrics import StepTimes
 from engine.parts import Parts
 from engine.resolve import Hardware
 from engine.runner import Runner
 from engine.sampling.grammar import GrammarStore
 from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_costs import StepCosts
 from engine.tiers.build import open_tiers
+from engine.warm_up import warm_up
 from kernels.arena import give_back_memory
 
 _logger = logging.getLogger(__name__)
@@ -40,8 +43,9 @@ def build_engine(
     weights: WeightSource = load_parameters,
     *,
     locate: Locate = lambda ref: ref,
+    warms_up: bool = False,
 ) -> Engine:
-    """Load a checkpoint and return an engine ready to step; nothing runs until its `run` or `step` is called.
+    """Load a checkpoint and return an engine ready to step; it serves once its `run` or `step` is called.
 
     On a CPU, sets torch's thread count for the whole process.
 
@@ -49,6 +53,7 @@ def build_engine(
         weights: source of the parameters. If it is not the default, only config.json is read from the checkpoint, and
             the base weights that adapters with DoRA, biases or norms need.
         locate: see `AdapterPool`.
+        warms_up: run steps that tell what one takes here, see `engine.warm_up`.
 
     Raises:
         CheckpointError: the checkpoint is missing, broken or of an unknown architecture.
@@ -76,10 +81,15 @@ def build_engine(
 
     grammars = GrammarStore(config.tokenizer_path or config.model_path, spec.vocab_size, spec.eos_ids)
     sampler = Sampler(resolved.num_rows, spec.vocab_size, device, spec.eos_ids, grammars, choose=parts.choose)
+    runner = Runner(parts.buffers, parts.model, parts.cache, sampler, pool.weights, parts.steps_ahead)
+    costs = StepCosts()
+    if warms_up:
+        warm_up(resolved, runner, pool, costs)
+        runner.times = StepTimes()
     return Engine(
         resolved,
-        Scheduler(resolved, pool, spec.eos_ids, mover=tiers, draft_model=parts.draft_model),
-        Runner(parts.buffers, parts.model, parts.cache, sampler, pool.weights, parts.steps_ahead),
+        Scheduler(resolved, pool, spec.eos_ids, mover=tiers, draft_model=parts.draft_model, costs=costs),
+        runner,
         adapters=pool,
         close=close,
         arrival=arrival,

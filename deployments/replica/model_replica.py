@@ -90,4 +90,4 @@ def _build(config: ModelConfig, locate: Locator) -> Engine:
     # Imported here so that only processes that run an engine import torch.
     from engine.build import build_engine
 
-    return build_engine(config.engine, config.adapters, locate=locate)
+    return build_engine(config.engine, config.adapters, locate=locate, warms_up=True)

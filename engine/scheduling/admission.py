@@ -41,10 +41,16 @@ class Admission:
         refused_by_reason: refusals counted by `engine.errors.OverloadError.reason`.
     """
 
-    def __init__(self, config: ResolvedConfig, reader: BacklogReader, num_lent: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        reader: BacklogReader,
+        num_lent: Callable[[], int] = lambda: 0,
+        costs: StepCosts | None = None,
+    ) -> None:
         self._config = config
         self._num_lent = num_lent
-        self.costs = StepCosts()
+        self.costs = costs or StepCosts()
         self.reader = reader
         self.refused_by_reason: dict[str, int] = {}
 

@@ -18,7 +18,8 @@ class Rows:
     def __init__(self, config: ResolvedConfig) -> None:
         self._config = config
         self._free = list(range(config.num_rows - 1, -1, -1))
-        self._released: list[int] = []
+        # All: another scheduler may have used the runner before.
+        self._released = list(range(config.num_rows))
         self._num_guests = 0
 
     @property

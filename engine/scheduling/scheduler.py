@@ -47,6 +47,7 @@ from engine.scheduling.own_step import OwnSteps, newcomers
 from engine.scheduling.pins import Pins, is_ready
 from engine.scheduling.row_shares import who_yields
 from engine.scheduling.rows import Rows
+from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_draft import StepDraft
 from engine.speculation.speculation import Speculation
 from engine.step import StepPlan, StepResult, StepRow
@@ -61,6 +62,7 @@ class Scheduler:
         clock: monotonic seconds.
         mover: copies blocks to and from the tiers below the cache; None if there are none.
         draft_model: guesses how answers go on; None if there is none.
+        costs: what is known of this device's steps.
     """
 
     def __init__(
@@ -71,11 +73,11 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         mover: BlockMover | None = None,
         draft_model: Drafting | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self._config = config
         self._gate = gate
-        self._eos_ids = frozenset(eos_ids)
-        self._clock = clock
+        self._eos_ids, self._clock = frozenset(eos_ids), clock
         self._tables = BlockTables(config, clock, mover)
         self._lending = CacheLending(config, self._tables, gate)
         self.landmarks, self.tiers = self._tables.landmarks, self._tables.tiers
@@ -89,7 +91,7 @@ class Scheduler:
         self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
         self.counters = SchedulerCounters()
         reader = BacklogReader(config, self._fair_queue, self.counters)
-        self.admission = Admission(config, reader, lambda: self._tables.num_lent)
+        self.admission = Admission(config, reader, lambda: self._tables.num_lent, costs)
         self._own_steps = OwnSteps(self.admission.costs)
         self._speculation = Speculation(config, self._eos_ids, self.admission.costs, self.counters, draft_model, clock)
 

@@ -1,0 +1,106 @@
+"""Steps that an engine runs for itself before it serves, so that admission judges the first requests, too.
+
+Until admission knows what a step takes here, it accepts every request, and the last of a burst upon a fresh replica
+would wait however long. Besides, the weights are then in memory before anybody waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Protocol
+
+from engine.config import ResolvedConfig
+from engine.engine import Engine
+from engine.ports import AdapterGate, AdapterStock, StepRunner
+from engine.request import Request, RequestId, SamplingParams
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_costs import MIN_PROMPT_TOKENS, MIN_STEPS, StepCosts
+
+_logger = logging.getLogger(__name__)
+
+NUM_ROWS = 16
+NUM_TOKENS = MIN_STEPS + 1
+"""Of an answer; the first one belongs to the step of its prompt."""
+ENOUGH_S = 0.25
+"""Longer prompts are tried until one takes this long: on a fast device, a short one tells little of a token's cost."""
+
+
+class _Adapters(AdapterGate, AdapterStock, Protocol):
+    """Both views of an engine's adapters, of which nothing is asked here."""
+
+
+def warm_up(
+    config: ResolvedConfig,
+    runner: StepRunner,
+    adapters: _Adapters,
+    costs: StepCosts,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Generate with one row and with several, and compute longer and longer prompts; record what the steps take.
+
+    Nothing of the cache or of the runner's rows stays in use. Does nothing for a model that generates nothing, or with
+    a context too short to measure.
+    """
+    most_tokens = min(config.max_model_len, config.max_batched_tokens) - NUM_TOKENS
+    if most_tokens < MIN_PROMPT_TOKENS or not config.generates:
+        return
+    started_s = clock()
+    # The very first steps touch their memory for the first time, and tell nothing of later ones.
+    _Trial(config, runner, adapters, StepCosts(), clock).generate(1, MIN_PROMPT_TOKENS, 2)
+    trial = _Trial(config, runner, adapters, costs, clock)
+    num_rows, num_prompt = min(NUM_ROWS, config.max_num_seqs), MIN_PROMPT_TOKENS
+    trial.generate(1, num_prompt, NUM_TOKENS)
+    trial.generate(num_rows, num_prompt, NUM_TOKENS)
+    took_s = 0.0
+    while took_s < ENOUGH_S and num_prompt < most_tokens:
+        num_prompt = min(4 * num_prompt, most_tokens)
+        took_s = trial.generate(1, num_prompt, 1)
+    _logger.info(
+        "warmed up in %.1f s: a step of one row takes %.1f ms, one of %d rows %.1f ms; %.0f prompt tokens a second",
+        *(clock() - started_s, 1e3 * costs.step_s(1), num_rows, 1e3 * costs.step_s(num_rows)),
+        num_prompt / took_s,
+    )
+
+
+class _Trial:
+    """An engine on the same runner, whose own scheduler keeps no prefixes, drafts, lends and refuses nothing."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        runner: StepRunner,
+        adapters: _Adapters,
+        costs: StepCosts,
+        clock: Callable[[], float],
+    ) -> None:
+        apart = replace(
+            config,
+            enable_prefix_cache=False,
+            num_speculative_tokens=0,
+            lent_run_blocks=0,
+            max_queue_s=math.inf,
+            max_queued_requests=NUM_ROWS,
+        )
+        scheduler = Scheduler(apart, adapters, (), clock, costs=costs)
+        self._engine = Engine(apart, scheduler, runner, adapters=adapters, clock=clock)
+        self._steps_ahead, self._clock = runner.steps_ahead, clock
+        self._names = count()
+
+    def generate(self, num_requests: int, num_prompt: int, num_output: int) -> float:
+        """Run requests to their end, all at once, and return the seconds that they took."""
+        started_s = self._clock()
+        params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+        for _ in range(num_requests):
+            request_id = RequestId(f"warm-up-{next(self._names)}")
+            self._engine.add(Request(request_id=request_id, prompt_ids=(0,) * num_prompt, params=params))
+        while num_requests:
+            num_requests -= sum(emission.finish_reason is not None for emission in self._engine.step())
+        for _ in range(self._steps_ahead):
+            # A request that failed has left a step in flight.
+            self._engine.step()
+        return self._clock() - started_s
