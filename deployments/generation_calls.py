@@ -44,7 +44,7 @@ class GenerationCall:
         adapter: its identity and path: a replica need not know it before.
         adapter_start: see `engine.request.Request`.
         timeout_s: seconds from arrival at the replica; the clocks of two machines are unrelated.
-        reply_to: where the tokens go; None if they return over the handle.
+        reply_to: the gateway, where the tokens go; None if they return over the handle.
         usage: None if usage is not recorded.
         pooling: requests a vector instead of tokens, returned with the result.
     """

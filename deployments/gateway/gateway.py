@@ -38,8 +38,7 @@ from deployments.gateway.embedding import Embedding
 from deployments.gateway.front_gate import FrontGate
 from deployments.gateway.inside import answer_inside, beating
 from deployments.gateway.overview import Overview
-from deployments.gateway.replica_calls import ChannelSource, HandleSource, ask_vector
-from deployments.gateway.resumption import TokenSource
+from deployments.gateway.replica_calls import ChannelSource, HandleSource
 from deployments.gateway.served_model import ServedModel
 from deployments.gateway.served_names import ServedNames
 from deployments.gateway.token_checks import check_vocabulary
@@ -153,7 +152,7 @@ class Gateway:
                     encode=partial(reached, "tokenizer", partial(encode, codecs[name])),
                     room=room,
                     source=sources[model.name],
-                    pool=partial(ask_vector, self._replicas[model.name], board_of(model.name)),
+                    pool=sources[model.name].vector,
                 )
                 for name in model.template_by_codec()
             }
@@ -352,9 +351,9 @@ class Gateway:
             return request
         return replace(request, timeout_s=self._config.default_timeout_s)
 
-    async def _sources(self) -> Mapping[str, TokenSource]:
+    async def _sources(self) -> Mapping[str, ChannelSource | HandleSource]:
         if self._config.channel.transport == "handle":
-            return {name: HandleSource(handle) for name, handle in self._replicas.items()}
+            return {name: HandleSource(handle, board_of(name)) for name, handle in self._replicas.items()}
         watch = ReplicaWatch(self._replicas)
         self._listener = ChannelListener(
             self._config.channel,

@@ -80,6 +80,10 @@ class ChannelSource:
                 response.cancel()
                 control.cancel()
 
+    async def vector(self, call: GenerationCall) -> GenerationResult:
+        """Request a vector; see `ask_vector`."""
+        return await ask_vector(self._handle, self._board, replace(call, reply_to=self._address))
+
     async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Exception:
         """Return the error of a failed attempt: the frame has only its message, the call's result also its type."""
         try:
@@ -95,8 +99,9 @@ class ChannelSource:
 class HandleSource:
     """Calls replicas by a streaming handle; needs no listening port."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle, board: Board) -> None:
         self._handle = handle.options(stream=True)
+        self.vector = partial(ask_vector, handle, board)
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield the output of one attempt; see `deployments.gateway.resumption.TokenSource`."""

@@ -235,7 +235,7 @@ class ReplicaServer:
                 begun.add(emission.request_id)
             generation.num_tokens += len(emission.token_ids)
             fault = self._fault(emission)
-            if (address := generation.call.reply_to) is not None:
+            if (address := generation.call.reply_to) is not None and generation.call.pooling is None:
                 by_gateway.setdefault(address, []).append(emission)
             elif fault is None:
                 generation.unread.put_nowait(emission)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from deployments.channel.token_channel import ChannelDialer, ChannelListener
 from deployments.config import ChannelConfig, ModelConfig
+from deployments.gateway.replica_calls import ChannelSource
 from deployments.generation_calls import GenerationCall, TokenAddress, pack_ids
 from deployments.replica.replica_server import ReplicaServer
 from deployments.routing import watch as watch_module
@@ -18,8 +20,8 @@ from deployments.routing.report import LoadReport
 from deployments.routing.reporter import ReplicaName
 from deployments.routing.watch import ReplicaWatch
 from engine.build import build_engine
-from engine.request import RequestId, SamplingParams
-from tests.deployments.in_process import SECRET, Broadcasted
+from engine.request import Pooling, RequestId, SamplingParams
+from tests.deployments.in_process import SECRET, Broadcasted, Method
 
 CHANNEL = ChannelConfig(secret=SECRET, host="127.0.0.1")
 
@@ -102,4 +104,39 @@ async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny
     await asyncio.wait_for(until_lost(), 20)
     assert board.choose(asked, names, asyncio.get_running_loop().time()) == ["a"]
     await servers[0].stop()
+    await listener.close()
+
+
+async def test_a_replica_tells_of_the_vectors_that_it_was_asked_for(tiny_model: ModelConfig) -> None:
+    """Until it does, the router counts such a request beside the load that the replica reports of it."""
+    server = ReplicaServer(build_engine(tiny_model.engine), ReplicaName("chat", "a"), partial(ChannelDialer, CHANNEL))
+    watch = ReplicaWatch({"chat": Handle([server])})  # type: ignore[dict-item]
+    seen: list[str] = []
+
+    def hear(report: LoadReport, source: object) -> None:
+        seen.extend(report.seen)
+        watch.hear(report, source)
+
+    listener = ChannelListener(CHANNEL, "gateway", on_report=hear, on_end=watch.lose)
+    address = await listener.start()
+    board = watch.boards["chat"]
+    board.set_replicas(["a", "b"])
+    watch.start(address)
+
+    async def until(is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(until(lambda: board._state_by_id["a"].report is not None), 20)
+    call = GenerationCall(
+        request_id=RequestId("v"),
+        prompt_ids=pack_ids(range(3, 80)),
+        params=SamplingParams(max_tokens=0),
+        pooling=Pooling.LAST,
+    )
+    calls = ChannelSource(SimpleNamespace(pool=Method(server.pool)), listener, address, board)  # type: ignore[arg-type]
+    result = await calls.vector(call)
+    assert result.pooled
+    await asyncio.wait_for(until(lambda: seen == ["v"]), 20)
+    await server.stop()
     await listener.close()
