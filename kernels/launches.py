@@ -24,7 +24,16 @@ from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from kernels.state_launches import keep_states
-from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, from_int4, row_linear, streamed_linear, tile_cut
+from kernels.streamed_linear.launch import (
+    MAX_ROWS,
+    MAX_WIDE_INT4_ROWS,
+    MAX_WIDE_ROWS,
+    from_int4,
+    row_linear,
+    streamed_linear,
+    tile_cut,
+    wide_cut,
+)
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
 from kernels.streamed_linear.reference import FP8, Fp8Matrix
 from kernels.token_choice.launch import choose_tokens
@@ -126,7 +135,9 @@ def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None
         held = int4_matrix(width, depth, dtype, group)
         bias = empty(width, dtype=dtype) if has_bias else None
         for rows in (1, 32, 64):
-            streamed_linear(empty(rows, depth, dtype=dtype), held, bias, arrived)
+            x = empty(rows, depth, dtype=dtype)
+            for cut in (None, wide_cut(x, held)) if rows <= MAX_WIDE_INT4_ROWS else (None,):
+                streamed_linear(x, held, bias, arrived, cut)
         dense = empty(width, depth, dtype=dtype)
         streamed_linear(empty(16, depth, dtype=dtype), dense, bias, arrived)
         for rows in (32, 64):

@@ -18,7 +18,7 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 def int4_matrix(width: int, depth: int, dtype: torch.dtype, group: int = GROUP) -> Int4Matrix:
     """Return 4-bit weights [width, depth] without data."""
     units = empty(depth // group, width, dtype=torch.int32)
-    return Int4Matrix(empty(width, depth // 2, dtype=torch.uint8), units, dtype)
+    return Int4Matrix(empty(width, depth // 8, dtype=torch.int32), units, dtype)
 
 
 def mxfp4_matrix(width: int, depth: int, dtype: torch.dtype) -> Mxfp4Matrix:

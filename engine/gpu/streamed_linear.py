@@ -33,13 +33,14 @@ from kernels.row_quantization.launch import Rounded
 from kernels.streamed_linear.launch import (
     MAX_ROWS,
     MAX_SWEPT_ROWS,
+    MAX_WIDE_INT4_ROWS,
     MAX_WIDE_ROWS,
     counters,
     from_int4,
     row_linear,
     streamed_linear,
-    tile_cut,
     to_fp8,
+    wide_cut,
 )
 from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix, Matrix, to_int4
 
@@ -137,10 +138,7 @@ class StreamedLinear:
             return self._by_rows(x, out=out)
         rounded = self._rounding.take(x) if isinstance(self._weight, Fp8Matrix) else None
         if way is not Way.LIBRARY:
-            cut = None
-            if way is Way.WIDE_TILES:
-                (width, depth), number_bytes = self.shape, x.element_size() if rounded is None else 1
-                cut = tile_cut(len(x), width, depth, number_bytes, is_wide=True)
+            cut = wide_cut(x, self._weight) if way is Way.WIDE_TILES else None
             return streamed_linear(x, self._weight, self._bias, self._arrived, cut, rounded, out)
         if isinstance(self._weight, Fp8Matrix):
             assert rounded is not None
@@ -158,13 +156,11 @@ class StreamedLinear:
 
     def open_ways(self, rows: int) -> list[Way]:
         """Return the kernels that can multiply this many rows, one of `self.rows`."""
-        open_ways = [Way.LIBRARY, Way.TILES]
-        if isinstance(self._weight, Int4Matrix):
-            return open_ways
-        least = 1 if isinstance(self._weight, Fp8Matrix) else MAX_SWEPT_ROWS + 1
-        if least <= rows <= MAX_WIDE_ROWS:
+        open_ways, is_int4 = [Way.LIBRARY, Way.TILES], isinstance(self._weight, Int4Matrix)
+        least = MAX_SWEPT_ROWS + 1 if isinstance(self._weight, torch.Tensor) else 1
+        if least <= rows <= (MAX_WIDE_INT4_ROWS if is_int4 else MAX_WIDE_ROWS):
             open_ways.append(Way.WIDE_TILES)
-        if rows <= MAX_ROWS:
+        if rows <= MAX_ROWS and not is_int4:
             open_ways.append(Way.ROWS)
         return open_ways
 

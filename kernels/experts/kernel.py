@@ -10,7 +10,7 @@ import triton.language as tl
 from kernels.gated_activation.kernel import gated
 from kernels.mxfp4.kernel import add_mxfp4
 from kernels.overlap import take_turn
-from kernels.streamed_linear.kernel import block_of
+from kernels.streamed_linear.kernel import add_int4
 
 
 @triton.jit
@@ -39,7 +39,6 @@ def expert_product_kernel(
     ACTIVATION: tl.constexpr,
     LIMIT: tl.constexpr,
     GROUP: tl.constexpr,
-    BITS: tl.constexpr,
     IS_MXFP4: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -78,18 +77,15 @@ def expert_product_kernel(
     line = tl.arange(0, PARTS * BLOCK_N)
     n = begun + line % BLOCK_N
     is_line = n < width
-    line = (expert * PARTS + line // BLOCK_N) * width + n
+    line, num_lines = (expert * PARTS + line // BLOCK_N) * width + n, experts * PARTS * width
     product = tl.zeros([PARTS * BLOCK_N, BLOCK_M], tl.float32)
     if LIMIT > 0:
         # Loaded early: at the end each program would wait for them.
         unit = tl.load(units + line, mask=is_line, other=0.0) * LIMIT
     for at in range(0, depth, BLOCK_K):
         if GROUP:
-            low, high = block_of(
-                weight, units, line, is_line, experts * PARTS * width, depth, at, GROUP, BITS, x.dtype.element_ty
-            )
-            product = tl.dot(low, tl.trans(_tile_of(x, row, is_pair, depth, at, 64)), product)
-            product = tl.dot(high, tl.trans(_tile_of(x, row, is_pair, depth, at + 64, 64)), product)
+            there = tl.minimum(line, num_lines - 1)
+            product = add_int4(product, x, row, weight, units, there, num_lines, depth, at, GROUP)
         elif IS_MXFP4:
             product = add_mxfp4(product, x, row, is_pair, weight, units, line, is_line, depth, at)
         else:

@@ -22,7 +22,6 @@ from kernels.mxfp4.reference import GROUP as MXFP4_GROUP
 from kernels.mxfp4.reference import Mxfp4Matrix
 from kernels.mxfp4.row_kernel import mxfp4_down_kernel, mxfp4_gate_up_kernel
 from kernels.overlap import overlap
-from kernels.streamed_linear.launch import BITS_BY_DTYPE
 from kernels.streamed_linear.layout import BLOCK
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix
 
@@ -153,7 +152,6 @@ def expert_product(
         ACTIVATION=activation or "",
         LIMIT=_limit_of(weight),
         GROUP=group,
-        BITS=BITS_BY_DTYPE[x.dtype] if group else 0,
         IS_MXFP4=isinstance(weight, Mxfp4Matrix),
         NEIGHBOURS=cut.neighbours,
         BLOCK_M=cut.block_m,

@@ -7,44 +7,46 @@ from kernels.overlap import take_turn
 
 
 @triton.jit
-def _number(level, BITS: tl.constexpr, dtype: tl.constexpr):
-    """Return a large power of two, with bits BITS, plus `level`, by writing it into the lowest mantissa bits.
+def _unit_of(units, dtype: tl.constexpr):
+    """Load units [outputs]; return their marks, negative zero points and scales, [outputs, 1] each."""
+    unit = tl.load(units)[:, None]
+    zero = unit >> 16
+    # From memory, as the compiler would take a constant apart and use an instruction more for each pair of weights.
+    marks = (unit & -0x1000000) | (zero & 0xFF00)
+    return marks, -zero.to(tl.int16).to(dtype, bitcast=True), unit.to(tl.int16).to(dtype, bitcast=True)
 
-    Integer conversions are slow on GPUs, and this saves one per weight.
+
+@triton.jit
+def _steps_of(words, marks, minus, PAIR: tl.constexpr, dtype: tl.constexpr):
+    """Return level - zero of 32 inputs of each output, from pair PAIR of its words [outputs, 16].
+
+    A level is written into the lowest mantissa bits of a large power of two. Integer conversions are slow on GPUs, and
+    the difference of two such numbers is exact.
     """
-    return (level.to(tl.uint16) | BITS).to(dtype, bitcast=True)
+    pair = ((words >> 4 * PAIR) & 0x000F000F) | marks
+    # In this order, both halves are one instruction.
+    odd = (pair >> 16).to(tl.int16).to(dtype, bitcast=True) + minus
+    even = pair.to(tl.int16).to(dtype, bitcast=True) + minus
+    return tl.interleave(even, odd)
 
 
 @triton.jit
-def _units_of(units, n, is_output, width, at, GROUP: tl.constexpr):
-    """Load the units of 64 inputs from `at` on: [outputs, 1] if they are in one group, else [outputs, 64]."""
-    if GROUP >= 64:
-        found = tl.load(units + at // GROUP * width + n, mask=is_output, other=0)[:, None]
-    else:
-        group = at // GROUP + tl.arange(0, 64 // GROUP)
-        few = tl.load(units + group[None, :] * width + n[:, None], mask=is_output[:, None], other=0)
-        found = tl.broadcast_to(few[:, :, None], [n.shape[0], 64 // GROUP, GROUP]).reshape([n.shape[0], 64])
-    return found
+def add_int4(product, x, row, held, units, line, num_lines, depth, at, GROUP: tl.constexpr):
+    """Add the product of 128 inputs from `at` on to `product` [lines, rows]; all lines and rows exist.
 
-
-@triton.jit
-def _weights_of(levels, units, BITS: tl.constexpr, dtype: tl.constexpr):
-    """Dequantize levels [outputs, 64]."""
-    scale = units.to(tl.int16).to(dtype, bitcast=True)
-    # The difference of two such numbers is a small integer and exact. The product is rounded, as in the definition.
-    return (_number(levels, BITS, dtype) - _number(units >> 16, BITS, dtype)) * scale
-
-
-@triton.jit
-def block_of(held, units, n, is_output, width, depth, at, GROUP: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
-    """Return the weights of a block of 128 inputs from `at` on, as two halves [outputs, 64]."""
-    place = n.to(tl.int64)[:, None] * (depth // 2) + at // 2 + tl.arange(0, 64)[None, :]
-    packed = tl.load(held + place, mask=is_output[:, None], other=0)
-    first = _units_of(units, n, is_output, width, at, GROUP)
-    second = first
-    if GROUP < 128:
-        second = _units_of(units, n, is_output, width, at + 64, GROUP)
-    return _weights_of(packed & 15, first, BITS, dtype), _weights_of(packed >> 4, second, BITS, dtype)
+    `held` is [num_lines, depth / 8]. Sums are multiplied by the scale, not weights, as there are fewer.
+    """
+    dtype = x.dtype.element_ty
+    words = tl.load(held + line.to(tl.int64)[:, None] * (depth // 8) + (at // 8 + tl.arange(0, 16)[None, :]))
+    inputs = x + row.to(tl.int64)[:, None] * depth + (at + tl.arange(0, 32)[None, :])
+    for PAIR in tl.static_range(4):
+        if 32 * PAIR % GROUP == 0:
+            part = tl.zeros(product.shape, tl.float32)
+            marks, minus, scale = _unit_of(units + (at + 32 * PAIR) // GROUP * num_lines + line, dtype)
+        part = tl.dot(_steps_of(words, marks, minus, PAIR, dtype), tl.trans(tl.load(inputs + 32 * PAIR)), part)
+        if PAIR == 3 or 32 * (PAIR + 1) % GROUP == 0:
+            product += part * scale.to(tl.float32)
+    return product
 
 
 @triton.jit
@@ -71,7 +73,6 @@ def streamed_linear_kernel(
     GROUP: tl.constexpr,
     IS_FP8: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    BITS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -99,9 +100,9 @@ def streamed_linear_kernel(
         span = tl.load(spans + m, mask=is_row, other=0.0)
     for at in range(first, last, BLOCK_K):
         if GROUP:
-            low, high = block_of(weight, units, n, is_output, width, depth, at, GROUP, BITS, x.dtype.element_ty)
-            product = tl.dot(low, tl.trans(_tile_of(x, m, is_row, depth, at, last, 64)), product)
-            product = tl.dot(high, tl.trans(_tile_of(x, m, is_row, depth, at + 64, last, 64)), product)
+            # Masks would be a sixth of the loop's instructions.
+            row, line = tl.minimum(m, rows - 1), tl.minimum(n, width - 1)
+            product = add_int4(product, x, row, weight, units, line, width, depth, at, GROUP)
         else:
             w_tile = _tile_of(weight, n, is_output, depth, at, last, BLOCK_K)
             x_tile = tl.trans(_tile_of(x, m, is_row, depth, at, last, BLOCK_K))
@@ -132,12 +133,14 @@ def streamed_linear_kernel(
 
 
 @triton.jit
-def from_int4_kernel(held, units, out, width, depth, GROUP: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def from_int4_kernel(held, units, out, width, depth, GROUP: tl.constexpr, BLOCK_N: tl.constexpr):
     """Program (outputs, block of inputs) writes the dequantized weights [width, depth]."""
-    at = tl.program_id(1) * 128
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_output = n < width
-    low, high = block_of(held, units, n, is_output, width, depth, at, GROUP, BITS, out.dtype.element_ty)
-    target = out + n.to(tl.int64)[:, None] * depth + at + tl.arange(0, 64)[None, :]
-    tl.store(target, low, mask=is_output[:, None])
-    tl.store(target + 64, high, mask=is_output[:, None])
+    dtype = out.dtype.element_ty
+    at, n = tl.program_id(1) * 128, tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    line = tl.minimum(n, width - 1).to(tl.int64)[:, None] * depth
+    words = tl.load(held + line // 8 + (at // 8 + tl.arange(0, 16)[None, :]))
+    for PAIR in tl.static_range(4):
+        begin = at + 32 * PAIR
+        marks, minus, scale = _unit_of(units + begin // GROUP * width + tl.minimum(n, width - 1), dtype)
+        weights = _steps_of(words, marks, minus, PAIR, dtype) * scale
+        tl.store(out + line + begin + tl.arange(0, 32)[None, :], weights, mask=(n < width)[:, None])

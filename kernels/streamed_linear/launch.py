@@ -25,6 +25,8 @@ MAX_SWEPT_ROWS = 16
 """Up to this many rows, tilings for unquantized weights were swept on an H200."""
 MAX_WIDE_ROWS = 64
 """Maximum rows for wide tiles in `tile_cut`: sums of more rows would not fit into registers."""
+MAX_WIDE_INT4_ROWS = 32
+"""The same with int4 weights, of which each group of inputs has a sum of its own."""
 MAX_ROWS = 2
 """Maximum rows for `row_linear`, which would be compute-bound with more."""
 MAX_ROW_DEPTH = 4096
@@ -33,8 +35,6 @@ MAX_FP8_DEPTH, FP8_WARP_DEPTH = 16384, 1024
 """Maximum inputs of a tile of FP8 weights, and inputs for each of its warps, by registers: those of two rows and of
 more would spill.
 """
-BITS_BY_DTYPE = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
-"""The bits of 128 and of 1024, whose last four mantissa bits are worth 8, 4, 2 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,6 @@ def streamed_linear(
         GROUP=weight.group if isinstance(weight, Int4Matrix) else 0,
         IS_FP8=is_fp8,
         HAS_BIAS=bias is not None,
-        BITS=BITS_BY_DTYPE.get(x.dtype, 0),
         NUM_SPLITS=splits,
         BLOCK_M=block_m,
         BLOCK_N=cut.block_n,
@@ -199,15 +198,25 @@ def usual_row_cut(depth: int, *, is_gated: bool, is_fp8: bool, has_norm: bool) -
     return RowCut(block_n=2, block_k=min(most, triton.next_power_of_2(depth)), num_warps=4)
 
 
-def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool) -> Cut:
+def wide_cut(x: torch.Tensor, weight: Matrix) -> Cut:
+    """Return the tiling of a product of `x` [rows, in] with a matrix [out, in] in tiles of more outputs."""
+    (rows, depth), width = x.shape, weight.shape[0]
+    if isinstance(weight, Int4Matrix):
+        # A program's threads share what a step of its loop takes beside the weights.
+        return usual_cut(x, width, _tile_rows(rows, MAX_BLOCK_M), is_int4=True, block_n=2 * BLOCK_N)
+    number_bytes = 1 if isinstance(weight, Fp8Matrix) else x.element_size()
+    return tile_cut(rows, width, depth, number_bytes, is_wide=True)
+
+
+def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool, block_n: int = BLOCK_N) -> Cut:
     """Return the tiling of a product of `x` [rows, in] with `width` outputs, in tiles of `block_m` rows."""
     (rows, depth), block_k = x.shape, BLOCK if is_int4 else BLOCK_K
-    num_tiles = triton.cdiv(width, BLOCK_N) * triton.cdiv(rows, block_m)
+    num_tiles = triton.cdiv(width, block_n) * triton.cdiv(rows, block_m)
     has_room = x.element_size() == 2 and not current().startswith("gfx")
     splits = num_splits(num_tiles, triton.cdiv(depth, block_k))
     if has_room and not is_int4 and num_tiles >= WHOLE_TILES and depth <= WHOLE_DEPTH:
         block_k, splits = 2 * BLOCK_K, 1
-    return Cut(block_n=BLOCK_N, block_k=block_k, num_splits=splits, num_warps=4, num_stages=4 if has_room else 2)
+    return Cut(block_n=block_n, block_k=block_k, num_splits=splits, num_warps=4, num_stages=4 if has_room else 2)
 
 
 def tile_cut(rows: int, width: int, depth: int, number_bytes: int, *, is_wide: bool = False) -> Cut:
@@ -259,7 +268,6 @@ def from_int4(matrix: Int4Matrix) -> torch.Tensor:
         width,
         depth,
         GROUP=matrix.group,
-        BITS=BITS_BY_DTYPE[out.dtype],
         BLOCK_N=BLOCK_N,
         num_warps=4,
     )

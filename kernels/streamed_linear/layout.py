@@ -4,6 +4,8 @@ from __future__ import annotations
 
 BLOCK = 128
 """Inputs whose levels are interleaved."""
+PAIRS = 4
+"""Pairs of levels in a word."""
 GROUP = 128
 """Inputs that share a scale and a zero point in weights quantized here."""
 SHORT_GROUPS = (32, 64)

@@ -4,11 +4,14 @@
 
 `level` and `zero` are integers from 0 to 15. Each group of inputs of an output has its own scale and zero point.
 Weights quantized here have groups of 128, scales that cover a group's smallest and largest weight and 0, which stays
-exact, and round to the nearest level. W is rounded to the dtype of the inputs, so that all kernels multiply by the same
-weights.
+exact, and round to the nearest level. W is rounded to the dtype of the inputs, except by the kernel of few rows, which
+multiplies sums of level - zero by the scale.
 
-    held   byte j of a block's 64    level of input j of 128 in the low half, of input j + 64 in the high half
-    unit   four bytes of a group     the scale's bits in the low half, the zero point above
+    held   word j of a block's 16    level of input 32 p + 2 j of 128 from bit 4 p on, of input 32 p + 2 j + 1 from bit
+                                     16 + 4 p on, p from 0 to 3
+    unit   a word for a group        the scale's bits in the low half, those of 2^n + zero above, as in `BITS_BY_DTYPE`
+
+A shift and a mask by a word of units thus make two numbers of 16 bits, 2^n + level, from a word of levels.
 
 With FP8 weights (e4m3), inputs are quantized to FP8 dynamically too, except in products of one or two rows:
 
@@ -25,14 +28,17 @@ Micikevicius et al., 2022 (arXiv 2209.05433).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch.nn import functional
 
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE, quantize_rows
-from kernels.streamed_linear.layout import BLOCK, GROUP, LEVELS
+from kernels.streamed_linear.layout import BLOCK, GROUP, LEVELS, PAIRS
 
 FP8 = torch.float8_e4m3fn
+BITS_BY_DTYPE = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
+"""The bits of 2^n, 128 or 1024, whose last four mantissa bits are worth 8, 4, 2 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Int4Matrix:
     """A matrix [out, in] in 4 bits per element.
 
     Attributes:
-        held: uint8 [out, in / 2].
+        held: int32 [out, in / 8].
         units: int32 [in / group, out].
         dtype: bfloat16 or float16, of the scales and of the dequantized weights.
     """
@@ -52,7 +58,7 @@ class Int4Matrix:
     @property
     def shape(self) -> tuple[int, int]:
         """(out, in)."""
-        return self.held.shape[0], 2 * self.held.shape[1]
+        return self.held.shape[0], 8 * self.held.shape[1]
 
     @property
     def group(self) -> int:
@@ -67,7 +73,7 @@ class Int4Matrix:
     @property
     def zeros(self) -> torch.Tensor:
         """[in / group, out], integers in `dtype`."""
-        return (self.units >> 16).to(self.dtype)
+        return (self.units >> 16 & 0xFF).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +138,22 @@ def pack_int4(levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -
     `BLOCK` divides the inputs.
     """
     out, depth = levels.shape
-    first, second = levels.view(out, depth // BLOCK, BLOCK).split(BLOCK // 2, dim=-1)
+    # [..., p, j, i] is the level of input 32 p + 2 j + i.
+    parts = levels.view(out, depth // BLOCK, PAIRS, BLOCK // 8, 2)
+    held = torch.zeros(out, depth // BLOCK, BLOCK // 8, dtype=torch.int32, device=levels.device)
+    for pair, half in product(range(PAIRS), range(2)):
+        held |= parts[:, :, pair, :, half].to(torch.int32) << 4 * pair + 16 * half
     bits = scales.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
-    return Int4Matrix((first | second << 4).view(out, depth // 2), bits | zeros.contiguous() << 16, scales.dtype)
+    units = bits | BITS_BY_DTYPE[scales.dtype] + zeros.contiguous() << 16
+    return Int4Matrix(held.view(out, depth // 8), units, scales.dtype)
 
 
 def from_int4(matrix: Int4Matrix) -> torch.Tensor:
     """Dequantize a matrix to [out, in] in the dtype of its scales."""
     out, depth = matrix.shape
-    halves = matrix.held.view(out, depth // BLOCK, BLOCK // 2)
-    levels = torch.cat((halves & LEVELS, halves >> 4), dim=-1).view(out, -1, matrix.group)
+    words = matrix.held.view(out, depth // BLOCK, 1, BLOCK // 8, 1)
+    shifts = torch.tensor([[4 * pair, 16 + 4 * pair] for pair in range(PAIRS)], device=words.device)
+    levels = (words >> shifts.view(PAIRS, 1, 2) & LEVELS).view(out, -1, matrix.group)
     steps = levels.to(matrix.dtype) - matrix.zeros.t().unsqueeze(-1)
     return (steps * matrix.scales.t().unsqueeze(-1)).view(out, depth)
 

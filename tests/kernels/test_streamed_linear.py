@@ -43,7 +43,8 @@ def test_inputs_lie_where_the_definition_says() -> None:
     assert matrix.shape == (1, 2 * GROUP)
     assert matrix.scales.flatten().tolist() == [1, 3]
     assert matrix.zeros.flatten().tolist() == [0, 0]
-    assert matrix.held[0, :64].tolist() == [level | level << 4 for level in range(16)] * 4
+    words = [sum(level << 4 * pair | level + 1 << 16 + 4 * pair for pair in range(4)) for level in range(0, 16, 2)]
+    assert (matrix.held[0, :16].long() & 0xFFFFFFFF).tolist() == words * 2
     assert torch.equal(from_int4(matrix), weight)
 
 

@@ -20,12 +20,15 @@ def counters() -> torch.Tensor:
     return launch.counters(140, 70, DEVICE)
 
 
-def check(weight: torch.Tensor | Int4Matrix, rows: int, dtype: torch.dtype, *, has_bias: bool) -> None:
+def check(
+    weight: torch.Tensor | Int4Matrix, rows: int, dtype: torch.dtype, *, has_bias: bool, is_wide: bool = False
+) -> None:
     width, depth = weight.shape
     x = randn(rows, depth, dtype=dtype) / depth**0.5
     bias = randn(width, dtype=dtype) if has_bias else None
     arrived = counters()
-    found = launch.streamed_linear(x, weight, bias, arrived)
+    cut = launch.wide_cut(x, weight) if is_wide else None
+    found = launch.streamed_linear(x, weight, bias, arrived, cut)
     assert found.dtype == dtype
     whole = from_int4(weight) if isinstance(weight, Int4Matrix) else weight
     assert_near(found, x.double() @ whole.double().T + (0 if bias is None else bias.double()))
@@ -55,7 +58,8 @@ def test_either_way_that_a_full_batch_is_cut(dtype: torch.dtype, rows: int, widt
 def test_weights_of_four_bits(dtype: torch.dtype, rows: int, width: int, groups: int) -> None:
     matrix = to_int4(randn(width, groups * GROUP, dtype=dtype) + 0.5)
     assert torch.equal(launch.from_int4(matrix), from_int4(matrix))
-    check(matrix, rows, dtype, has_bias=rows % 2 == 1)
+    for is_wide in (False, True):
+        check(matrix, rows, dtype, has_bias=rows % 2 == 1, is_wide=is_wide)
 
 
 @pytest.mark.parametrize("dtype", SHORT)
@@ -72,7 +76,8 @@ def test_groups_of_other_sizes_that_checkpoints_have(dtype: torch.dtype, group: 
     meant = (levels.double() - spread[1].double()) * spread[0].double()
     assert_near(from_int4(matrix), meant)
     assert torch.equal(launch.from_int4(matrix), from_int4(matrix))
-    check(matrix, 5, dtype, has_bias=False)
+    for is_wide in (False, True):
+        check(matrix, 5, dtype, has_bias=False, is_wide=is_wide)
 
 
 @settings(deadline=None, max_examples=12)
