@@ -78,16 +78,17 @@ def expert_product_kernel(
     n = begun + line % BLOCK_N
     is_line = n < width
     line, num_lines = (expert * PARTS + line // BLOCK_N) * width + n, experts * PARTS * width
+    # Lines and rows of 4-bit products are not masked: that would be a sixth of the loop's instructions.
+    there = tl.minimum(line, num_lines - 1)
     product = tl.zeros([PARTS * BLOCK_N, BLOCK_M], tl.float32)
     if LIMIT > 0:
         # Loaded early: at the end each program would wait for them.
         unit = tl.load(units + line, mask=is_line, other=0.0) * LIMIT
     for at in range(0, depth, BLOCK_K):
         if GROUP:
-            there = tl.minimum(line, num_lines - 1)
             product = add_int4(product, x, row, weight, units, there, num_lines, depth, at, GROUP)
         elif IS_MXFP4:
-            product = add_mxfp4(product, x, row, is_pair, weight, units, line, is_line, depth, at)
+            product = add_mxfp4(product, x, row, weight, units, there, depth, at)
         else:
             w_tile = _tile_of(weight, line, is_line, depth, at, BLOCK_K)
             if LIMIT > 0:

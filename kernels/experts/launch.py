@@ -182,8 +182,8 @@ def usual_cut(
     A tile has as many rows as an expert gets under even load, up to what fits into registers. Few rows are
     bandwidth-bound: small tiles, loads of at least a cache line, as many in flight as a multiprocessor holds. Many rows
     are compute-bound: larger tiles load less per product, and 16 neighboring tiles share weights and rows in the cache.
-    Dequantizing 4-bit weights takes registers: small tiles, with few outputs for MXFP4, so that many rows share the
-    cost. The tiling is the same for all row counts up to a power of two.
+    Products of few rows by 4-bit weights are bound by instructions, so more outputs share those beside dequantizing; it
+    takes registers, so many rows have few outputs. The tiling is the same for all row counts up to a power of two.
     """
     pairs = triton.next_power_of_2(rows) * chosen
     block_m = int(min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, experts)))))
@@ -191,9 +191,9 @@ def usual_cut(
     if number_bytes == 4:
         block_m, block_n, block_k = min(32, block_m), 64, 32
     elif is_int4:
-        block_m, block_n, block_k = 16 if block_m == 16 else 64, 64, 64
+        block_m, block_n, block_k = (16, 128, 64) if block_m == 16 else (64, 64, 64)
     elif block_m <= 32:
-        block_n, block_k = 64, 128 if has_room else 64
+        block_n, block_k = 128 if is_mxfp4 else 64, 128 if has_room else 64
     else:
         block_n, block_k = 64 if is_mxfp4 else 128, 64
     most = shared_bytes() // ((block_m + block_n) * block_k * number_bytes)
@@ -202,7 +202,7 @@ def usual_cut(
         block_n=block_n,
         block_k=block_k,
         neighbours=16 if block_m > 32 else 1,
-        num_warps=4 if block_n == 64 else 8,
+        num_warps=4 if block_n == 64 or is_int4 or is_mxfp4 else 8,
         num_stages=min(4 if block_m <= 32 else 3, most) if has_room else 2,
     )
 

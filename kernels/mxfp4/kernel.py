@@ -49,22 +49,22 @@ def _bytes_of(words):
 
 
 @triton.jit
-def add_mxfp4(product, x, row, is_row, held, units, line, is_line, depth, at):
-    """Add the product of 128 inputs from `at` on to `product` [lines, rows]; the last block may have fewer inputs.
+def add_mxfp4(product, x, row, held, units, line, depth, at):
+    """Add the product of 128 inputs from `at` on to `product` [lines, rows]; all lines and rows exist.
 
-    `held` is in 32-bit words; 32 divides `depth`.
+    The last block may have fewer inputs. `held` is in 32-bit words; 32 divides `depth`.
     """
     groups, first = depth // 32, at // 32
     word, place = tl.arange(0, 16), tl.arange(0, 32)
-    is_word = is_line[:, None] & (first + word // 4 < groups)[None, :]
+    is_word = (first + word // 4 < groups)[None, :]
     start = line.to(tl.int64)
     words = tl.load(held + (start[:, None] * groups + first) * 4 + word[None, :], mask=is_word, other=0)
-    few = _bytes_of(tl.load(units + start * tl.cdiv(groups, 4) + first // 4, mask=is_line, other=0))
+    few = _bytes_of(tl.load(units + start * tl.cdiv(groups, 4) + first // 4))
     unit = tl.broadcast_to(few[:, :, None], [line.shape[0], 4, 4]).reshape([line.shape[0], 16])
     inputs = row.to(tl.int64)[:, None] * depth
     for PAIR in tl.static_range(4):
         even, odd = weights_of(pair_of(words, PAIR), unit, x.dtype.element_ty)
         k = at + place // 8 * 32 + 8 * PAIR + place % 8
-        x_tile = tl.load(x + inputs + k[None, :], mask=is_row[:, None] & (k < depth)[None, :], other=0.0)
+        x_tile = tl.load(x + inputs + k[None, :], mask=(k < depth)[None, :], other=0.0)
         product = tl.dot(tl.interleave(even, odd), tl.trans(x_tile), product, input_precision="ieee")
     return product
