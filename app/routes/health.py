@@ -1,8 +1,9 @@
-"""`GET /health` and `GET /metrics`."""
+"""`GET /health`, also as `/ping`, `GET /metrics` and `GET /version`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Literal
 
 from fastapi import APIRouter, Response
@@ -10,7 +11,7 @@ from pydantic import Field
 
 from app.http.errors import without_internals
 from app.http.json_route import JsonResponse, JsonRoute
-from app.routes.context import ERRORS, OpenContext
+from app.routes.context import ERRORS, Context, OpenContext
 from app.schemas.wire import WireResponse
 
 
@@ -24,9 +25,16 @@ class Health(WireResponse):
     )
 
 
+class Version(WireResponse):
+    """The version of Antiphon that answers."""
+
+    version: str
+
+
 router = APIRouter(route_class=JsonRoute, tags=["operations"])
 
 
+@router.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
 @router.get(
     "/health",
     response_model=Health,
@@ -53,6 +61,12 @@ async def metrics(context: OpenContext) -> Response:
     return Response(
         await context.server.metrics(), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
     )
+
+
+@router.get("/version", response_model=Version, responses=ERRORS)
+async def read_version(_: Context) -> Response:
+    """Return the server's version."""
+    return JsonResponse(Version(version=version("antiphon")))
 
 
 def _told(states: Mapping[str, str]) -> dict[str, str]:

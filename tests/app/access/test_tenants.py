@@ -152,7 +152,7 @@ def test_every_route_but_the_operators_checks_the_key_before_it_reads_the_body()
     unguarded = [
         route.path for route in routes if GUARDS.isdisjoint(each.call for each in route.dependant.dependencies)
     ]
-    assert unguarded == ["/health", "/metrics", "/", "/page/{name}"]
+    assert unguarded == ["/health", "/ping", "/metrics", "/", "/page/{name}"]
 
 
 async def test_a_tenant_s_requests_carry_its_name_its_salt_and_its_priority(

@@ -200,7 +200,7 @@ async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncCl
     document = (await client.get("/openapi.json")).json()
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/v1/moderations", "/tokenize",
-        "/detokenize", "/health", "/metrics", "/v1/responses", "/v1/responses/input_tokens", "/v1/messages",
+        "/detokenize", "/health", "/metrics", "/version", "/v1/responses", "/v1/responses/input_tokens", "/v1/messages",
         "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items",
         "/v1/messages/count_tokens",
         "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/adapters", "/v1/adapters/{name}/route",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import httpx
 
 from deployments.generation import HealthReport
@@ -13,6 +15,7 @@ async def test_health_is_200_when_ready_and_503_when_not(client: httpx.AsyncClie
         {"status": "ready", "models": {"base": "ready"}, "parts": {}},
     )
     gateway.health_report = HealthReport(state_by_model={"base": "no replica: /opt/x/y.py failed"})
+    assert (await client.post("/ping")).status_code == (await client.get("/ping")).status_code == 503
     response = await client.get("/health")
     assert response.status_code == 503
     assert response.json() == {"status": "unready", "models": {"base": "no replica: [path] failed"}, "parts": {}}
@@ -28,3 +31,7 @@ async def test_metrics_are_prometheus_text(client: httpx.AsyncClient) -> None:
     response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert response.text.startswith("# HELP")
+
+
+async def test_the_version_is_that_of_the_package(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/version")).json() == {"version": version("antiphon")}
