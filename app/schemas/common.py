@@ -175,6 +175,9 @@ class SamplingFields(SamplingOptions):
         description="Extension: return log-probabilities of the prompt's tokens and of this many top tokens.",
     )
     response_format: ResponseFormat | None = Field(default=None, description="Format that the answer must have.")
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="Extension: the text ends after the `stop` string, or the text of the stop token."
+    )
     use_beam_search: bool | None = Field(
         default=None, description="Extension: return the best `n` answers that a search with `n` beams finds."
     )

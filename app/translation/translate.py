@@ -138,6 +138,7 @@ def _generation(
         bad_words=tuple(dict.fromkeys(body.bad_words or ())),
         dry_breakers=() if params.dry is None else _dry_breakers(body),
         stop=_stop_strings(body, limits),
+        keeps_stop=bool(body.include_stop_str_in_output),
         salt=body.cache_salt or "",
         priority=body.priority or 0,
     )

@@ -77,7 +77,7 @@ class AnswerShape:
 
     def __init__(self, request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> None:
         self._content = request.grammar
-        self._stop = request.stop
+        self._stop, self._keeps_stop = request.stop, request.keeps_stop
         self._tool_use: ToolUse | None = request.tool_use
         self._unenforced: frozenset[str] = frozenset()
         self._dialect = dialect
@@ -106,7 +106,7 @@ class AnswerShape:
 
     def stops(self) -> StopStrings:
         """Return the stage that ends the answer's text at a stop string."""
-        return StopStrings(self._stop)
+        return StopStrings(self._stop, is_kept=self._keeps_stop)
 
     def parts(self) -> AnswerParts | HarmonyParts:
         """Return the stages for the answer's text; if `grammar` constrains it, they are to be made after that."""
@@ -240,7 +240,7 @@ class _HarmonyShape(AnswerShape):
         return () if self._ignores_ends else tuple(self._dialect.special_ids[mark] for mark in (CALL, RETURN))
 
     def stops(self) -> HarmonyStops:
-        return HarmonyStops(self._stop, has_tools=bool(self._callable_names))
+        return HarmonyStops(self._stop, is_kept=self._keeps_stop, has_tools=bool(self._callable_names))
 
     def parts(self) -> HarmonyParts:
         return HarmonyParts(self._callable_names, has_begun=self._has_begun)

@@ -257,13 +257,15 @@ class Answer:
         scores: tuple[TokenScore, ...] = ()
         if batch.logprobs:
             scores = scored(self._model.codec.pieces.spelling, batch.token_ids, batch.logprobs, hidden=hidden)
-        if batch.finish_reason is not FinishReason.STOP:
+        request = self._request
+        is_kept = request.keeps_stop and not {*request.params.stop_token_ids}.isdisjoint(batch.token_ids[-1:])
+        if is_kept or batch.finish_reason is not FinishReason.STOP:
             return await text.feed(batch.token_ids, scores)
         # The token that ended the answer is counted but not shown.
         piece = await text.feed(batch.token_ids[:-1], scores[:-1])
         if not text.is_cut:
             # A text completion returns one score per token: evaluations rely on it. A chat returns those of its text.
-            is_told = bool(scores) and not isinstance(self._request.prompt, ChatPrompt)
+            is_told = bool(scores) and not isinstance(request.prompt, ChatPrompt)
             text.end(scores[-1] if is_told else None)
         return piece
 

@@ -166,8 +166,8 @@ class HarmonyStops(StopStrings):
         has_tools: text before the first mark belongs to a header; without tools and marks, it becomes content.
     """
 
-    def __init__(self, stops: Sequence[str], *, has_tools: bool = False) -> None:
-        super().__init__(stops)
+    def __init__(self, stops: Sequence[str], *, is_kept: bool = False, has_tools: bool = False) -> None:
+        super().__init__(stops, is_kept=is_kept)
         self._is_in_header = has_tools
 
     def feed(self, text: str) -> tuple[str, str | None]:

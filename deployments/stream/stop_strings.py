@@ -1,4 +1,4 @@
-"""Cuts streamed text before the first stop string, and never emits part of one.
+"""Cuts streamed text before the first stop string, or behind it, and never emits part of one before it is complete.
 
 Pure. The first stop string is the one completed first (of two completed at the same character, the longer), so that the
 result does not depend on how the text was split into pieces.
@@ -14,12 +14,16 @@ from deployments.stream.reasoning import overlap
 class StopStrings:
     """Matches stop strings, none of them empty, in one text.
 
+    Args:
+        is_kept: the text ends behind the stop string, not before it.
+
     Attributes:
         is_deaf: a stop string that is completed in fed text is ignored; its beginning may lie in such text.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
         self.is_deaf = False
+        self._is_kept = is_kept
         self._stops = stops
         self._held = ""
         self._is_closed = False
@@ -40,7 +44,7 @@ class StopStrings:
         if found:
             end, minus_length, stop = min(found)
             self._is_closed, self._held = True, ""
-            return buffer[: end + minus_length], stop
+            return buffer[: end if self._is_kept else end + minus_length], stop
         num_safe = len(buffer) - max([overlap(buffer, stop) for stop in self._stops])
         self._held = buffer[num_safe:]
         return buffer[:num_safe], None

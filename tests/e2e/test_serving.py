@@ -149,6 +149,10 @@ def test_a_seed_repeats_a_draw_and_stop_strings_are_cut(client: OpenAI) -> None:
     assert ask(client, "What does os.walk do?", **options) == ask(client, "What does os.walk do?", **options)
     whole = ask(client, "What does os.getcwd do?")
     assert ask(client, "What does os.getcwd do?", stop=["current work"]) == whole[: whole.index("current work")]
+    kept = ask(
+        client, "What does os.getcwd do?", stop=["current work"], extra_body={"include_stop_str_in_output": True}
+    )
+    assert kept == whole[: whole.index("current work")] + "current work"
 
 
 def test_text_completions_go_on_where_a_prompt_ends(client: OpenAI) -> None:

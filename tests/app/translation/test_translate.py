@@ -52,14 +52,14 @@ def test_every_field_arrives() -> None:
         temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=-1, repetition_penalty=1.5, frequency_penalty=1,
         presence_penalty=-1, min_tokens=2, max_completion_tokens=9, ignore_eos=True, stop_token_ids=[4, 5],
         stop=["a", "b", "a"], priority=-3, cache_salt="s", top_n_sigma=1.5, typical_p=0.9, epsilon_cutoff=0.01,
-        eta_cutoff=0.02, xtc_probability=0.5, xtc_threshold=0.2,
+        eta_cutoff=0.02, xtc_probability=0.5, xtc_threshold=0.2, include_stop_str_in_output=True,
     )  # fmt: skip
     assert generation.params == SamplingParams(
         max_tokens=9, min_tokens=2, temperature=0.0, top_k=3, top_p=0.5, min_p=0.1, seed=2**64 - 1,
         repetition_penalty=1.5, frequency_penalty=1.0, presence_penalty=-1.0, stop_token_ids=(4, 5), ignore_eos=True,
         top_n_sigma=1.5, typical_p=0.9, epsilon_cutoff=0.01, eta_cutoff=0.02, xtc_probability=0.5, xtc_threshold=0.2,
     )  # fmt: skip
-    assert (generation.max_tokens, generation.stop) == (9, ("a", "b"))
+    assert (generation.max_tokens, generation.stop, generation.keeps_stop) == (9, ("a", "b"), True)
     assert (generation.priority, generation.salt) == (-3, "s")
 
 

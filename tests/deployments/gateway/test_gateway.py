@@ -182,6 +182,9 @@ async def test_a_stop_string_ends_the_answer_before_it_and_frees_the_engine(
     stop = next(whole[i : i + 2] for i in range(30, 90) if whole[i : i + 2].isascii())
     events = await events_of(opened, ask(max_tokens=100, stop=(stop,)))
     assert text_of(events) == whole[: whole.index(stop)]
+    kept = await events_of(opened, ask(max_tokens=100, stop=(stop,), keeps_stop=True))
+    assert text_of(kept) == whole[: whole.index(stop)] + stop
+    assert kept[-1] == events[-1]
     assert isinstance(events[-1], Finished)
     assert events[-1].reason is EndReason.STOP
     assert events[-1].num_completion_tokens < 100
@@ -216,6 +219,9 @@ async def test_a_stop_token_is_counted_and_not_shown(gateway: OpenGateway, servi
     events = await events_of(opened, ask(max_tokens=40, params={"stop_token_ids": (stop_id,)}))
     cut = ids.index(stop_id)
     assert text_of(events) == codec.decode(ids[:cut])
+    kept = await events_of(opened, ask(max_tokens=40, params={"stop_token_ids": (stop_id,)}, keeps_stop=True))
+    assert text_of(kept) == codec.decode(ids[: cut + 1])
+    assert kept[-1] == events[-1]
     assert isinstance(events[-1], Finished)
     assert (events[-1].reason, events[-1].num_completion_tokens) == (EndReason.STOP, cut + 1)
     assert text_of(long).startswith(text_of(events)[:-1])

@@ -12,6 +12,12 @@ def test_a_stop_string_over_three_pieces_never_leaks() -> None:
     assert [stops.feed(piece) for piece in ("yes</", "en", "d>no")] == [("yes", None), ("", None), ("", "</end>")]
 
 
+def test_a_stop_string_that_is_kept_comes_out_once_it_is_complete() -> None:
+    stops = StopStrings(["</end>"], is_kept=True)
+    pieces = [stops.feed(piece) for piece in ("yes</", "en", "d>no", "no")]
+    assert pieces == [("yes", None), ("", None), ("</end>", "</end>"), ("", None)]
+
+
 def test_what_looked_like_a_stop_string_comes_out_once_it_is_none() -> None:
     stops = StopStrings(["</end>"])
     assert stops.feed("a</en") == ("a", None)
