@@ -68,9 +68,7 @@ class FileStore:
             AdapterError: it is malformed, does not fit the base model, or holds numbers that are not finite.
         """
         config, tensors = read_adapter(name, incoming, partial(validate, shapes=shapes, max_rank=max_rank))
-        bad = _find_not_finite(tensors)
-        if bad is not None:
-            raise AdapterError(name, f"tensor {bad!r} holds NaN or infinity")
+        check_finite(name, tensors)
         ref = replace(self.ref(name, content_digest(config, tensors)), invocation_ids=config.invocation_ids)
         self.move(incoming, ref)
         return ref
@@ -141,9 +139,13 @@ def copy_files(name: str, path: str, target: str) -> None:
             shutil.copyfileobj(source, copy, 1 << 20)
 
 
-def _find_not_finite(tensors: TensorFile) -> str | None:
-    """Return the name of a tensor that holds NaN or infinity, or None; without torch, which the registry lacks."""
-    for name, entry in tensors.entry_by_name.items():
+def check_finite(name: str, tensors: TensorFile) -> None:
+    """Refuse tensors that hold NaN or infinity; without torch, which the registry lacks.
+
+    Raises:
+        AdapterError: one does.
+    """
+    for tensor, entry in tensors.entry_by_name.items():
         content = tensors.bytes_of(entry)
         if entry.dtype == "BF16":
             bits = np.frombuffer(content, dtype="<u2")
@@ -151,8 +153,7 @@ def _find_not_finite(tensors: TensorFile) -> str | None:
         else:
             is_bad = not np.isfinite(np.frombuffer(content, dtype="<f4" if entry.dtype == "F32" else "<f2")).all()
         if is_bad:
-            return name
-    return None
+            raise AdapterError(name, f"tensor {tensor!r} holds NaN or infinity")
 
 
 def _sync(folder: str) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE, PICKLE_FILES, TENSOR_FILE
 from adapters.identity import AdapterRef, Check, content_digest, read_adapter
+from adapters.tensor_file import TensorFile
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TENSOR_FILES = (TENSOR_FILE, *PICKLE_FILES)
@@ -56,19 +57,31 @@ Signature = str
 """Fingerprint of an adapter's file metadata: if it is equal, the files have not changed."""
 
 
-def reference(name: str, folder: str, check: Check | None = None) -> AdapterRef:
+Examine = Callable[[str, TensorFile], object]
+"""Raises `AdapterError` for content that cannot be served, given the adapter's name."""
+
+
+def reference(name: str, folder: str, check: Check | None = None, examine: Examine | None = None) -> AdapterRef:
     """Return a reference, under a name, to the adapter that is now in a folder.
 
     Raises:
-        AdapterError: the folder does not hold a readable adapter, or `check` refuses it.
+        AdapterError: the folder does not hold a readable adapter, or `check` or `examine` refuses it.
     """
     path = os.path.realpath(folder)
     config, tensors = read_adapter(name, path, check)
+    if examine is not None:
+        examine(name, tensors)
     digest = content_digest(config, tensors)
     return AdapterRef(name=name, path=path, digest=digest, invocation_ids=config.invocation_ids)
 
 
-def reference_in(root: str, name: str, allowed: Sequence[str] = (), check: Check | None = None) -> AdapterRef:
+def reference_in(
+    root: str,
+    name: str,
+    allowed: Sequence[str] = (),
+    check: Check | None = None,
+    examine: Examine | None = None,
+) -> AdapterRef:
     """Return a reference to one of the `sub_folders` of a drop-in folder; the sub-folder's name is the adapter's.
 
     Args:
@@ -82,7 +95,7 @@ def reference_in(root: str, name: str, allowed: Sequence[str] = (), check: Check
     path = permitted_folder(os.path.abspath(os.path.join(root, name)), (root, *allowed))
     if path is None:
         raise AdapterError(name, "its folder is a link that leads out of those that adapters may be loaded from")
-    return reference(name, path, check)
+    return reference(name, path, check, examine)
 
 
 def permitted_folder(folder: str, roots: Sequence[str]) -> str | None:

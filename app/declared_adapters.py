@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from adapters.errors import AdapterError
+from adapters.file_store import check_finite
 from adapters.identity import AdapterRef
 from adapters.registry import DeclaredNames, reference, reference_in, sub_folders
 from adapters.validate import validate
@@ -55,14 +56,14 @@ def declared_adapters(
         if (folder := model.adapter_folder) is not None:
             with at(f"{place}.adapter_folder"):
                 found = sub_folders(folder)
-            for dropped in [readers.submit(reference_in, folder, name, allowed, check) for name in found]:
+            for dropped in [readers.submit(reference_in, folder, name, allowed, check, check_finite) for name in found]:
                 try:
                     yield names.declare(dropped.result(), model.name)
                 except AdapterError as error:
                     on_unfit(f"args.{place}.adapter_folder: {error}", False)
 
         def read(adapter: AdapterSettings) -> AdapterRef:
-            return reference(adapter.name, str(local_folder(adapter.path)), check)
+            return reference(adapter.name, str(local_folder(adapter.path)), check, check_finite)
 
         for index, declared in enumerate([readers.submit(read, adapter) for adapter in model.adapters]):
             try:

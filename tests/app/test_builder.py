@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from app.access.tenants import ADMIN_KEY_VARIABLE, key_digest
@@ -220,6 +221,24 @@ def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path)
     }
     with pytest.raises(ConfigError, match=r"args\.models\[0\]\.adapters\[0\].*misfit"):
         build(Settings.model_validate({"models": [model]}))
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_an_adapter_whose_numbers_are_not_finite_is_refused(is_declared: bool, folder: Path, tmp_path: Path) -> None:
+    """Its first request told it, not the check."""
+    shutil.copytree(folder / "adapters" / "small", tmp_path / "broken")
+    tensors = load_file(tmp_path / "broken" / "adapter_model.safetensors")
+    bad = sorted(tensors)[-1]
+    tensors[bad][0, 0] = float("nan")
+    save_file(tensors, tmp_path / "broken" / "adapter_model.safetensors")
+    declared = {"adapters": [{"name": "broken", "path": str(tmp_path / "broken")}]}
+    model = {"name": "chat", "path": str(folder / "chat")}
+    asked = Settings.model_validate(
+        {"models": [model | (declared if is_declared else {"adapter_folder": str(tmp_path)})]}
+    )
+    (told,) = mistakes(asked, reads_all=True)
+    assert told.startswith(f"args.models[0].{'adapters[0]' if is_declared else 'adapter_folder'}: ")
+    assert f"'broken' cannot be used: tensor '{bad}' holds NaN or infinity" in told
 
 
 def test_a_draft_model_is_found_and_checked(folder: Path, tmp_path: Path) -> None:
