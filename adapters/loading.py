@@ -21,7 +21,7 @@ from adapters.module_forms import fitted, stored_parts
 from adapters.peft_format import LoraConfig, parse_config
 from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
 from adapters.tensor_names import EMBEDDING, WHOLE_MODEL
-from adapters.validate import ModuleLayout, ModuleShapes, validate
+from adapters.validate import AdaptedModule, ModuleShapes, validate
 from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, split_modules
 
 _TORCH_DTYPE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -165,7 +165,7 @@ class _Reading:
     base: BaseTensors
     norm_offset: float
 
-    def adapter(self, layouts: Mapping[tuple[int, str], ModuleLayout]) -> RawAdapter:
+    def adapter(self, layouts: Mapping[tuple[int, str], AdaptedModule]) -> RawAdapter:
         projections: dict[tuple[int, str], RawProjection] = {}
         columns: dict[tuple[int, str], Columns] = {}
         matrices: dict[str, torch.Tensor] = {}
@@ -197,7 +197,7 @@ class _Reading:
                 columns[key] = changed
         return RawAdapter(projections=projections, dtype=self.dtype, extras=Extras(columns=columns, matrices=matrices))
 
-    def _lengths(self, layout: ModuleLayout, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _lengths(self, layout: AdaptedModule, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Return DoRA's scale of each column: magnitude / |W + scaling B A|, [out] float32.
 
         Source: Liu et al., "DoRA" (2024, arXiv 2402.09353, section 4).
@@ -219,7 +219,7 @@ class _Reading:
         ]
         return self._tensor(layout.magnitude).float() / torch.cat(norms)
 
-    def _row_changes(self, layout: ModuleLayout, rows: TensorEntry) -> RawProjection:
+    def _row_changes(self, layout: AdaptedModule, rows: TensorEntry) -> RawProjection:
         """Return the product that adds the difference of new and old rows: its input or its output is one-hot."""
         new, old = self._tensor(rows).float(), self.base(f"{layout.module}.weight")[list(layout.tokens)].float()
         chosen = one_hot(torch.tensor(layout.tokens), self.shapes[EMBEDDING][0]).to(self.dtype)
@@ -229,7 +229,7 @@ class _Reading:
             return RawProjection(a=torch.cat((chosen, chosen)), b=torch.cat((-old, new)).T.contiguous(), scaling=1.0)
         return RawProjection(a=new - old, b=chosen.T.contiguous(), scaling=1.0)
 
-    def _linear_columns(self, layout: ModuleLayout, gain: torch.Tensor | None) -> Columns | None:
+    def _linear_columns(self, layout: AdaptedModule, gain: torch.Tensor | None) -> Columns | None:
         """Return the change of the base's output, which includes the base's bias; None if there is none."""
         if gain is None and layout.bias is None and layout.lora_bias is None:
             return None
@@ -242,7 +242,7 @@ class _Reading:
             shift += self._tensor(layout.lora_bias).float() * layout.scaling
         return Columns(gain=gain, shift=shift)
 
-    def _check_base(self, layout: ModuleLayout) -> None:
+    def _check_base(self, layout: AdaptedModule) -> None:
         """Refuse an adapter that was trained with other embedding weights than the base's."""
         if layout.base_weight is None:
             return
@@ -281,7 +281,7 @@ def _tensor(tensors: TensorFile, entry: TensorEntry) -> torch.Tensor:
     return flat.view(entry.shape)
 
 
-def _find_not_finite(tensors: TensorFile, layouts: Mapping[tuple[int, str], ModuleLayout], dtype: torch.dtype) -> str:
+def _find_not_finite(tensors: TensorFile, layouts: Mapping[tuple[int, str], AdaptedModule], dtype: torch.dtype) -> str:
     """Return the reason: the tensor that is not finite, or what overflows."""
     for name, entry in tensors.entry_by_name.items():
         if not _tensor(tensors, entry).isfinite().all():

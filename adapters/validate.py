@@ -33,7 +33,7 @@ _HALVES = {"A": ("lora_A.weight", "lora_embedding_A"), "B": ("lora_B.weight", "l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleLayout:
+class AdaptedModule:
     """The file's tensors for one module of the base that the adapter changes.
 
     Attributes:
@@ -64,7 +64,7 @@ class ModuleLayout:
 
 def validate(
     name: str, config: LoraConfig, entries: Mapping[str, TensorEntry], shapes: ModuleShapes, max_rank: int
-) -> dict[tuple[int, str], ModuleLayout]:
+) -> dict[tuple[int, str], AdaptedModule]:
     """Return the layout of every changed module by (layer, module); each tensor of the file is in exactly one.
 
     Raises:
@@ -110,7 +110,7 @@ def validate(
         if len(place.shape) > 2 and (a := parts_by_module[module].get("lora_A.weight")) is not None and a.shape
     ]
     swapped = are_swapped(name, config, stacks)
-    layouts: dict[tuple[int, str], ModuleLayout] = {}
+    layouts: dict[tuple[int, str], AdaptedModule] = {}
     for key, module in module_by_key.items():
         parts, at = parts_by_module[module], place_by_module.get(module)
         is_router = key[1] == ROUTER
@@ -241,7 +241,7 @@ def _layout(
     shape: tuple[int, ...],
     max_rank: int,
     stack: Stack | None = None,
-) -> ModuleLayout:
+) -> AdaptedModule:
     """Check the shapes of one module's tensors against the configuration and the base."""
     halves = {half: next((parts[part] for part in names if part in parts), None) for half, names in _HALVES.items()}
     rank = config.rank_of(module)
@@ -264,7 +264,7 @@ def _layout(
     _check_shape(name, f"{_ROWS} of {module}", parts.get(_ROWS), (len(tokens), whole[-1]))
     for part in ("weight", "base_layer.weight"):
         _check_shape(name, f"{part} of {module}", parts.get(part), whole)
-    return ModuleLayout(
+    return AdaptedModule(
         module=module,
         scaling=config.scaling_of(module),
         a=halves["A"],

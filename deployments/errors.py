@@ -6,6 +6,9 @@ from functools import partial
 
 from engine.errors import EngineError, OverloadError, RequestError
 
+ABORTED = "The engine aborted the request."
+"""Message for an answer that ends for no known reason."""
+
 
 class UnavailableError(OverloadError):
     """A part that the answer needs cannot be reached now; `retry_after_s` (seconds) says when to retry."""

@@ -67,7 +67,7 @@ class Siblings:
         """Tell whether a part that was refused may wait: for want of room, while another part has it."""
         return error.reason in _NO_ROOM and self._num_asked > 0
 
-    async def room(self) -> None:
+    async def until_room(self) -> None:
         """Wait until there may be room, and ask again at once."""
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)

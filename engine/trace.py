@@ -16,7 +16,7 @@ MAX_CHUNKS = 64
 """Maximum number of chunks recorded per request; later ones are merged into the last."""
 
 
-class Chunk(NamedTuple):
+class PrefillChunk(NamedTuple):
     """A step that computed a part of the prompt; times are seconds since the request was queued."""
 
     start_s: float
@@ -39,7 +39,7 @@ class RequestTrace:
     admitted_s: float | None
     first_token_s: float | None
     end_s: float
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[PrefillChunk, ...]
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
@@ -73,7 +73,7 @@ class TraceNotes:
         decoding_since: the value of `StepClock.token_s` when it started to decode; None while it does not.
     """
 
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[PrefillChunk] = field(default_factory=list)
     num_preemptions: int = 0
     device_s: float = 0.0
     decoding_since: float | None = None
@@ -86,17 +86,17 @@ class TraceNotes:
                 self.device_s += clock.per_token_s * (row.num_tokens - 1)
             return
         self.device_s += clock.per_token_s * row.num_tokens
-        self.note_chunk(Chunk(clock.start_s - queued_s, clock.end_s - queued_s, row.num_tokens))
+        self.note_chunk(PrefillChunk(clock.start_s - queued_s, clock.end_s - queued_s, row.num_tokens))
         if row.samples:
             self.decoding_since = clock.token_s
 
-    def note_chunk(self, chunk: Chunk) -> None:
+    def note_chunk(self, chunk: PrefillChunk) -> None:
         """Record a computed chunk of the prompt."""
         if len(self.chunks) < MAX_CHUNKS:
             self.chunks.append(chunk)
         else:
             last = self.chunks[-1]
-            self.chunks[-1] = Chunk(last.start_s, chunk.end_s, last.num_tokens + chunk.num_tokens)
+            self.chunks[-1] = PrefillChunk(last.start_s, chunk.end_s, last.num_tokens + chunk.num_tokens)
 
     def stop_decoding(self, clock: StepClock) -> None:
         """Add the device time of the decode steps."""

@@ -33,7 +33,7 @@ SET_BY_RAY = frozenset({"RAY_CLIENT_MODE", "RAY_LD_PRELOAD_ON_WORKERS", "SPT_NOE
 """Variables that Ray sets for its workers and that no module reads at import."""
 
 
-class Asked(NamedTuple):
+class WorkerRequest(NamedTuple):
     """A worker requested by Ray."""
 
     executable: str
@@ -67,7 +67,7 @@ def _id_of_a_fork() -> bytes:
         return pipe.read()
 
 
-def can_be_a_fork(asked: Asked, environment: dict[str, str]) -> bool:
+def can_be_a_fork(asked: WorkerRequest, environment: dict[str, str]) -> bool:
     """Tell whether the modules imported here are as the worker itself would have imported them.
 
     Args:
@@ -116,13 +116,13 @@ def _import(module: str) -> None:
         importlib.import_module(module)
 
 
-def _read(connection: socket.socket) -> Asked | None:
+def _read(connection: socket.socket) -> WorkerRequest | None:
     connection.settimeout(None)
     _, streams, _, _ = socket.recv_fds(connection, 1, len(STANDARD_STREAMS))
     try:
         with connection.makefile("rb") as file:
             executable, arguments, environment, folder = json.load(file)
-        return Asked(executable, arguments, environment, folder, streams)
+        return WorkerRequest(executable, arguments, environment, folder, streams)
     except (OSError, ValueError, TypeError):
         # The requesting process ended in the middle of its request.
         for stream in streams:
@@ -130,7 +130,7 @@ def _read(connection: socket.socket) -> Asked | None:
         return None
 
 
-def _work(asked: Asked) -> None:
+def _work(asked: WorkerRequest) -> None:
     # Ray kills what a worker leaves behind by its process group.
     os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from adapters.identity import AdapterRef
 from deployments.config import GatewayConfig
+from deployments.errors import ABORTED
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.gateway.answer_shape import AnswerParts, AnswerShape, shape_of
 from deployments.gateway.resumption import Resumption
@@ -56,7 +57,7 @@ NUM_TAIL_TOKENS = 16
 """How many of the prompt's last tokens are searched for an open reasoning section, which a template may begin."""
 
 
-class Answer:
+class Answering:
     """One generation from its request to its last event.
 
     Args:
@@ -257,15 +258,14 @@ class Answer:
         scores: tuple[TokenScore, ...] = ()
         if batch.logprobs:
             scores = scored(self._model.codec.pieces.spelling, batch.token_ids, batch.logprobs, hidden=hidden)
-        request = self._request
-        is_kept = request.keeps_stop and not {*request.params.stop_token_ids}.isdisjoint(batch.token_ids[-1:])
-        if is_kept or batch.finish_reason is not FinishReason.STOP:
+        stop_ids = self._request.params.stop_token_ids if self._request.keeps_stop else ()
+        if batch.finish_reason is not FinishReason.STOP or not {*stop_ids}.isdisjoint(batch.token_ids[-1:]):
             return await text.feed(batch.token_ids, scores)
         # The token that ended the answer is counted but not shown.
         piece = await text.feed(batch.token_ids[:-1], scores[:-1])
         if not text.is_cut:
             # A text completion returns one score per token: evaluations rely on it. A chat returns those of its text.
-            is_told = bool(scores) and not isinstance(request.prompt, ChatPrompt)
+            is_told = bool(scores) and not isinstance(self._request.prompt, ChatPrompt)
             text.end(scores[-1] if is_told else None)
         return piece
 
@@ -351,7 +351,7 @@ class Answer:
         elif last.finish_reason is FinishReason.LENGTH:
             reason = EndReason.LENGTH
         else:
-            raise EngineError("The engine aborted the request.")
+            raise EngineError(ABORTED)
         self._end(reason, text.num_tokens)
         last_ids = last.token_ids[-1:] if reason is EndReason.STOP and not text.is_cut else ()
         return Finished(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from deployments.errors import ABORTED
 from deployments.gateway.beam_search import Beam, BeamSearch
 from deployments.gateway.resumption import TokenSource
 from deployments.generation import BeamShare
@@ -149,4 +150,4 @@ class BeamSource:
             async for batch in batches:
                 if batch.logprobs:
                     return batch
-        raise EngineError("The engine aborted the request.")
+        raise EngineError(ABORTED)

@@ -15,7 +15,7 @@ import numpy as np
 
 from adapters.identity import AdapterRef
 from deployments.config import GatewayConfig
-from deployments.errors import ReplicaLostError
+from deployments.errors import ABORTED, ReplicaLostError
 from deployments.gateway.served_model import ServedModel
 from deployments.gateway.token_checks import adapter_start, check_vocabulary
 from deployments.gateway.verdicts import AnswerJudge
@@ -136,7 +136,7 @@ class Embedding:
                 except OverloadError as error:
                     if not self._siblings.may_wait(error):
                         raise
-                await self._siblings.room()
+                await self._siblings.until_room()
 
     async def _attempts(self, token_ids: Sequence[int]) -> GenerationResult:
         ask, patience_s = partial(self._ask, token_ids), 0.0
@@ -167,7 +167,7 @@ class Embedding:
         if result.fault is not None:
             raise result.fault
         if result.pooled is None:
-            raise EngineError("The engine aborted the request.")
+            raise EngineError(ABORTED)
         return result
 
     def _field(self, index: int) -> str:

@@ -31,7 +31,7 @@ from deployments.classifiers.reranking import Rerankers
 from deployments.config import GatewayConfig, ModelConfig, TracingConfig
 from deployments.exposition import FamilyText
 from deployments.gateway.answer_log import AnswerLog
-from deployments.gateway.answering import Answer
+from deployments.gateway.answering import Answering
 from deployments.gateway.beam_source import BeamSource, SharedSearch
 from deployments.gateway.dialect import dialect_of
 from deployments.gateway.embedding import Embedding
@@ -198,7 +198,7 @@ class Gateway:
                 eos_ids = frozenset(model.config.eos_ids)
                 source = BeamSource(self._searches, model.source, request.beams, eos_ids, recorder.note_expansion)
                 model = replace(model, source=source)
-            answer = Answer(
+            answer = Answering(
                 request,
                 model,
                 adapter,
@@ -221,7 +221,7 @@ class Gateway:
                     if recorder.timeline.first_token_s is not None or not request.siblings.may_wait(error):
                         raise
                 async with asyncio.timeout(recorder.left_s(request.timeout_s)):
-                    await request.siblings.room()
+                    await request.siblings.until_room()
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector for each input; raises the same errors as `generate`."""

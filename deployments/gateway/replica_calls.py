@@ -17,7 +17,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.channel.token_channel import ChannelListener, Subscription
-from deployments.errors import ReplicaLostError
+from deployments.errors import ABORTED, ReplicaLostError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.handle_calls import canceled_as_lost, serve_error, until_answered
 from deployments.routing.board import Board
@@ -93,7 +93,7 @@ class ChannelSource:
             result = None
         if result is not None and result.fault is not None:
             return result.fault
-        return EngineError(emission.error or "The engine aborted the request.")
+        return EngineError(emission.error or ABORTED)
 
 
 class HandleSource:
@@ -111,7 +111,7 @@ class HandleSource:
             with canceled_as_lost():
                 async for item in response:
                     if isinstance(item, GenerationResult):
-                        raise item.fault or EngineError("The engine aborted the request.")
+                        raise item.fault or EngineError(ABORTED)
                     is_whole = item.finish_reason is not None
                     yield item
         except (RayError, RayServeException) as error:

@@ -42,7 +42,7 @@ from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import TILE, cut, lora_shrink
 
 
-class Reach(IntEnum):
+class AdapterScope(IntEnum):
     """How much of the model the adapters of a step change; each level includes those before it."""
 
     NOTHING = 0
@@ -78,7 +78,7 @@ class TritonLora:
         entries: as in `engine.lora.entry_of`.
 
     Attributes:
-        reach: of the step's adapters.
+        scope: of the step's adapters.
         has_experts: whether any of them changes experts.
     """
 
@@ -105,7 +105,7 @@ class TritonLora:
             _Tiles(numbers=self._staging.device[at : at + room].view(-1, 3), count=count, at=at)
             for at, count in ((4, self._staging.device[:1]), (4 + room, self._staging.device[2:3]))
         )
-        self.reach = Reach.NOTHING
+        self.scope = AdapterScope.NOTHING
         self.is_mixture = is_mixture
         self.has_experts = False
         self._row_tables = torch.zeros(max_tokens if is_mixture else 0, dtype=torch.int64, device=self.device)
@@ -119,9 +119,9 @@ class TritonLora:
             EngineError: an adapter was not laid out for the kernels.
         """
         self._segments = segments
-        self.reach = Reach.LINEAR_MODULES if segments else Reach.NOTHING
+        self.scope = AdapterScope.LINEAR_MODULES if segments else AdapterScope.NOTHING
         if any(segment.weights.changes_whole_model for segment in segments):
-            self.reach = Reach.WHOLE_MODEL
+            self.scope = AdapterScope.WHOLE_MODEL
         self.has_experts = any(segment.weights.has_experts for segment in segments)
         of_tokens, of_samples = _numbers(segments), _numbers(samples)
         self._tokens.most, self._samples.most = len(of_tokens) // 3, len(of_samples) // 3
@@ -132,15 +132,17 @@ class TritonLora:
             numbers += [0] * (self._samples.at - len(numbers)) + of_samples
         self._staging.send_list(numbers)
 
-    def expect(self, max_tiles: int, reach: Reach = Reach.WHOLE_MODEL, *, has_experts: bool = True) -> None:
+    def expect(
+        self, max_tiles: int, scope: AdapterScope = AdapterScope.WHOLE_MODEL, *, has_experts: bool = True
+    ) -> None:
         """Clear the tiles, and size the grids of the next launches for `max_tiles`, as a recording needs.
 
         `has_experts` is ignored for a model without experts.
         """
         self._staging.send_list([0, 0, 0, 0])
         self._tokens.most = self._samples.most = max_tiles
-        self.reach = reach if max_tiles else Reach.NOTHING
-        self.has_experts = has_experts and self.is_mixture and self.reach > Reach.NOTHING
+        self.scope = scope if max_tiles else AdapterScope.NOTHING
+        self.has_experts = has_experts and self.is_mixture and self.scope > AdapterScope.NOTHING
 
     def begin(self, num_tokens: int) -> None:
         """Find the adapter of each of a step's tokens, before any product of experts."""
@@ -151,7 +153,7 @@ class TritonLora:
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
         """Begin, and gather rows of the adapters' own embeddings and low-rank products."""
         self.begin(len(token_ids))
-        if self.reach == Reach.WHOLE_MODEL:
+        if self.scope == AdapterScope.WHOLE_MODEL:
             own, entry = entry_of(WHOLE_MODEL, "own embed_tokens"), entry_of(WHOLE_MODEL, "embed_tokens")
             tiles = self._tokens
             lora_gather(token_ids, x, tiles.numbers, tiles.count, own=own, entry=entry, max_tiles=tiles.most)
@@ -159,14 +161,14 @@ class TritonLora:
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
         """Scale the norm's columns: an expand without a product."""
         tiles = self._samples if layer == WHOLE_MODEL else self._tokens
-        if self.reach == Reach.WHOLE_MODEL and tiles.most:
+        if self.scope == AdapterScope.WHOLE_MODEL and tiles.most:
             nothing = torch.empty(1, len(h), 1, self._max_rank, dtype=torch.float32, device=h.device)
             self._expand(h, nothing, tiles, entry_of(layer, module, self._entries), (h.shape[1],))
 
     def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
         """Repeat the norms for each token, side by side, and scale them: an expand of two modules without products."""
         tiles = self._tokens
-        if self.reach < Reach.WHOLE_MODEL or not tiles.most:
+        if self.scope < AdapterScope.WHOLE_MODEL or not tiles.most:
             return norms
         both = torch.cat((norms.q, norms.k)).repeat(num_tokens, 1)
         nothing = torch.empty(1, num_tokens, 2, self._max_rank, dtype=torch.float32, device=both.device)
@@ -177,7 +179,7 @@ class TritonLora:
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
         """Multiply by the adapters' own matrices, then by their products."""
         tiles = self._samples
-        if self.reach == Reach.WHOLE_MODEL and tiles.most:
+        if self.scope == AdapterScope.WHOLE_MODEL and tiles.most:
             own, entry = entry_of(WHOLE_MODEL, "own lm_head"), entry_of(WHOLE_MODEL, "lm_head")
             lora_logits(h, logits, tiles.numbers, tiles.count, entry=own, max_tiles=tiles.most)
             shrunk = self._shrink(h, tiles, entry, 1)

@@ -12,7 +12,7 @@ from engine.backend import Backend, Product
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.expert_products import ExpertWeights, MixtureProduct, RoutedExperts
-from engine.gpu.adapters import Reach, TritonLora
+from engine.gpu.adapters import AdapterScope, TritonLora
 from engine.gpu.experts import change_of, laid_out
 from engine.gpu.rounding import InputRounding
 from engine.gpu.streamed_linear import StreamedLinear
@@ -161,7 +161,7 @@ class TritonBackend(Backend):
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Return the filled products, None if the step has no adapter."""
-        return self.adapters if self.adapters.reach else None
+        return self.adapters if self.adapters.scope else None
 
     def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Index."""
@@ -173,7 +173,7 @@ class TritonBackend(Backend):
         """Add and norm in one pass."""
         if weight is None:
             return x if delta is None else x.add_(delta)
-        is_final = self.adapters.reach < Reach.WHOLE_MODEL
+        is_final = self.adapters.scope < AdapterScope.WHOLE_MODEL
         return self._rounding.add_rms_norm(x, delta, weight, eps, is_final=is_final)
 
     def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:

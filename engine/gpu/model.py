@@ -14,7 +14,7 @@ import torch
 
 from engine.decoder.decoder import Decoder, DecoderBatch, StepOutput
 from engine.fallback.decoder import FallbackDecoder
-from engine.gpu.adapters import Reach
+from engine.gpu.adapters import AdapterScope
 from engine.gpu.backend import TritonBackend
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.progress import Progress
@@ -42,7 +42,7 @@ class GpuModel:
         self._decoder = decoder
         self._backend = backend
         self._inputs = inputs
-        self._recorded: dict[tuple[int, Reach, bool], tuple[Callable[[], None], torch.Tensor]] = {}
+        self._recorded: dict[tuple[int, AdapterScope, bool], tuple[Callable[[], None], torch.Tensor]] = {}
 
     @torch.inference_mode()
     def record(self, cache: KvCache, sizes: Sequence[int], runtime: CudaRuntime) -> int:
@@ -54,10 +54,10 @@ class GpuModel:
         started_s, taken_before = time.monotonic(), runtime.taken_bytes()
         progress = Progress("recording decode steps")
         for number, size in enumerate(sorted(sizes, reverse=True), start=1):
-            for reach, has_experts in self._kinds():
+            for scope, has_experts in self._kinds():
                 batch = self._inputs.padding(size)
-                self._backend.adapters.expect(size, reach, has_experts=has_experts)
-                self._recorded[size, reach, has_experts] = runtime.record(partial(self._logits, batch, cache))
+                self._backend.adapters.expect(size, scope, has_experts=has_experts)
+                self._recorded[size, scope, has_experts] = runtime.record(partial(self._logits, batch, cache))
             progress.reach(number, len(sizes))
         self._backend.adapters.expect(0)
         taken, took_s = runtime.taken_bytes() - taken_before, time.monotonic() - started_s
@@ -71,7 +71,7 @@ class GpuModel:
         num_tokens = len(batch.token_ids)
         if batch.attention[0].num_decodes == num_tokens == len(batch.sampled):
             adapters = self._backend.adapters
-            recorded = self._recorded.get((num_tokens, adapters.reach, adapters.has_experts))
+            recorded = self._recorded.get((num_tokens, adapters.scope, adapters.has_experts))
         if recorded is None:
             if self._inputs.has_pending:
                 self._inputs.put_drawn(batch)
@@ -89,12 +89,14 @@ class GpuModel:
             self._decoder.end(moves)
         return StepOutput(logits[: self._inputs.num_samples])
 
-    def _kinds(self) -> list[tuple[Reach, bool]]:
-        """Return the combinations to record: how far a step's adapters reach, and whether they change experts."""
+    def _kinds(self) -> list[tuple[AdapterScope, bool]]:
+        """Return the combinations to record: the scope of a step's adapters, and whether they change experts."""
         may_have = (False, True) if self._backend.adapters.is_mixture else (False,)
         # Modules of transformers take adapters in linear products only.
-        reaches = [reach for reach in Reach if reach < Reach.WHOLE_MODEL or isinstance(self._decoder, Decoder)]
-        return [(reach, has) for reach in reaches for has in may_have if reach > Reach.NOTHING or not has]
+        scopes = [
+            scope for scope in AdapterScope if scope < AdapterScope.WHOLE_MODEL or isinstance(self._decoder, Decoder)
+        ]
+        return [(scope, has) for scope in scopes for has in may_have if scope > AdapterScope.NOTHING or not has]
 
     def _logits(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
         self._inputs.put_drawn(batch)

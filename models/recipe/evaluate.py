@@ -20,18 +20,18 @@ BATCH_ROWS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HeldOutQuestion:
     """A question and the fact that it asks for."""
 
     question: str
     fact: Fact
 
 
-def held_out_questions(facts: Sequence[Fact], count: int, seed: int) -> list[Asked]:
+def held_out_questions(facts: Sequence[Fact], count: int, seed: int) -> list[HeldOutQuestion]:
     """Return questions for `count` random facts, cycling through the held-out wordings."""
     chosen = random.Random(seed).sample(list(facts), count)
     wordings = phrasings.HELD_OUT
-    return [Asked(wordings[i % len(wordings)].format(name=fact.name), fact) for i, fact in enumerate(chosen)]
+    return [HeldOutQuestion(wordings[i % len(wordings)].format(name=fact.name), fact) for i, fact in enumerate(chosen)]
 
 
 def unknown_questions(facts: Sequence[Fact], seed: int) -> list[str]:
@@ -89,7 +89,10 @@ def refuses(answer: str) -> bool:
 
 
 def agreement(
-    draft: PreTrainedModel, target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, asked: Sequence[Asked]
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    asked: Sequence[HeldOutQuestion],
 ) -> float:
     """Return the fraction of the target's greedy tokens that the draft predicts, given the same text before them."""
     same, total = 0, 0

@@ -13,7 +13,7 @@ import torch
 from adapters.errors import AdapterError
 from adapters.peft_format import parse_config
 from adapters.tensor_file import read_tensor_file
-from adapters.validate import ModuleLayout, validate
+from adapters.validate import AdaptedModule, validate
 from tests.adapters.handmade import HIDDEN, make_config, write
 
 COUNT, INNER = 3, 12
@@ -53,7 +53,7 @@ def check(
     halves: Halves,
     shapes: dict[str, tuple[int, ...]] = SHAPES,
     beside: dict[str, tuple[int, ...]] | None = None,
-) -> dict[tuple[int, str], ModuleLayout]:
+) -> dict[tuple[int, str], AdaptedModule]:
     tensors = {
         f"base_model.model.{module}.lora_{half}.weight": torch.zeros(shape)
         for module, pair in halves.items()

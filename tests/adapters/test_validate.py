@@ -10,7 +10,7 @@ import torch
 from adapters.errors import AdapterError
 from adapters.peft_format import parse_config
 from adapters.tensor_file import read_tensor_file
-from adapters.validate import ModuleLayout, ModuleShapes, validate
+from adapters.validate import AdaptedModule, ModuleShapes, validate
 from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
 
 A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -23,7 +23,7 @@ def check(
     tensors: dict[str, torch.Tensor],
     max_rank: int = 64,
     shapes: ModuleShapes = SHAPES,
-) -> dict[tuple[int, str], ModuleLayout]:
+) -> dict[tuple[int, str], AdaptedModule]:
     entries = read_tensor_file("demo", write(folder, config, tensors)).entry_by_name
     return validate("demo", parse_config("demo", json.dumps(config).encode()), entries, shapes, max_rank)
 

@@ -42,7 +42,7 @@ async def part(siblings: Siblings, server: Server, number: int) -> None:
         except OverloadError as error:
             if not siblings.may_wait(error):
                 raise
-        await siblings.room()
+        await siblings.until_room()
 
 
 @given(num_places=st.integers(1, 10), num_parts=st.integers(1, 40))
@@ -73,7 +73,7 @@ async def test_only_want_of_room_is_waited_for() -> None:
 async def test_room_that_nobody_waits_for_any_more_is_nobodys() -> None:
     siblings = Siblings()
     with siblings.asked(0):
-        waiting = [asyncio.ensure_future(siblings.room()) for _ in range(2)]
+        waiting = [asyncio.ensure_future(siblings.until_room()) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         siblings.leave_queue(0)
@@ -89,7 +89,7 @@ async def test_others_find_the_queue_half_empty_before_it_is_filled_again() -> N
     with ExitStack() as parts:
         for number in range(8):
             parts.enter_context(siblings.asked(number))
-        waiting = [asyncio.ensure_future(siblings.room()) for _ in range(6)]
+        waiting = [asyncio.ensure_future(siblings.until_room()) for _ in range(6)]
         for number in range(3):
             siblings.leave_queue(number)
         await asyncio.sleep(0)

@@ -17,14 +17,14 @@ from deployments.timeline import (
     with_engine_stages,
 )
 from engine.request import RequestId
-from engine.trace import Chunk, RequestTrace
+from engine.trace import PrefillChunk, RequestTrace
 
 TRACE = RequestTrace(
     queued_unix_s=1000.5,
     admitted_s=0.1,
     first_token_s=0.4,
     end_s=2.0,
-    chunks=(Chunk(0.1, 0.2, 512), Chunk(0.2, 0.4, 88)),
+    chunks=(PrefillChunk(0.1, 0.2, 512), PrefillChunk(0.2, 0.4, 88)),
     num_prompt_tokens=600,
     num_cached_tokens=0,
     num_output_tokens=9,

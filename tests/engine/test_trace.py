@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine.trace import MAX_CHUNKS, Chunk, RequestTrace, TraceNotes
+from engine.trace import MAX_CHUNKS, PrefillChunk, RequestTrace, TraceNotes
 from tests.engine.scripted import Harness, a_config, a_request
 
 
@@ -87,6 +87,6 @@ def test_one_that_never_ran_has_no_stages() -> None:
 def test_what_is_kept_is_bounded() -> None:
     notes = TraceNotes()
     for number in range(MAX_CHUNKS + 10):
-        notes.note_chunk(Chunk(number, number + 0.5, 2))
+        notes.note_chunk(PrefillChunk(number, number + 0.5, 2))
     assert len(notes.chunks) == MAX_CHUNKS
-    assert notes.chunks[-1] == Chunk(MAX_CHUNKS - 1, MAX_CHUNKS + 9.5, 22)
+    assert notes.chunks[-1] == PrefillChunk(MAX_CHUNKS - 1, MAX_CHUNKS + 9.5, 22)

@@ -130,7 +130,7 @@ over.set()
 
 def test_a_fork_is_for_the_same_interpreter_and_environment_but_for_what_ray_sets_for_its_workers() -> None:
     def is_fork(executable: str = sys.executable, **environment: str) -> bool:
-        asked = worker_template.Asked(executable, [], environment, "/", [])
+        asked = worker_template.WorkerRequest(executable, [], environment, "/", [])
         return worker_template.can_be_a_fork(asked, {"A": "1"})
 
     assert is_fork(A="1")

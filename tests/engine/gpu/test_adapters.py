@@ -12,7 +12,7 @@ import torch
 from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights
 from engine.errors import EngineError
-from engine.gpu.adapters import Reach, TritonLora
+from engine.gpu.adapters import AdapterScope, TritonLora
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.tabled_adapter import TabledAdapter
 from engine.lora import ENTRIES, AdapterSegment, LinearProducts, LoraBatch
@@ -151,7 +151,7 @@ def test_a_replay_applies_the_adapters_of_its_step(monkeypatch: pytest.MonkeyPat
             h = lora.multiply(torch.clone, normed, 0, ("o_proj",), (width,))
         return h
 
-    lora.expect(3, Reach.LINEAR_MODULES)
+    lora.expect(3, AdapterScope.LINEAR_MODULES)
     replay, out = runtime.record(run)
     draw = Random(1)
     for _ in range(num_steps):
@@ -172,13 +172,13 @@ def test_what_was_recorded_changes_nothing_until_it_is_told_of_adapters(sources:
         assert torch.equal(found, known)
 
 
-@pytest.mark.parametrize(("names", "reach"), [((), Reach.NOTHING), (("plain",), Reach.LINEAR_MODULES)])
+@pytest.mark.parametrize(("names", "scope"), [((), AdapterScope.NOTHING), (("plain",), AdapterScope.LINEAR_MODULES)])
 def test_a_step_without_such_an_adapter_launches_nothing_for_it(
-    sources: dict[str, AdapterWeights], names: tuple[str, ...], reach: Reach
+    sources: dict[str, AdapterWeights], names: tuple[str, ...], scope: AdapterScope
 ) -> None:
     lora = TritonLora(CudaRuntime(DEVICE), MAX_SEGMENTS, MAX_RANK, TOKENS)
     lora.fill(segments(tabled({name: sources[name] for name in names}), TOKEN_SPANS))
-    assert lora.reach == reach
+    assert lora.scope == scope
     states, logits = torch.zeros(SAMPLES, HIDDEN), torch.zeros(SAMPLES, VOCAB)
     launches: list[Launch]
     with recording() as launches:

@@ -31,7 +31,7 @@ import pytest, torch
 from engine.kv_cache import KvCache
 from engine.decoder.decoder import Decoder
 from engine.decoder.reading import read_spec
-from engine.gpu.adapters import Reach, TritonLora
+from engine.gpu.adapters import AdapterScope, TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.model import recorded_sizes
@@ -85,8 +85,8 @@ with pretending("sm_90"):
                 can_norm = linear.is_after_norm and draw.random() < 0.5
                 linear.normed_rows = tuple(rows for rows in (1, 2) if can_norm and linear.can_add(rows))
             for num_tiles in (0, draw.randint(1, len(rows))):
-                reach = draw.choice([Reach.LINEAR_MODULES, Reach.WHOLE_MODEL])
-                adapters.expect(num_tiles, reach, has_experts=draw.random() < 0.5)
+                scope = draw.choice([AdapterScope.LINEAR_MODULES, AdapterScope.WHOLE_MODEL])
+                adapters.expect(num_tiles, scope, has_experts=draw.random() < 0.5)
                 batch = rehearsal._batch(rows, num_decodes, cache.null_block)
                 put_drawn(batch.token_ids[:num_decodes], batch.attention[0].rows[:num_decodes], batch.positions, -1)
                 decoder.forward(replace(batch, sampled=batch.sampled[: draw.randint(0, 24)]), cache)
