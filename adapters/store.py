@@ -137,16 +137,16 @@ class AdapterStore:
         return number
 
     def route(self, name: str, split: Mapping[int, int]) -> None:
-        """Split a name's traffic among versions, by percentages that sum to 100.
+        """Split a name's traffic among versions, by percentages that sum to 100; a version with 0 gets none.
 
         Raises:
-            AdapterError: there is no such name or version, a percentage is below 1, or they do not sum to 100.
+            AdapterError: there is no such name or version, a percentage is below 0, or they do not sum to 100.
         """
         self._check_known(name, split)
-        if sum(split.values()) != 100 or any(percent < 1 for percent in split.values()):
-            raise AdapterError(name, "the percentages must be at least 1 each and make 100 together")
+        if sum(split.values()) != 100 or any(percent < 0 for percent in split.values()):
+            raise AdapterError(name, "the percentages must not be negative, and make 100 together")
         with self._change(name):
-            self._split(name, split)
+            self._split(name, {number: percent for number, percent in split.items() if percent})
 
     def remove(self, name: str, number: int | None = None) -> None:
         """Remove a name, or one version, whose traffic share goes to the newest remaining version not on trial.

@@ -109,9 +109,14 @@ def init(
         raise typer.Exit(_refuse(f"{path} exists; --output names another file")) from None
     except OSError as error:
         raise typer.Exit(_refuse(f"{path} cannot be written: {error.strerror}")) from None
-    print(f"wrote {path}")
-    check(path)
-    print(f"To start the server: antiphon serve {shlex.quote(path)}")
+    try:
+        check(path)
+    except BaseException:
+        # Otherwise the next attempt, with a better model or folder, would be refused for the file of this one.
+        Path(path).unlink(missing_ok=True)
+        print(f"{path} was not kept.", file=sys.stderr)
+        raise
+    print(f"Wrote {path}. To start the server: antiphon serve {shlex.quote(path)}")
 
 
 @app.command("check")

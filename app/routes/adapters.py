@@ -75,8 +75,8 @@ class UnloadAdapterRequest(WireRequest):
 class RouteAdapterRequest(WireRequest):
     """Split a name's traffic among its versions."""
 
-    split: dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")], Annotated[int, Field(ge=1, le=100)]] = Field(
-        min_length=1, max_length=64, description="Percentages by version; they must add up to 100."
+    split: dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")], Annotated[int, Field(ge=0, le=100)]] = Field(
+        min_length=1, max_length=64, description="Percentages by version; they must add up to 100. 0: no traffic."
     )
 
 

@@ -79,6 +79,8 @@ def test_a_store_has_one_owner_and_none_after_its_death(tmp_path: Path) -> None:
 def test_removing_a_version_gives_its_share_to_the_newest(store: AdapterStore) -> None:
     for digest in "abc":
         store.add(ref("sql", digest), "m")
+    store.route("sql", {1: 0, 2: 100})
+    assert store.catalogue().entries["sql"].split == ((2, 100),)
     store.route("sql", {1: 50, 2: 50})
     store.remove("sql", 1)
     assert store.catalogue().entries["sql"].split == ((2, 50), (3, 50))
@@ -122,6 +124,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing(store: AdapterStore) -> No
         lambda: store.route("other", {1: 100}),
         lambda: store.route("sql", {2: 100}),
         lambda: store.route("sql", {1: 99}),
+        lambda: store.route("sql", {1: 100, 2: 0}),
         lambda: store.route("sql", {}),
         lambda: store.remove("other"),
         lambda: store.remove("sql", 5),

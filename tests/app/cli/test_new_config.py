@@ -109,6 +109,18 @@ def test_an_adapter_in_the_place_of_its_model_is_named(
     assert list(tmp_path.iterdir()) == [model]
 
 
+def test_a_configuration_that_is_wrong_is_not_left_behind(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (model / "tokenizer.json").write_text("{}")
+    assert cli.main(["init", str(model)]) == 2
+    told = capsys.readouterr().err
+    assert "the tokenizer" in told
+    assert told.endswith(f"{model.name}.yaml was not kept.\n")
+    assert list(tmp_path.iterdir()) == [model]
+
+
 def test_a_model_in_the_place_of_a_configuration_is_told_how_to_get_one(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
