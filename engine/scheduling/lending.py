@@ -10,9 +10,9 @@ thread.
 
 from __future__ import annotations
 
-from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.ports import AdapterGate
+from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.live_request import LiveRequest
 
 

@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
 from engine.ports import AdapterGate, BlockMover, Drafting
@@ -37,6 +36,7 @@ from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.admission import Admission
 from engine.scheduling.backlog import BacklogReader
 from engine.scheduling.beginnings import Beginnings
+from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog
 from engine.scheduling.hopeless import hopeless

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
-from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
 from engine.ports import Drafting, DraftText
+from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.live_request import LiveRequest
 from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_draft import StepDraft

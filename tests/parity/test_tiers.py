@@ -147,7 +147,7 @@ def test_what_lay_on_a_disk_is_what_was_computed(
     traffic = Traffic(7, alone)
     # So small a model computes a prompt sooner than anything is fetched.
     monkeypatch.setattr(StepCosts, "saved_s", lambda *_: math.inf)
-    monkeypatch.setattr("engine.cache.block_tables.SEEK_AGAIN_S", 0.0)
+    monkeypatch.setattr("engine.scheduling.block_tables.SEEK_AGAIN_S", 0.0)
     monkeypatch.setattr("engine.tiers.mover.ThreadPoolExecutor", lambda *_: LateThread(threads))
     monkeypatch.setattr(DiskSlots, "read", traffic.reads(DiskSlots.read))
     num_fetched = 0
@@ -184,7 +184,7 @@ def test_what_a_gpu_gave_to_the_host_is_what_was_computed(
     # A block that was given to another request meanwhile is not kept.
     monkeypatch.setattr(CacheBytes, "read", read_optimistically)
     monkeypatch.setattr(StepCosts, "saved_s", lambda *_: math.inf)
-    monkeypatch.setattr("engine.cache.block_tables.SEEK_AGAIN_S", 0.0)
+    monkeypatch.setattr("engine.scheduling.block_tables.SEEK_AGAIN_S", 0.0)
     config = replace(
         config_of(model.path),
         max_model_len=64,

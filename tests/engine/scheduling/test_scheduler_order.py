@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from adapters.identity import AdapterDigest
-from engine.cache.block_tables import LONG_BLOCKS
 from engine.cache.prefix_index import BlockName
 from engine.cache.reach import Reach
 from engine.request import FinishReason
 from engine.scheduling import live_request
+from engine.scheduling.block_tables import LONG_BLOCKS
 from engine.scheduling.pins import MAX_SKIPS, Pins
 from tests.engine.scheduling.test_own_step import teach
 from tests.engine.scheduling.test_row_shares import live

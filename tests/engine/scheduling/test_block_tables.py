@@ -1,4 +1,4 @@
-"""What requests take, name and give back, table by table; `tests/engine/scheduling` drives it through their lives."""
+"""What requests take, name and give back, table by table; the scheduler's tests drive it through their lives."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.cache.block_tables import BlockTables
 from engine.cache.prefix_index import landmark
 from engine.config import ResolvedConfig
+from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.live_request import LiveRequest, rank_of
 from engine.scheduling.step_costs import StepCosts
 from tests.engine.scripted import a_config, a_request
