@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.settings import SafetySettings, Settings
+from app.settings import ChannelSettings, RegistrySettings, RerankerSettings, SafetySettings, Settings
 from app.settings_engine import EngineSettings
 from app.settings_node import SettingsNode
-from deployments.config import SafetyConfig
+from deployments.config import ChannelConfig, RegistryConfig, RerankerConfig, SafetyConfig
 from engine.config import EngineConfig
 
 MODEL = {"name": "base", "path": "models/base"}
@@ -60,6 +60,20 @@ def test_engine_and_safety_settings_mirror_what_they_become() -> None:
     ours = SafetySettings(path="x").model_dump()
     theirs = dataclasses.asdict(SafetyConfig(model_path="x"))
     assert {name: ours[name] for name in safety} == {name: theirs[name] for name in safety}
+
+
+@pytest.mark.parametrize(
+    ("settings", "config"),
+    [(RerankerSettings, RerankerConfig), (ChannelSettings, ChannelConfig), (RegistrySettings, RegistryConfig)],
+)
+def test_a_default_is_the_same_in_settings_and_in_what_they_become(
+    settings: type[SettingsNode], config: type[Any]
+) -> None:
+    theirs = {f.name: f.default for f in dataclasses.fields(config) if f.default is not dataclasses.MISSING}
+    ours = {name: field.default for name, field in settings.model_fields.items() if not field.is_required()}
+    shared = theirs.keys() & ours.keys()
+    assert len(shared) >= 4
+    assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
 
 
 @pytest.mark.parametrize(
