@@ -63,7 +63,7 @@ def warm_up(
     _logger.info(
         "warmed up in %.1f s: a step of one row takes %.1f ms, one of %d rows %.1f ms; %.0f prompt tokens a second",
         *(clock() - started_s, 1e3 * costs.step_s(1), num_rows, 1e3 * costs.step_s(num_rows)),
-        num_prompt / took_s,
+        costs.prompt_tokens_per_s,
     )
 
 

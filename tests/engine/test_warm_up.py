@@ -57,6 +57,14 @@ def test_a_burst_upon_a_fresh_engine_is_judged() -> None:
         engine.add(a_request("late", max_tokens=100))
 
 
+def test_the_shortest_context_that_can_be_measured_is() -> None:
+    """No longer prompt fits than those of the answers."""
+    config = a_config(max_model_len=25, max_batched_tokens=32)
+    runner, costs = TimedRunner(config, ScriptedGate()), StepCosts()
+    warm_up(config, runner, Adapters(), costs, lambda: runner.now_s)
+    assert costs.is_known(runner.now_s)
+
+
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 @pytest.mark.parametrize("failing", [frozenset[str](), frozenset({"warm-up-0", "warm-up-3"})])
 def test_nothing_is_left_behind(steps_ahead: int, failing: frozenset[str]) -> None:
