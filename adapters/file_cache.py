@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +47,7 @@ class FileCache:
         """
         if os.path.isdir(ref.path):
             return ref
-        here = replace(ref, path=self._store.ref(ref.name, ref.digest).path)
+        here = self._store.moved(ref)
         if not self._is_here(here):
             self._fetch(ref, here)
         self._evict(keep=here.digest)

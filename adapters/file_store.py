@@ -96,13 +96,17 @@ class FileStore:
         """Return the reference for a content that is, or will be, in this folder."""
         return AdapterRef(name=name, path=os.path.join(self._folder, digest), digest=digest)
 
+    def moved(self, ref: AdapterRef) -> AdapterRef:
+        """Return the reference to the same content in this folder."""
+        return replace(ref, path=os.path.join(self._folder, ref.digest))
+
     def has(self, ref: AdapterRef) -> bool:
         """Tell whether a reference points into this folder."""
         return os.path.dirname(ref.path) == self._folder
 
     def find(self, ref: AdapterRef) -> AdapterRef | None:
         """Return the reference to a content in this folder, or None if it is not here."""
-        found = replace(ref, path=self.ref(ref.name, ref.digest).path)
+        found = self.moved(ref)
         return found if is_digest(ref.digest) and os.path.isdir(found.path) else None
 
     def unused(self, used: Collection[str]) -> list[AdapterRef]:

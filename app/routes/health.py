@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from typing import Literal
 
@@ -30,6 +31,9 @@ class Version(WireResponse):
 
     version: str
 
+
+_version = cache(version)
+"""Reads a file."""
 
 router = APIRouter(route_class=JsonRoute, tags=["operations"])
 
@@ -66,7 +70,7 @@ async def metrics(context: OpenContext) -> Response:
 @router.get("/version", response_model=Version, responses=ERRORS)
 async def read_version(_: Context) -> Response:
     """Return the server's version."""
-    return JsonResponse(Version(version=version("antiphon")))
+    return JsonResponse(Version(version=_version("antiphon")))
 
 
 def _told(states: Mapping[str, str]) -> dict[str, str]:
