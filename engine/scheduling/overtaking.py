@@ -8,13 +8,15 @@ as long, while there are such, and they wait as if only others of their kind wer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from engine.scheduling.live_request import BY_RANK, LiveRequest
 from engine.scheduling.step_draft import StepDraft
 
 MIN_RATIO = 8
 """A prompt passes another that has at least so many times as many tokens left to compute."""
+MAX_LOOKUPS = 16
+"""In each step, for so many waiting prompts it is looked up what the cache holds of them."""
 
 
 def passes(num_tokens: float, num_before: float) -> bool:
@@ -25,12 +27,17 @@ def passes(num_tokens: float, num_before: float) -> bool:
     return num_tokens * MIN_RATIO <= num_before
 
 
-def in_turn(candidates: Iterable[LiveRequest], draft: StepDraft) -> Iterator[LiveRequest]:
+def in_turn(
+    candidates: Iterable[LiveRequest], draft: StepDraft, num_to_compute: Callable[[LiveRequest], int]
+) -> Iterator[LiveRequest]:
     """Yield the requests that may take a share of the step, each when it is its turn.
 
     The order is that of rank up to the first that begins or goes on, and that the step cannot complete. Half of its
     share is held back for those that pass it; they follow, and it comes again, for what they have left. None passes a
     prompt whose tokens are scored: rows of logits are what bounds that one.
+
+    Args:
+        num_to_compute: returns how many tokens of a waiting request are not in the cache.
     """
     ordered = sorted(candidates, key=BY_RANK)
     has_deadlines = any(live.request.deadline_s is not None for live in ordered)
@@ -44,9 +51,28 @@ def in_turn(candidates: Iterable[LiveRequest], draft: StepDraft) -> Iterator[Liv
         draft.num_held_back = share // 2
         yield live
         draft.num_held_back = 0
+        begun = draft.end_of(live)
         # One that waits, and cannot begin, is passed by all.
-        if draft.end_of(live) > end:
-            for other in (*(other for other in ordered[place:] if passes(other.num_wanted, live.num_wanted)), live):
-                if draft.share(other):
-                    yield other
+        if begun == end or begun == live.num_tokens:
+            continue
+        # The cache may have held so much of it that the step completes it.
+        completes = begun + draft.share(live) == live.num_tokens
+        for other in (*(() if completes else _passing(live, ordered[place:], num_to_compute)), live):
+            if draft.share(other):
+                yield other
+        if not completes:
             return
+
+
+def _passing(
+    live: LiveRequest, behind: Sequence[LiveRequest], num_to_compute: Callable[[LiveRequest], int]
+) -> Iterator[LiveRequest]:
+    """Yield those behind a request that pass it: a turn of a chat does whose long past is in the cache."""
+    num_lookups = 0
+    for other in behind:
+        num_tokens = other.num_wanted
+        if other.row is None and num_lookups < MAX_LOOKUPS and not passes(num_tokens, live.num_wanted):
+            num_lookups += 1
+            num_tokens = num_to_compute(other)
+        if passes(num_tokens, live.num_wanted):
+            yield other

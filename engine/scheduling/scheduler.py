@@ -306,7 +306,7 @@ class Scheduler:
         candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
         pins, can_admit, has_streams = Pins(self._gate), True, draft.num_decodes > 0
         beginnings = Beginnings(self._config, self.admission.costs, self._running, has_streams=has_streams)
-        for num, live in enumerate(in_turn(candidates, draft)):
+        for num, live in enumerate(in_turn(candidates, draft, self._tables.num_to_compute)):
             if live.row is not None:
                 draft.put(live, is_admission=False)
             elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live, self._tables.shareable):

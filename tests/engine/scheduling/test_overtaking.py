@@ -136,3 +136,26 @@ def test_an_idle_server_with_one_long_prompt_takes_short_ones() -> None:
                 admission.check_time(request, backlog, 16, 0.0)
         else:
             admission.check_time(request, backlog, 16, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("num_more", "ends"), [(3, {"a": 243, "b": 243, "c": 243}), (7, {"a": 247, "b": 247, "c": 242}), (12, {"a": 252})]
+)
+def test_prompts_whose_beginning_is_cached_begin_together(num_more: int, ends: dict[str, int]) -> None:
+    """Each counted as one of many steps, and held up all behind it, although the step completed it."""
+    harness = Harness(WIDE)
+    harness.add(a_request("first", LONG, max_tokens=1))
+    harness.finish()
+    harness.add(*(a_request(name, (*LONG, *(index,) * num_more)) for index, name in enumerate("abc", start=1)))
+    assert {name: end for name, _, end in shape(harness) if name in ends} == ends
+    harness.finish()
+
+
+def test_a_turn_of_a_chat_whose_past_is_cached_passes_a_document() -> None:
+    harness = Harness(WIDE)
+    harness.add(a_request("past", LONG[:120], max_tokens=1))
+    harness.finish()
+    harness.add(a_request("document", LONG[::-1]))
+    harness.step()
+    harness.add(a_request("turn", (*LONG[:120], 1, 2, 3)))
+    assert shape(harness) == [("document", 16, 29), ("turn", 120, 123)]
