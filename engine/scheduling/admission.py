@@ -132,7 +132,9 @@ class Admission:
         num_rows, num_blocks = min(config.max_num_seqs, config.max_batched_tokens), config.num_blocks - self._num_lent()
         if backlog.is_empty:
             return Capacity(num_rows=num_rows, num_blocks=num_blocks, prompt_tokens=config.max_batched_tokens)
-        bounds = (prompt_tokens, config.max_batched_tokens - num_rows, config.max_prefill_tokens_with_decodes)
+        # Those before it decode at worst, all at once.
+        num_decodes = min(num_rows, len(backlog.running) + len(backlog.waiting))
+        bounds = (prompt_tokens, config.max_batched_tokens - num_decodes, config.max_prefill_tokens_with_decodes)
         beside = min(bound for bound in bounds if bound is not None)
         return Capacity(num_rows=num_rows, num_blocks=num_blocks, prompt_tokens=max(1, beside))
 

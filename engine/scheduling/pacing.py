@@ -31,6 +31,8 @@ class PrefillPace:
         if self._target_s is None or num_prefill_tokens < MIN_PROMPT_TOKENS or took_s <= 0:
             return
         fitting = num_prefill_tokens * self._target_s / took_s
+        if took_s <= self._target_s and fitting < self.num_tokens:
+            return  # It was in time, and short because there was no more to compute: most of it may be decodes.
         is_far_over = took_s > 1.5 * self._target_s and num_prefill_tokens <= self.num_tokens
         wanted = fitting if is_far_over else (self.num_tokens + fitting) / 2
         self.num_tokens = int(min(self._max_tokens, max(min(MIN_TOKENS, self._max_tokens), wanted)))

@@ -189,6 +189,14 @@ def test_the_wait_for_a_turn_is_bounded_and_who_is_refused_knows_when_it_is_shor
     assert simulated.scheduler.admission.refused_by_reason == {"queue_time": 1}
 
 
+def test_a_prompt_is_taken_to_share_its_steps_with_those_who_are_there_not_with_every_row() -> None:
+    """With as many rows as tokens a step, it was foretold to advance by one token in each."""
+    simulated = SimulatedEngine(replace(ROOMY, max_num_seqs=16, max_batched_tokens=16, max_queue_s=0.5), MACHINE)
+    simulated.engine.add(a_request("document", prompt_of(200)))
+    simulated.step()
+    simulated.engine.add(a_request("medium", prompt_of(60)))
+
+
 def test_a_request_is_judged_by_what_is_before_it_only() -> None:
     simulated = filled(2, max_queue_s=3.0)
     simulated.engine.add(a_request("last", max_tokens=80))
