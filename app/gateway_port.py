@@ -57,7 +57,9 @@ class GatewayPort(Protocol):
         """Return how well each document answers its query."""
         ...
 
-    async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
+    async def tokenize(
+        self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool, tenant: str = ""
+    ) -> Tokenized:
         """Return the token ids of a prompt to a model, with their texts if requested."""
         ...
 

@@ -6,6 +6,7 @@ A retry of the whole request would be refused again and again. Bound to one even
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +26,12 @@ class Siblings:
 
     Attributes:
         have_begun: whether any has been asked for.
+        draw: number in [0, 1) that chooses one version of a split adapter for all of them.
     """
 
     def __init__(self) -> None:
         self.have_begun = False
+        self.draw = random.random()
         self._num_asked = 0
         self._queued = set[object]()
         self._num_left = 0

@@ -7,6 +7,7 @@ parts match only as well as the machines' clocks.
 from __future__ import annotations
 
 import time
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ MAX_KEPT = 256
 """Client requests whose answers a gateway remembers, and as many refused ones besides."""
 MAX_ANSWERS = 1024
 """Most recent answers remembered per client request id: a client may give all of its requests one id."""
+MAX_TIMELINES = 4096
+"""Answers that a gateway remembers for all ids together: those of the longest ones take 50 MB."""
 MAX_ARRIVALS = MAX_ATTEMPTS = 1024
 """Bounds per answer on recorded token arrivals, and on attempts that engines are asked about."""
 IN_PROGRESS = "in_progress"
@@ -49,6 +52,28 @@ class Arrival(NamedTuple):
     num_tokens: int
 
 
+class Arrivals:
+    """The arrivals of one answer, in order; 12 bytes each, as a gateway remembers those of thousands of answers."""
+
+    __slots__ = ("_at_s", "_num_tokens")
+
+    def __init__(self, arrivals: Iterable[Arrival] = ()) -> None:
+        self._at_s, self._num_tokens = array("d"), array("I")
+        for arrival in arrivals:
+            self.append(arrival)
+
+    def __len__(self) -> int:
+        return len(self._at_s)
+
+    def __iter__(self) -> Iterator[Arrival]:
+        return map(Arrival, self._at_s, self._num_tokens)
+
+    def append(self, arrival: Arrival) -> None:
+        """Add the latest one."""
+        self._at_s.append(arrival.at_s)
+        self._num_tokens.append(arrival.num_tokens)
+
+
 @dataclass(slots=True, kw_only=True)
 class Timeline:
     """One answer.
@@ -75,7 +100,7 @@ class Timeline:
     arrived_unix_s: float
     stages: list[Stage] = field(default_factory=list)
     attempts: list[RequestId] = field(default_factory=list)
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: Arrivals = field(default_factory=Arrivals)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_tokens: int = 0
@@ -169,38 +194,58 @@ class Recorder:
             self._on_end(self.timeline)
 
 
-_Kept = OrderedDict[str, deque[Timeline]]
+class _Kept:
+    """Timelines by the client's request id; the first to go are those of the id that was used longest ago."""
+
+    def __init__(self) -> None:
+        self._by_client_id: OrderedDict[str, deque[Timeline]] = OrderedDict()
+        self._num_timelines = 0
+
+    def add(self, timeline: Timeline) -> None:
+        of_client = self._by_client_id.setdefault(timeline.client_id, deque())
+        of_client.append(timeline)
+        self._by_client_id.move_to_end(timeline.client_id)
+        self._num_timelines += 1
+        if len(of_client) > MAX_ANSWERS or self._num_timelines > MAX_TIMELINES:
+            oldest = of_client if len(of_client) > MAX_ANSWERS else next(iter(self._by_client_id.values()))
+            self.pop(oldest[0].client_id, 1)
+        if len(self._by_client_id) > MAX_KEPT:
+            self.pop(next(iter(self._by_client_id)))
+
+    def get(self, client_id: str) -> Sequence[Timeline]:
+        return self._by_client_id.get(client_id, ())
+
+    def pop(self, client_id: str, count: int | None = None) -> list[Timeline]:
+        """Forget and return the first timelines of an id, by default all of them."""
+        of_client = self._by_client_id.get(client_id, deque())
+        popped = [of_client.popleft() for _ in range(len(of_client) if count is None else count)]
+        self._num_timelines -= len(popped)
+        if not of_client:
+            self._by_client_id.pop(client_id, None)
+        return popped
 
 
 class TimelineStore:
     """The timelines of a gateway's recent requests; refused ones are kept apart, so that they evict no others."""
 
     def __init__(self) -> None:
-        self._by_client_id: _Kept = OrderedDict()
-        self._refused: _Kept = OrderedDict()
+        self._begun, self._refused = _Kept(), _Kept()
 
     def add(self, timeline: Timeline) -> None:
         """Remember a timeline that has begun; it may still change."""
-        _keep(self._by_client_id, timeline)
+        self._begun.add(timeline)
 
     def set_apart(self, timeline: Timeline) -> None:
         """Move a timeline that was added to the refused ones."""
-        others = [one for one in self._by_client_id.pop(timeline.client_id, ()) if one is not timeline]
-        for other in others:
-            _keep(self._by_client_id, other)
-        _keep(self._refused, timeline)
+        for other in self._begun.pop(timeline.client_id):
+            if other is not timeline:
+                self._begun.add(other)
+        self._refused.add(timeline)
 
     def find(self, client_id: str) -> list[Timeline]:
         """Return the answers to one client request, in start order."""
-        found = [*self._by_client_id.get(client_id, ()), *self._refused.get(client_id, ())]
+        found = [*self._begun.get(client_id), *self._refused.get(client_id)]
         return sorted(found, key=lambda timeline: timeline.arrived_unix_s)
-
-
-def _keep(kept: _Kept, timeline: Timeline) -> None:
-    kept.setdefault(timeline.client_id, deque(maxlen=MAX_ANSWERS)).append(timeline)
-    kept.move_to_end(timeline.client_id)
-    if len(kept) > MAX_KEPT:
-        kept.popitem(last=False)
 
 
 async def ask_traces(

@@ -229,10 +229,16 @@ class TenantGateway:
             used.num_input = found.num_prompt_tokens
             return found
 
-    async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
-        """Return the token ids of a prompt to a model. Counts towards no limit, as the same prompt mostly follows."""
+    async def tokenize(
+        self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool, tenant: str = ""
+    ) -> Tokenized:
+        """Return the token ids of a prompt to a model. Counts towards no limit, as the same prompt mostly follows.
+
+        Args:
+            tenant: ignored; it is this one.
+        """
         self._check(model)
-        return await self._gateway.tokenize(model, prompt, with_texts=with_texts)
+        return await self._gateway.tokenize(model, prompt, with_texts=with_texts, tenant=self._tenant.name)
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """Return the text of some token ids of a model."""

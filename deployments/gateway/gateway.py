@@ -6,6 +6,7 @@ The routes are injected (`create_app`), so this package does not depend on them;
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -186,7 +187,7 @@ class Gateway:
             TimeoutError: the deadline has passed.
             EngineError: the server has failed.
         """
-        base, adapter = self._names.target(request.model)
+        base, adapter = self._names.target(request.model, request.siblings.draw)
         request = self._timed(request)
         if self._config.log_prompts:
             log_prompt(request)
@@ -225,7 +226,7 @@ class Gateway:
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector for each input; raises the same errors as `generate`."""
-        base, adapter = self._names.target(request.model)
+        base, adapter = self._names.target(request.model, random.random())
         request = self._timed(request)
         with self._log.answer(request, base.name, adapter) as recorder:
             embedding = Embedding(
@@ -240,7 +241,9 @@ class Gateway:
             recorder.end(EndReason.STOP.value)
         return found
 
-    async def tokenize(self, name: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
+    async def tokenize(
+        self, name: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool, tenant: str = ""
+    ) -> Tokenized:
         """Return the token ids of a prompt to a model.
 
         Raises:
@@ -248,7 +251,7 @@ class Gateway:
             OverloadError: the tokenizer cannot be reached.
         """
         model = self._model_of(*self._names.target(name))
-        token_ids = tuple(await model.encode(prompt))
+        token_ids = tuple(await model.encode_patiently(prompt, ("tokenize", tenant)))
         texts = None
         if with_texts:
             texts = tuple(model.codec.pieces.spelling(token_id).decode("utf-8", "replace") for token_id in token_ids)

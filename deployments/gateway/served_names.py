@@ -22,15 +22,18 @@ class ServedNames:
         self._adapters = adapters
         self._rerankers = rerankers
 
-    def target(self, name: str) -> tuple[ModelConfig, AdapterRef | None]:
+    def target(self, name: str, draw: float = 0.0) -> tuple[ModelConfig, AdapterRef | None]:
         """Return the base model of a name and, of an adapter, the version; with a traffic split, chosen by its share.
+
+        Args:
+            draw: number in [0, 1) that chooses it.
 
         Raises:
             RequestError: the name is unknown.
         """
         if name in self._model_by_name:
             return self._model_by_name[name], None
-        found = self._adapters.find(name)
+        found = self._adapters.find(name, draw)
         if found is None:
             raise unknown_model(name)
         entry, version = found

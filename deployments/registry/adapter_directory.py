@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +50,6 @@ class AdapterDirectory:
         registry: DeploymentHandle | None,
         *,
         in_use: Callable[[], frozenset[AdapterDigest]] = frozenset,
-        draw: Callable[[], float] = random.random,
     ) -> None:
         self._gateway = gateway
         self._catalogue = declared_catalogue(models)
@@ -59,7 +57,6 @@ class AdapterDirectory:
         self._registry = registry
         self._has_heard = registry is None
         self._in_use = in_use
-        self._draw = draw
         self._refresh: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -78,13 +75,16 @@ class AdapterDirectory:
                 await asyncio.sleep(REFRESH_S)
         self._refresh = asyncio.create_task(self._ask_for_ever(self._registry))
 
-    def find(self, name: str) -> tuple[AdapterEntry, AdapterVersion] | None:
-        """Return the entry and version that one request to a name uses, or None if no adapter has the name.
+    def find(self, name: str, draw: float = 0.0) -> tuple[AdapterEntry, AdapterVersion] | None:
+        """Return the entry and version that a request to a name uses, or None if no adapter has the name.
+
+        Args:
+            draw: number in [0, 1) that chooses the version if the name's traffic is split.
 
         Raises:
             UnavailableError: the name is unknown and the registry has not answered yet.
         """
-        found = self._catalogue.find(name, self._draw())
+        found = self._catalogue.find(name, draw)
         if found is None and not self._has_heard:
             raise UnavailableError("The names of adapters are not known yet.", retry_after_s=RETRY_AFTER_S)
         return None if found is None or found[0].base not in self._replicas else found

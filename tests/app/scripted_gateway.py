@@ -234,7 +234,9 @@ class ScriptedGateway:
             raise RequestError("This server has no reranker.", field="model", code="model_not_found")
         return Reranking(scores=tuple(len(pair[1]) / 8 for pair in request.pairs), num_prompt_tokens=9)
 
-    async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
+    async def tokenize(
+        self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool, tenant: str = ""
+    ) -> Tokenized:
         self.tokenized.append(prompt)
         if model not in NAMES:
             raise RequestError(f"The model '{model}' does not exist.", field="model", code="model_not_found")

@@ -9,6 +9,7 @@ from deployments.timeline import (
     MAX_ARRIVALS,
     MAX_ATTEMPTS,
     MAX_KEPT,
+    MAX_TIMELINES,
     Recorder,
     Stage,
     Timeline,
@@ -59,7 +60,7 @@ def test_tokens_and_the_end_are_noted_once() -> None:
     recorder.end("stop")
     recorder.end("cancelled")
     timeline = recorder.timeline
-    assert timeline.arrivals == [(1.0, 1), (2.0, 3), (4.0, 1)]
+    assert [*timeline.arrivals] == [(1.0, 1), (2.0, 3), (4.0, 1)]
     assert (timeline.first_token_s, timeline.end_s, timeline.outcome) == (1.0, 5.0, "stop")
     assert (timeline.num_tokens, timeline.num_cached_tokens, timeline.tpot_s) == (5, 16, 1.0)
     assert timeline.client_id == "req"
@@ -107,6 +108,20 @@ def test_of_requests_that_all_have_one_id_the_last_answers_are_kept() -> None:
         store.set_apart(refused)
     assert len(store.find("same")) < 2 * MAX_ANSWERS + 1
     assert len(store.find("other")) == 1
+
+
+def test_all_ids_together_have_a_bound_and_the_first_to_go_are_of_the_id_used_longest_ago() -> None:
+    """256 ids of 1,024 long answers each, as a client that names its sessions may have, took 26 GB."""
+    store = TimelineStore()
+    for number in range(MAX_TIMELINES + 3):
+        store.add(a_timeline(f"r{number % 8}.{number}"))
+    kept = [timeline.request_id for client in range(8) for timeline in store.find(f"r{client}")]
+    assert len(kept) == MAX_TIMELINES
+    assert {f"r{number}.{number}" for number in (1, 2, 3)}.isdisjoint(kept)
+    for number in range(MAX_KEPT):
+        store.add(a_timeline(f"new{number}.1"))
+    assert not store.find("r7")
+    assert store.find("new0")
 
 
 def test_an_id_that_is_used_again_is_as_new_as_its_last_request() -> None:

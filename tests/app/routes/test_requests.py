@@ -6,7 +6,7 @@ import pytest
 from app.access.tenants import KeyRing, Tenant, key_digest
 from app.http.api import create_app
 from app.routes.requests import RequestTimeline
-from deployments.timeline import Arrival, Stage, Timeline
+from deployments.timeline import Arrival, Arrivals, Stage, Timeline
 from tests.app.scripted_gateway import ScriptedGateway
 
 TIMELINE = Timeline(
@@ -16,7 +16,7 @@ TIMELINE = Timeline(
     tenant="blue",
     arrived_unix_s=1000.0,
     stages=[Stage("tokenize", 0.0, 0.001), Stage("decode", 0.01, 0.02)],
-    arrivals=[Arrival(0.01, 1), Arrival(0.02, 2)],
+    arrivals=Arrivals([Arrival(0.01, 1), Arrival(0.02, 2)]),
     num_prompt_tokens=5,
     num_tokens=3,
     first_token_s=0.01,

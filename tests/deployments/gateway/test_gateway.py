@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from deployments.generation import (
 )
 from deployments.generation_calls import unpack_ids
 from deployments.handle_calls import reached
+from deployments.room import NUM_PLACES
 from deployments.siblings import Siblings
 from deployments.slo import Slo
 from engine.errors import EngineError, OverloadError, RequestError
@@ -385,6 +387,28 @@ async def test_an_adapter_may_have_a_chat_template_of_its_own(
         await events_of(opened, ask("Hi", model="own-1"))
     (call,) = serving.replicas.calls
     assert (unpack_ids(call.prompt_ids), call.adapter) == (found[3].token_ids, refs[0])
+
+
+async def test_prompts_that_are_only_counted_take_turns_with_those_of_chats(
+    gateway: OpenGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that had hundreds counted at once made the chats of all others wait for the tokenizer's threads."""
+    opened = await gateway()
+    (name,) = opened._served
+    model, num_inside, most = opened._served[name], 0, 0
+
+    async def encode(_prompt: object) -> Sequence[int]:
+        nonlocal num_inside, most
+        num_inside += 1
+        most = max(most, num_inside)
+        await asyncio.sleep(0)
+        num_inside -= 1
+        return (1,)
+
+    monkeypatch.setitem(opened._served, name, replace(model, encode=encode))
+    prompt = TextPrompt(text="Hi")
+    await asyncio.gather(*(opened.tokenize("chat", prompt, with_texts=False, tenant="t") for _ in range(200)))
+    assert most == NUM_PLACES
 
 
 async def test_bases_are_listed_before_their_adapters(gateway: OpenGateway) -> None:

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
+from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
+from adapters.identity import AdapterDigest, AdapterRef
 from deployments.classifiers.reranking import Rerankers
 from deployments.config import ChannelConfig, GatewayConfig, RerankerConfig
 from deployments.gateway.served_names import ServedNames
 from deployments.registry.adapter_directory import AdapterDirectory
+from deployments.siblings import Siblings
 from engine.errors import RequestError
 from tests.deployments.registry.test_adapter_directory import MODEL
 
@@ -54,3 +57,13 @@ def test_what_nobody_can_ask_is_not_described(names: ServedNames, name: str) -> 
     assert not names.has(name)
     with pytest.raises(RequestError, match="does not exist"):
         names.target(name)
+
+
+def test_the_answers_to_one_request_come_from_one_version_of_a_split_adapter(names: ServedNames) -> None:
+    refs = [AdapterRef(name="sql", path="", digest=AdapterDigest(name)) for name in "ab"]
+    versions = tuple(AdapterVersion(number=number, ref=ref, created_s=1) for number, ref in enumerate(refs, start=1))
+    entry = AdapterEntry(name="sql", base="m", versions=versions, split=((1, 50), (2, 50)))
+    names._adapters.adopt(Catalogue(store="s", revision=1, entries={"sql": entry}))
+    requests = [Siblings() for _ in range(64)]
+    assert {names.target("sql", siblings.draw)[1] for siblings in requests} == {*refs}
+    assert len({names.target("sql", requests[0].draw)[1] for _ in range(64)}) == 1

@@ -101,7 +101,7 @@ class Broadcast:
 
 
 def a_directory(registry: RegistryHandle | None, replicas: Broadcast | None = None) -> AdapterDirectory:
-    return AdapterDirectory("g", [MODEL], {"m": replicas or Broadcast()}, registry, draw=lambda: 0.0)  # type: ignore
+    return AdapterDirectory("g", [MODEL], {"m": replicas or Broadcast()}, registry)  # type: ignore
 
 
 def digest(directory: AdapterDirectory, name: str) -> str | None:

@@ -56,7 +56,7 @@ def test_without_a_target_only_the_upper_bound_applies() -> None:
 
 @given(num_tokens=st.integers(1, 200), decodes_s=st.floats(0.05, 0.1))
 def test_short_prompts_in_time_do_not_lower_what_long_ones_may_take(num_tokens: int, decodes_s: float) -> None:
-    """Beside many decodes, a step of 20 tokens takes most of the target; a document after ten of them took 41 a step."""
+    """Beside many decodes, a step of 20 tokens takes most of the target; after ten, a document got 41 a step."""
     pace = PrefillPace(TARGET_S, 1024)
     for _ in range(30):
         pace.observe(pace.num_tokens, decodes_s + pace.num_tokens * 0.0004)
