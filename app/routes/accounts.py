@@ -132,8 +132,13 @@ def _sheet(records: Sequence[UsageRecord]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(names)
-    writer.writerows([getattr(record, name) for name in names] for record in records)
+    writer.writerows([_cell(getattr(record, name)) for name in names] for record in records)
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    # A record's id begins with the client's own: a spreadsheet would run what begins like a formula.
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
 @router.get("/admin/keys", response_model=ApiKeyList, responses=ERRORS)

