@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from deployments.generation import (
-    ChatPrompt,
-    GenerationEvent,
-    GenerationRequest,
-    HealthReport,
-    ModelCard,
-    TextPrompt,
-    Verdict,
-)
+from deployments.answer_events import GenerationEvent, Verdict
+from deployments.generation import ChatPrompt, GenerationRequest, HealthReport, ModelCard, TextPrompt
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
 from deployments.timeline import Timeline
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deployments.generation import Verdict
+from deployments.answer_events import Verdict
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict | None:

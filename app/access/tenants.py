@@ -21,18 +21,9 @@ from app.access.limits import JointAdmission, over_limit, quota_headers
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
 from deployments.accounts.values import Charge, TenantLimits
+from deployments.answer_events import GenerationEvent, Started, TextDelta, Verdict
 from deployments.errors import UnavailableError, unknown_model
-from deployments.generation import (
-    AnyRequest,
-    ChatPrompt,
-    GenerationEvent,
-    GenerationRequest,
-    ModelCard,
-    Started,
-    TextDelta,
-    TextPrompt,
-    Verdict,
-)
+from deployments.generation import AnyRequest, ChatPrompt, GenerationRequest, ModelCard, TextPrompt
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
 from deployments.prompt_texts import CHARS_PER_TOKEN, num_chars
 from deployments.timeline import Timeline

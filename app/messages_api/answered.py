@@ -21,7 +21,8 @@ from app.messages_api.schemas import (
 from app.translation.blocks import Block, BlockKind, BlockReader, Step, blocks_of
 from app.translation.render import ResponseHead
 from app.translation.streaming import Answer, ChoiceEvent
-from deployments.generation import EndReason, Finished, ModelCard, Started, TextDelta
+from deployments.answer_events import EndReason, Finished, Started, TextDelta
+from deployments.generation import ModelCard
 
 _ERROR_TYPES = {
     401: "authentication_error",

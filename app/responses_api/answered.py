@@ -18,7 +18,7 @@ from app.responses_api.tools import CachedSearch, offered_functions
 from app.translation.blocks import Block, BlockKind, BlockReader, Step, blocks_of
 from app.translation.render import ResponseHead, chat_logprobs
 from app.translation.streaming import Answer, ChoiceEvent
-from deployments.generation import EndReason, Finished, Started, TextDelta, TokenScore
+from deployments.answer_events import EndReason, Finished, Started, TextDelta, TokenScore
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

@@ -15,7 +15,8 @@ from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext, only_admin
 from app.schemas.wire import IfAny, WireRequest, WireResponse
 from app.translation.streaming import collect
-from deployments.generation import ChatMessage, ChatPrompt, EndReason, GenerationRequest
+from deployments.answer_events import EndReason
+from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest
 from deployments.registry.adapter_changes import AdapterStatus, Place, Registration
 from engine.errors import EngineError, RequestError
 from engine.request import SamplingParams

@@ -24,8 +24,9 @@ from app.settings import LimitSettings
 from app.translation.prompts import chat_prompt
 from app.translation.render import ResponseHead
 from deployments.accounts.values import TenantLimits
+from deployments.answer_events import GenerationEvent
 from deployments.gateway.inside import BATCH_PRIORITY, INSIDE, MAX_TIMEOUT_S, MIN_TIMEOUT_S, TIMEOUT_HEADER
-from deployments.generation import AnyRequest, GenerationEvent, GenerationRequest
+from deployments.generation import AnyRequest, GenerationRequest
 
 T = TypeVar("T")
 

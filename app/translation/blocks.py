@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 from app.translation.streaming import Answer
-from deployments.generation import TextDelta, TokenScore
+from deployments.answer_events import TextDelta, TokenScore
 from deployments.stream.harmony import PARAGRAPH
 
 

@@ -31,7 +31,7 @@ from app.translation.render import (
     usage,
 )
 from app.translation.streaming import ChoiceEvent
-from deployments.generation import EndReason, Finished, Started, TextDelta, TokenScore
+from deployments.answer_events import EndReason, Finished, Started, TextDelta, TokenScore
 
 OBFUSCATION_STEP = 32
 """Chunk sizes are padded to multiples of this many characters."""

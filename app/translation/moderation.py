@@ -19,8 +19,9 @@ from app.schemas.moderations import (
     ModerationResults,
     ScoredText,
 )
+from deployments.answer_events import Finished, Verdict
 from deployments.errors import unknown_model
-from deployments.generation import Finished, Moderation, Verdict
+from deployments.generation import Moderation
 
 OPENAI_CATEGORIES = (
     "harassment",

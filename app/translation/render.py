@@ -23,7 +23,8 @@ from app.schemas.completions import Completion, CompletionChoice, CompletionLogp
 from app.schemas.tools import FunctionCall, MessageToolCall
 from app.translation.moderation import chat_moderation
 from app.translation.streaming import Answer
-from deployments.generation import Finished, Started, TokenScore, ToolCall
+from deployments.answer_events import Finished, Started, TokenScore
+from deployments.generation import ToolCall
 
 LEAST_LOGPROB = -9999.0
 

@@ -13,15 +13,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Self
 
-from deployments.generation import (
-    CallDelta,
-    Finished,
-    GenerationEvent,
-    Started,
-    TextDelta,
-    TokenScore,
-    ToolCall,
-)
+from deployments.answer_events import CallDelta, Finished, GenerationEvent, Started, TextDelta, TokenScore
+from deployments.generation import ToolCall
 
 MAX_READY_EVENTS = 64
 

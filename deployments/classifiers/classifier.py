@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from deployments.answer_events import Verdict
 from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
 from deployments.classifiers.sequence_window import check_labels, check_problem
 from deployments.config import SafetyConfig
-from deployments.generation import Verdict
 from engine.errors import RequestError
 
 MAX_OVERLAP_TOKENS = 64

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from ray.serve.handle import DeploymentHandle
 
 from deployments.actor_process import begin_actor, settle
+from deployments.answer_events import Verdict
 from deployments.batched_model import BatchedModel
 from deployments.config import SafetyConfig
-from deployments.generation import Verdict
 from deployments.handle_calls import until_answered
 from deployments.worst_verdict import worst
 

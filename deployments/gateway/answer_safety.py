@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import groupby
 
+from deployments.answer_events import Moderated, Verdict
 from deployments.config import SafetyConfig
 from deployments.gateway.verdicts import AnswerJudge
-from deployments.generation import ChatPrompt, Moderated, Moderation, Verdict
+from deployments.generation import ChatPrompt, Moderation
 from deployments.prompt_texts import texts_in
 from deployments.stream.harmony import without_signs
 from deployments.stream.screening import OutputScreen

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+from deployments.answer_events import CallDelta
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.grammars import (
     ANY_OBJECT,
@@ -15,7 +16,7 @@ from deployments.gateway.grammars import (
     unfollowable,
     without_hints,
 )
-from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolSpec, ToolUse
+from deployments.generation import ChatPrompt, GenerationRequest, Grammar, ToolSpec, ToolUse
 from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounter, HarmonyParts, HarmonyStops, Parts
 from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
 from deployments.stream.stop_strings import StopStrings

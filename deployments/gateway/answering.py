@@ -13,6 +13,16 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from adapters.identity import AdapterRef
+from deployments.answer_events import (
+    EndReason,
+    Finished,
+    GenerationEvent,
+    Moderated,
+    Started,
+    TextDelta,
+    TokenScore,
+    Verdict,
+)
 from deployments.config import GatewayConfig
 from deployments.errors import ABORTED
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
@@ -29,20 +39,7 @@ from deployments.gateway.token_checks import (
 )
 from deployments.gateway.token_scores import scored, scored_prompt
 from deployments.gateway.verdicts import AnswerJudge
-from deployments.generation import (
-    ChatPrompt,
-    EndReason,
-    Finished,
-    GenerationEvent,
-    GenerationRequest,
-    Moderated,
-    Started,
-    TextDelta,
-    TextPrompt,
-    TokenPrompt,
-    TokenScore,
-    Verdict,
-)
+from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
 from deployments.stream.harmony import HarmonyParts, Parts

@@ -25,6 +25,7 @@ from adapters.identity import AdapterDigest, AdapterRef
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
 from deployments.actor_process import begin_actor, settle
+from deployments.answer_events import EndReason, GenerationEvent, Started, Verdict
 from deployments.batches.client import BatchClient
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.channel.token_channel import ChannelListener
@@ -44,17 +45,7 @@ from deployments.gateway.served_model import ServedModel
 from deployments.gateway.served_names import ServedNames
 from deployments.gateway.token_checks import check_vocabulary
 from deployments.gateway.verdicts import Verdicts
-from deployments.generation import (
-    AnyRequest,
-    ChatPrompt,
-    EndReason,
-    GenerationEvent,
-    GenerationRequest,
-    HealthReport,
-    Started,
-    TextPrompt,
-    Verdict,
-)
+from deployments.generation import AnyRequest, ChatPrompt, GenerationRequest, HealthReport, TextPrompt
 from deployments.handle_calls import reached
 from deployments.logs import log_answer, log_prompt
 from deployments.metrics import GatewayMetrics, gateway_families

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from deployments.generation import TokenScore
+from deployments.answer_events import TokenScore
 from engine.request import TokenLogprobs
 
 Spelling = Callable[[int], bytes]

@@ -14,10 +14,10 @@ from typing import Protocol
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.answer_events import Verdict
 from deployments.classifiers.safety import Safety, ask_safety
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
-from deployments.generation import Verdict
 from deployments.handle_calls import RETRY_AFTER_S, reached
 from deployments.room import Room
 from engine.errors import EngineError, OverloadError, RequestError

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 
-from deployments.generation import CallDelta
+from deployments.answer_events import CallDelta
 from deployments.stream.stop_strings import StopStrings
 from deployments.tools.formats import JSON
 

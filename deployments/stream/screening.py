@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from deployments.generation import Verdict
+from deployments.answer_events import Verdict
 
 
 class OutputScreen:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from deployments.generation import TokenScore, Verdict
+from deployments.answer_events import TokenScore, Verdict
 from deployments.stream.detokenizer import Detokenizer
 from deployments.stream.harmony import HarmonyCounter
 from deployments.stream.reasoning import ReasoningCounter

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from itertools import product
 from typing import Any
 
-from deployments.generation import CallDelta
+from deployments.answer_events import CallDelta
 from deployments.stream.reasoning import WHITE_SPACE, overlap
 from deployments.tools.formats import ToolFormat
 from deployments.tools.tagged import TagScan, parameters_of

@@ -17,21 +17,17 @@ from deployments.accounts.values import (
     UsageRecord,
     UsageTotal,
 )
-from deployments.generation import (
-    ChatPrompt,
+from deployments.answer_events import (
     EndReason,
     Finished,
     GenerationEvent,
-    GenerationRequest,
-    HealthReport,
-    ModelCard,
     Moderated,
     Started,
     TextDelta,
-    TextPrompt,
     TokenScore,
     Verdict,
 )
+from deployments.generation import ChatPrompt, GenerationRequest, HealthReport, ModelCard, TextPrompt
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
 from deployments.registry.adapter_changes import AdapterStatus, Registration
 from deployments.timeline import Timeline

@@ -34,6 +34,7 @@ PURE_FILES = (
     "deployments/batches/result_file.py",
     "deployments/batches/retries.py",
     "deployments/generation.py",
+    "deployments/answer_events.py",
     "deployments/config.py",
     "deployments/channel/outbox.py",
     "deployments/channel/token_frames.py",

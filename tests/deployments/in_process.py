@@ -15,20 +15,11 @@ from typing import Any
 from ray.exceptions import ActorDiedError
 from starlette.types import ASGIApp
 
+from deployments.answer_events import Finished, GenerationEvent, Started, TextDelta, Verdict
 from deployments.channel.token_channel import ChannelDialer
 from deployments.config import ChannelConfig, GatewayConfig, ModelConfig, SafetyConfig
 from deployments.gateway.gateway import Gateway
-from deployments.generation import (
-    ChatMessage,
-    ChatPrompt,
-    Finished,
-    GenerationEvent,
-    GenerationRequest,
-    Prompt,
-    Started,
-    TextDelta,
-    Verdict,
-)
+from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt
 from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.replica.replica_server import ReplicaServer
 from deployments.routing.reporter import ReplicaName

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deployments.generation import Verdict
+from deployments.answer_events import Verdict
 from deployments.worst_verdict import worst
 
 

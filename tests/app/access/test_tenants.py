@@ -18,11 +18,12 @@ from app.http.errors import ApiError
 from app.routes.context import GUARDS
 from deployments.accounts.actor import Accounts
 from deployments.accounts.values import Admission, Charge, Quota, TenantLimits
+from deployments.answer_events import TextDelta
 from deployments.batches.values import InsideCall
 from deployments.config import AccountsConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.inside import answer_inside
-from deployments.generation import GenerationRequest, TextDelta, TextPrompt
+from deployments.generation import GenerationRequest, TextPrompt
 from deployments.pooled import EmbeddingRequest
 from engine.errors import RequestError
 from engine.request import SamplingParams

@@ -7,7 +7,7 @@ from app.schemas.completions import CompletionRequest
 from app.translation.chunks import CompletionFrames
 from app.translation.render import ResponseHead
 from app.translation.streaming import EventBatches
-from deployments.generation import TextDelta
+from deployments.answer_events import TextDelta
 from tests.app.translation.test_streaming import END, STARTED, Source
 
 

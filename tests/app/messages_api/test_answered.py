@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.messages_api.schemas import MessageObject, MessagesError
-from deployments.generation import CallDelta, EndReason, TextDelta
+from deployments.answer_events import CallDelta, EndReason, TextDelta
 from engine.errors import EngineError, OverloadError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from app.responses_api.answered import ResponseWriter
 from app.responses_api.schemas import ResponseObject, ResponsesRequest
 from app.translation.render import ResponseHead
-from deployments.generation import CallDelta, EndReason, Finished, TextDelta, TokenScore
+from deployments.answer_events import CallDelta, EndReason, Finished, TextDelta, TokenScore
 from engine.errors import EngineError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from app.schemas.tools import MAX_TOOLS
 from app.settings import LimitSettings
-from deployments.generation import CallDelta, ChatPrompt, EndReason, TextDelta
+from deployments.answer_events import CallDelta, EndReason, TextDelta
+from deployments.generation import ChatPrompt
 from tests.app.http.test_field_errors import DEEP
 from tests.app.scripted_gateway import ScriptedGateway
 

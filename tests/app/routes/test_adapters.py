@@ -8,7 +8,8 @@ import pytest
 from app.access.tenants import key_digest
 from app.http.api import create_app
 from app.routes.adapters import AdapterInfo, AdapterList, UnloadedAdapter
-from deployments.generation import ChatMessage, ChatPrompt, EndReason
+from deployments.answer_events import EndReason
+from deployments.generation import ChatMessage, ChatPrompt
 from deployments.registry.adapter_changes import Registration
 from engine.errors import EngineError, OverloadError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from app.schemas.chat import ChatCompletion, ChatCompletionChunk
-from deployments.generation import ChatMessage, ChatPrompt, EndReason
+from deployments.answer_events import EndReason
+from deployments.generation import ChatMessage, ChatPrompt
 from engine.errors import EngineError, OverloadError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
 

@@ -10,7 +10,8 @@ import pytest
 from openai.types.chat import ParsedChatCompletionMessage
 
 from app.schemas.chat import ChatCompletion, ChatCompletionChunk
-from deployments.generation import CallDelta, ChatMessage, ChatPrompt, EndReason, TextDelta, ToolCall, ToolSpec
+from deployments.answer_events import CallDelta, EndReason, TextDelta
+from deployments.generation import ChatMessage, ChatPrompt, ToolCall, ToolSpec
 from tests.app.routes.test_chat import GOOD, PATH, events
 from tests.app.scripted_gateway import ScriptedGateway
 

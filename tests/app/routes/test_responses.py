@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from app.access.tenants import KeyRing, Tenant, key_digest
+from deployments.answer_events import CallDelta, EndReason, TextDelta
 from deployments.errors import UnavailableError
-from deployments.generation import CallDelta, ChatPrompt, EndReason, TextDelta
+from deployments.generation import ChatPrompt
 from tests.app.batch_gateway import BatchGateway, serve
 from tests.contract.published import events
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.generation import EndReason
+from deployments.answer_events import EndReason
 from tests.app.routes.test_chat import events
 from tests.app.scripted_gateway import ScriptedGateway
 

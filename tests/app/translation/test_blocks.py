@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.translation.blocks import Block, BlockKind, BlockReader
+from deployments.answer_events import TextDelta, TokenScore
 from deployments.gateway.answer_shape import AnswerParts
-from deployments.generation import TextDelta, TokenScore
 from deployments.stream.reasoning import THINK, ReasoningSplit
 from deployments.stream.stream_handler import HeldScores
 from deployments.tools.formats import FORMATS

@@ -11,7 +11,7 @@ from app.schemas.completions import CompletionRequest
 from app.translation.chunks import ChatFrames, CompletionFrames
 from app.translation.render import ResponseHead
 from app.translation.streaming import ChoiceEvent
-from deployments.generation import EndReason, Finished, GenerationEvent, Started, TextDelta
+from deployments.answer_events import EndReason, Finished, GenerationEvent, Started, TextDelta
 from tests.app.translation.test_streaming import STARTED
 
 HEAD = ResponseHead(response_id="chatcmpl-1", created_s=2, model="m")

@@ -9,7 +9,8 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.http.api import create_app
-from deployments.generation import EndReason, Moderated, Moderation, Verdict
+from deployments.answer_events import EndReason, Moderated, Verdict
+from deployments.generation import Moderation
 from tests.app.scripted_gateway import ScriptedGateway
 
 PATH = "/v1/chat/completions"

@@ -5,7 +5,7 @@ import pytest
 from app.schemas.completions import CompletionRequest
 from app.translation.render import ResponseHead, TextScores, completion, usage
 from app.translation.streaming import Answer
-from deployments.generation import EndReason, Finished, Started, TokenScore
+from deployments.answer_events import EndReason, Finished, Started, TokenScore
 
 
 def test_offsets_count_a_character_once_though_several_tokens_spell_it() -> None:

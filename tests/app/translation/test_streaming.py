@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.translation.streaming import MAX_READY_EVENTS, EventBatches, collect
-from deployments.generation import EndReason, Finished, GenerationEvent, Started, TextDelta
+from deployments.answer_events import EndReason, Finished, GenerationEvent, Started, TextDelta
 
 END = Finished(reason=EndReason.STOP, num_prompt_tokens=1, num_completion_tokens=1, num_cached_tokens=0)
 

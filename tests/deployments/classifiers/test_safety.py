@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from deployments.answer_events import Verdict
 from deployments.batched_model import MAX_CALL_S
 from deployments.classifiers.safety import Safety
 from deployments.config import SafetyConfig
-from deployments.generation import Verdict
 from deployments.handle_calls import unwrap
 from engine.errors import EngineError, RequestError
 

@@ -7,24 +7,11 @@ from dataclasses import replace
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from deployments.answer_events import EndReason, Finished, GenerationEvent, Moderated, Started, Verdict
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
-from deployments.generation import (
-    ChatMessage,
-    ChatPrompt,
-    EndReason,
-    Finished,
-    GenerationEvent,
-    Moderated,
-    Moderation,
-    Started,
-    TextPrompt,
-    TokenPrompt,
-    ToolCall,
-    ToolSpec,
-    Verdict,
-)
+from deployments.generation import ChatMessage, ChatPrompt, Moderation, TextPrompt, TokenPrompt, ToolCall, ToolSpec
 from deployments.timeline import Recorder, Timeline
 from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import EngineError, RequestError

@@ -14,6 +14,7 @@ import pytest
 from llguidance import LLMatcher
 
 from app.translation.streaming import joined_calls
+from deployments.answer_events import EndReason, Finished, TextDelta
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.gateway import grammars
 from deployments.gateway.answer_shape import AnswerShape, shape_of
@@ -22,11 +23,8 @@ from deployments.gateway.gateway import Gateway
 from deployments.generation import (
     ChatMessage,
     ChatPrompt,
-    EndReason,
-    Finished,
     GenerationRequest,
     Grammar,
-    TextDelta,
     TextPrompt,
     ToolCall,
     ToolSpec,

@@ -12,25 +12,14 @@ from typing import Any
 import pytest
 
 from app.translation.blocks import BlockReader
+from deployments.answer_events import EndReason, Finished, GenerationEvent, Started, TextDelta, TokenScore
 from deployments.channel.token_channel import ChannelListener
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.errors import ReplicaLostError
 from deployments.gateway import answering
 from deployments.gateway.answer_shape import AnswerParts
 from deployments.gateway.replica_calls import ChannelSource
-from deployments.generation import (
-    ChatMessage,
-    ChatPrompt,
-    EndReason,
-    Finished,
-    GenerationEvent,
-    Prompt,
-    Started,
-    TextDelta,
-    TextPrompt,
-    TokenPrompt,
-    TokenScore,
-)
+from deployments.generation import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from deployments.generation_calls import TokenAddress
 from deployments.stream.harmony import MARKS
 from deployments.stream.reasoning import THINK, ReasoningSplit

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from deployments.accounts.orphans import orphan_record
+from deployments.answer_events import Finished, GenerationEvent, TextDelta
 from deployments.gateway.beam_search import BeamSearch
 from deployments.gateway.gateway import Gateway
-from deployments.generation import BeamShare, Finished, GenerationEvent, GenerationRequest, TextDelta
+from deployments.generation import BeamShare, GenerationRequest
 from engine.build import build_engine
 from engine.errors import OverloadError
 from engine.request import Request, RequestId, SamplingParams

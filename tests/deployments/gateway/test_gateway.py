@@ -14,19 +14,12 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from adapters.identity import AdapterDigest, AdapterRef
+from deployments.answer_events import EndReason, Finished, Started, TextDelta
 from deployments.config import ModelConfig
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.exposition import join
 from deployments.gateway.gateway import Gateway
-from deployments.generation import (
-    EndReason,
-    Finished,
-    Grammar,
-    Started,
-    TextDelta,
-    TextPrompt,
-    TokenPrompt,
-)
+from deployments.generation import Grammar, TextPrompt, TokenPrompt
 from deployments.generation_calls import unpack_ids
 from deployments.handle_calls import reached
 from deployments.room import NUM_PLACES

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from deployments.answer_events import Finished
 from deployments.config import ChannelConfig, ModelConfig
-from deployments.generation import Finished
 from deployments.generation_calls import unpack_ids
 from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import RequestError

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from deployments.answer_events import Started, TextDelta
 from deployments.gateway.token_scores import scored, scored_prompt
-from deployments.generation import Started, TextDelta, TextPrompt, TokenPrompt
+from deployments.generation import TextPrompt, TokenPrompt
 from deployments.tokenizer.text_codec import TextCodec
 from engine.request import TokenLogprobs
 from tests.deployments.conftest import OpenGateway, Serving

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from deployments.answer_events import Verdict
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.verdicts import Verdicts
-from deployments.generation import Verdict
 from deployments.room import NUM_PLACES
 from engine.errors import RequestError
 from tests.deployments.in_process import Response

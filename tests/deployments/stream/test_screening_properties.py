@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.generation import Verdict
+from deployments.answer_events import Verdict
 from deployments.stream.screening import OutputScreen
 
 

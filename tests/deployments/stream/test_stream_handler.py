@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deployments.generation import TokenScore, Verdict
+from deployments.answer_events import TokenScore, Verdict
 from deployments.stream.detokenizer import ByteDetokenizer, MarkDetokenizer
 from deployments.stream.harmony import CHANNEL, MESSAGE, SIGN_BY_MARK, HarmonyStops
 from deployments.stream.reasoning import THINK, ReasoningCounter

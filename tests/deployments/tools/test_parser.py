@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.translation.streaming import joined_calls
-from deployments.generation import CallDelta, ToolCall
+from deployments.answer_events import CallDelta
+from deployments.generation import ToolCall
 from deployments.tools.formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat
 from deployments.tools.parser import CallParser
 
