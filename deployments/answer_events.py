@@ -43,6 +43,7 @@ class Started:
         fingerprint: identifies weights, adapter and engine configuration; equal ones sample equal answers.
         prompt_text: the prompt, if it is to be echoed.
         prompt_scores: scores of the prompt's tokens, if requested.
+        prompt_ids: its token ids, if requested.
     """
 
     num_prompt_tokens: int
@@ -50,6 +51,7 @@ class Started:
     fingerprint: str = ""
     prompt_text: str | None = None
     prompt_scores: tuple[TokenScore, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class TextDelta:
         reasoning: of the reasoning before it.
         calls: of the tool calls after it.
         scores: of the tokens that end in this piece, if requested; all pieces together have those of the answer.
+        token_ids: likewise, the ids of these tokens, and at last that of the token that ended the answer.
         num_tokens: tokens of the answer so far.
     """
 
@@ -82,6 +85,7 @@ class TextDelta:
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
     scores: tuple[TokenScore, ...] = ()
+    token_ids: tuple[int, ...] = ()
     num_tokens: int = 0
 
 

@@ -205,6 +205,8 @@ class GenerationRequest(ClientRequest):
         clips_max_tokens: clip `max_tokens` to the room in the context; otherwise refuse a request that exceeds it.
         stop: stop strings; the text ends before the first of them.
         keeps_stop: the text ends behind it instead, and with the text of one of the request's stop tokens.
+        shows_special: special tokens are part of the text.
+        returns_token_ids: return the token ids of the prompt and of the answer, too.
         bad_words: strings that the answer never contains, with or without a space before them.
         dry_breakers: sequence breakers of the DRY penalty in `params`, as text; the gateway derives the token ids.
         grammar: constrains the content, not reasoning or tool calls; None for any text.
@@ -225,6 +227,8 @@ class GenerationRequest(ClientRequest):
     clips_max_tokens: bool = False
     stop: tuple[str, ...] = ()
     keeps_stop: bool = False
+    shows_special: bool = False
+    returns_token_ids: bool = False
     bad_words: tuple[str, ...] = ()
     dry_breakers: tuple[str, ...] = ()
     grammar: Grammar | None = None

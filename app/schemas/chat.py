@@ -9,7 +9,9 @@ from pydantic_core import PydanticCustomError
 
 from app.schemas.common import (
     FINGERPRINT,
+    PROMPT_TOKEN_IDS,
     STOP_REASON,
+    TOKEN_IDS,
     ChatFinishReason,
     ChatLogprobs,
     PromptLogprobs,
@@ -214,6 +216,9 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
     reasoning_effort: ReasoningEffort | None = Field(
         default=None, description="How much the model thinks, if its chat template offers a choice."
     )
+    include_reasoning: bool | None = Field(
+        default=None, description="Extension: false to leave the reasoning out of the answer; defaults to true."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, max_length=32, description="Extension: options of the model's chat template, by name."
     )
@@ -252,6 +257,7 @@ class ChatChoice(WireResponse):
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason
     stop_reason: IfAny[str | int] = Field(default=None, description=STOP_REASON)
+    token_ids: IfAny[list[int]] = Field(default=None, description=TOKEN_IDS)
 
 
 class ChatCompletion(WireResponse):
@@ -266,6 +272,7 @@ class ChatCompletion(WireResponse):
     system_fingerprint: IfAny[str] = Field(default=None, description=FINGERPRINT)
     service_tier: str | None = Field(default=None, description="The tier that was used, if one was requested.")
     prompt_logprobs: IfAny[PromptLogprobs] = Field(default=None, description="Extension: present if requested.")
+    prompt_token_ids: IfAny[list[int]] = Field(default=None, description=PROMPT_TOKEN_IDS)
     moderation: IfAny[ChatModeration] = Field(default=None, description="Present if requested.")
 
 
@@ -287,6 +294,7 @@ class ChatChunkChoice(WireResponse):
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason | None = None
     stop_reason: IfAny[str | int] = Field(default=None, description=STOP_REASON)
+    token_ids: IfAny[list[int]] = Field(default=None, description=TOKEN_IDS)
 
 
 class ChatCompletionChunk(WireResponse):
@@ -301,5 +309,6 @@ class ChatCompletionChunk(WireResponse):
     system_fingerprint: str | None = None
     service_tier: str | None = None
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="In the first chunk, if requested.")
+    prompt_token_ids: IfAny[list[int]] = Field(default=None, description=PROMPT_TOKEN_IDS)
     moderation: ChatModeration | None = Field(default=None, description="In a chunk of its own, if requested.")
     obfuscation: str | None = Field(default=None, description="Random padding, if requested.")

@@ -178,6 +178,15 @@ class SamplingFields(SamplingOptions):
     include_stop_str_in_output: bool | None = Field(
         default=None, description="Extension: the text ends after the `stop` string, or the text of the stop token."
     )
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Extension: false to show special tokens in the text; defaults to true."
+    )
+    return_token_ids: bool | None = Field(
+        default=None, description="Extension: also return the token ids of the prompt and of the answers."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="Extension: log-probabilities name tokens by id, as `token_id:ID`, not by text."
+    )
     use_beam_search: bool | None = Field(
         default=None, description="Extension: return the best `n` answers that a search with `n` beams finds."
     )
@@ -187,6 +196,10 @@ class SamplingFields(SamplingOptions):
         le=10,
         description="Extension: beam search ranks answers by log-probability / tokens ^ this; defaults to 1.",
     )
+
+
+TOKEN_IDS = "Extension: present if requested; in a stream, those of the tokens whose text ends in the chunk."
+PROMPT_TOKEN_IDS = "Extension: present if requested; in a stream, in the first chunk."
 
 
 class CompletionTokensDetails(WireResponse):

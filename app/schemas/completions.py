@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import FINGERPRINT, STOP_REASON, PromptLogprobs, SamplingFields, Usage, WireFinishReason
+from app.schemas.common import (
+    FINGERPRINT,
+    PROMPT_TOKEN_IDS,
+    STOP_REASON,
+    TOKEN_IDS,
+    PromptLogprobs,
+    SamplingFields,
+    Usage,
+    WireFinishReason,
+)
 from app.schemas.wire import IfAny, WireResponse
 
 _MAX_TOKEN_ID = 2**31 - 1
@@ -89,6 +98,8 @@ class CompletionChoice(WireResponse):
     finish_reason: WireFinishReason | None
     stop_reason: IfAny[str | int] = Field(default=None, description=STOP_REASON)
     prompt_logprobs: IfAny[PromptLogprobs] = Field(default=None, description="Extension: present if requested.")
+    prompt_token_ids: IfAny[list[int]] = Field(default=None, description=PROMPT_TOKEN_IDS)
+    token_ids: IfAny[list[int]] = Field(default=None, description=TOKEN_IDS)
 
 
 class Completion(WireResponse):

@@ -9,7 +9,7 @@ One frame of a chat stream with `include_usage` (one line, then an empty one):
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from app.translation.render import (
     chat_logprobs,
     echoed_scores,
     prompt_logprobs,
+    prompt_token_ids,
     stop_reason,
     usage,
 )
@@ -115,12 +116,7 @@ class ChatFrames(_Frames):
             self._opened.add(item.index)
             frames = self._opening(item)
         if isinstance(item.event, TextDelta):
-            logprobs = None
-            if self._body.logprobs:
-                logprobs = chat_logprobs(item.event.scores).model_dump(mode="json")
-            for delta in _deltas(item.event):
-                frames += self._delta(item.index, delta, logprobs=logprobs)
-                logprobs = None
+            frames += self._text(item.index, item.event)
         elif isinstance(item.event, Finished):
             if item.event.refusal is not None:
                 frames += self._delta(item.index, {"refusal": item.event.refusal})
@@ -135,12 +131,31 @@ class ChatFrames(_Frames):
         found = chat_moderation(finished, self._classifier).model_dump(mode="json")
         return self._chunk(moderation=found) + super().closing()
 
+    def _text(self, index: int, event: TextDelta) -> bytes:
+        """Return the chunks of a piece of the answer, the first of which tells all about its tokens."""
+        if self._body.include_reasoning is False:
+            event = replace(event, reasoning="")
+            if not (event.text or event.calls or event.scores or event.token_ids):
+                return b""
+        logprobs = None
+        if self._body.logprobs:
+            by_id = self._body.return_tokens_as_token_ids
+            logprobs = chat_logprobs(event.scores, by_id=by_id).model_dump(mode="json")
+        token_ids = event.token_ids
+        frames = b""
+        for delta in _deltas(event):
+            frames += self._delta(index, delta, logprobs=logprobs, token_ids=token_ids)
+            logprobs, token_ids = None, ()
+        return frames
+
     def _opening(self, item: ChoiceEvent) -> bytes:
-        """Return the chunk with the role, and with the prompt's log-probabilities if requested and available."""
+        """Return the chunk with the role, and what is requested of the prompt: its log-probabilities, its token ids."""
         more: dict[str, Any] = {}
         if isinstance(item.event, Started):
             found = prompt_logprobs(item.event, self._body.prompt_logprobs)
             more = {} if found is None else {"prompt_logprobs": found}
+            if self._body.return_token_ids and item.index == 0:
+                more["prompt_token_ids"] = item.event.prompt_ids
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._chunk({"index": item.index, "delta": delta, "logprobs": None, "finish_reason": None}, **more)
 
@@ -149,8 +164,10 @@ class ChatFrames(_Frames):
         index: int,
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
+        token_ids: Sequence[int] = (),
     ) -> bytes:
-        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        return self._chunk(choice | ({"token_ids": token_ids} if self._body.return_token_ids else {}))
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
@@ -186,22 +203,29 @@ class CompletionFrames(_Frames):
         match item.event:
             case Finished() as finished:
                 return self._chunk({"index": item.index, "text": "", "logprobs": None} | _ending(finished))
-            case TextDelta(text=text, scores=scores):
-                return self._chunk(self._choice(item.index, text, scores))
+            case TextDelta(text=text, scores=scores, token_ids=token_ids):
+                choice = self._choice(item.index, text, scores)
+                return self._chunk(choice | ({"token_ids": token_ids} if self._body.return_token_ids else {}))
             case Started() as started:
                 return self._opening(item.index, started)
 
     def _opening(self, index: int, started: Started) -> bytes:
-        """Return the chunk with the echo and the prompt's log-probabilities; empty if neither was requested."""
-        found = prompt_logprobs(started, self._body.prompt_logprobs)
-        if found is None and started.prompt_text is None:
+        """Return the chunk with the echo, the prompt's log-probabilities and token ids; empty if none is requested."""
+        found = {
+            "prompt_logprobs": prompt_logprobs(started, self._body.prompt_logprobs),
+            "prompt_token_ids": prompt_token_ids(started, self._body),
+        }
+        told = {name: value for name, value in found.items() if value is not None}
+        if not told and started.prompt_text is None:
             return b""
         choice = self._choice(index, started.prompt_text or "", echoed_scores(started, self._body.logprobs or 0))
-        return self._chunk(choice if found is None else choice | {"prompt_logprobs": found})
+        return self._chunk(choice | told)
 
     def _choice(self, index: int, text: str, scores: Iterable[TokenScore]) -> dict[str, Any]:
         logprobs = None
         if self._body.logprobs is not None:
-            told = self._scores_by_choice.setdefault(index, TextScores())
+            told = self._scores_by_choice.setdefault(
+                index, TextScores(by_id=bool(self._body.return_tokens_as_token_ids))
+            )
             logprobs = told.next(scores).model_dump(mode="json")
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}

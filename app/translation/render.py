@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import cast
 
 from app.schemas.chat import AssistantMessage, ChatChoice, ChatCompletion, ChatCompletionRequest
@@ -15,6 +16,7 @@ from app.schemas.common import (
     PromptLogprob,
     PromptLogprobs,
     PromptTokensDetails,
+    SamplingFields,
     TokenLogprob,
     Usage,
     WireFinishReason,
@@ -71,9 +73,9 @@ def chat_completion(
             content=(answer.text or (None if answer.calls else "")) if refusal is None else None,
             refusal=refusal,
             tool_calls=[_tool_call(call) for call in answer.calls] or None,
-            reasoning_content=answer.reasoning or None,
+            reasoning_content=None if body.include_reasoning is False else answer.reasoning or None,
         )
-        scores = chat_logprobs(answer.scores) if body.logprobs else None
+        scores = chat_logprobs(answer.scores, by_id=body.return_tokens_as_token_ids) if body.logprobs else None
         choices.append(
             ChatChoice(
                 index=index,
@@ -81,6 +83,7 @@ def chat_completion(
                 logprobs=scores,
                 finish_reason=answer.finished.reason.value,
                 stop_reason=stop_reason(answer.finished),
+                token_ids=answer.token_ids if body.return_token_ids else None,
             )
         )
     finished = [answer.finished for answer in answers]
@@ -93,6 +96,7 @@ def chat_completion(
         system_fingerprint=answers[0].started.fingerprint or None,
         service_tier=body.served_tier,
         prompt_logprobs=prompt_logprobs(answers[0].started, body.prompt_logprobs),
+        prompt_token_ids=prompt_token_ids(answers[0].started, body),
         moderation=None if classifier is None else chat_moderation(finished, classifier),
     )
 
@@ -100,6 +104,11 @@ def chat_completion(
 def stop_reason(finished: Finished) -> str | int | None:
     """Return the stop string or token of the request that ended an answer."""
     return finished.stop_id if finished.stop is None else finished.stop
+
+
+def prompt_token_ids(started: Started, body: SamplingFields) -> list[int] | None:
+    """Return the token ids of a prompt; None if they are not requested."""
+    return list(started.prompt_ids) if body.return_token_ids else None
 
 
 def prompt_logprobs(started: Started, num_top: int | None) -> PromptLogprobs | None:
@@ -126,10 +135,12 @@ def echoed_scores(started: Started, num_top: int) -> tuple[TokenScore, ...]:
     return tuple(score._replace(top=score.top[:num_top]) for score in started.prompt_scores)
 
 
-def chat_logprobs(scores: Iterable[TokenScore]) -> ChatLogprobs:
-    """Return the scores of an answer, or of a piece of one, in the format of chats."""
+def chat_logprobs(scores: Iterable[TokenScore], *, by_id: bool | None = False) -> ChatLogprobs:
+    """Return the scores of an answer, or of a piece of one, in the format of chats; `by_id` as for `TextScores`."""
+    name = _name_of(by_id)
     content: list[ChosenLogprob] = [
-        {**_token_logprob(score), "top_logprobs": [_token_logprob(top) for top in score.top]} for score in scores
+        {**_token_logprob(score, name), "top_logprobs": [_token_logprob(top, name) for top in score.top]}
+        for score in scores
     ]
     # Validation would copy all of it.
     return ChatLogprobs.model_construct(content=content)
@@ -156,7 +167,9 @@ def completion(head: ResponseHead, answers: Sequence[Answer], body: CompletionRe
 def _completion_choice(index: int, answer: Answer, body: CompletionRequest) -> CompletionChoice:
     logprobs = None
     if body.logprobs is not None:
-        logprobs = TextScores().next(echoed_scores(answer.started, body.logprobs) + answer.scores)
+        logprobs = TextScores(by_id=body.return_tokens_as_token_ids).next(
+            echoed_scores(answer.started, body.logprobs) + answer.scores
+        )
     return CompletionChoice(
         index=index,
         text=(answer.started.prompt_text or "") + answer.text,
@@ -165,6 +178,8 @@ def _completion_choice(index: int, answer: Answer, body: CompletionRequest) -> C
         finish_reason=cast("WireFinishReason", answer.finished.reason.value),
         stop_reason=stop_reason(answer.finished),
         prompt_logprobs=prompt_logprobs(answer.started, body.prompt_logprobs),
+        prompt_token_ids=prompt_token_ids(answer.started, body),
+        token_ids=answer.token_ids if body.return_token_ids else None,
     )
 
 
@@ -173,9 +188,14 @@ def _tool_call(call: ToolCall) -> MessageToolCall:
 
 
 class TextScores:
-    """Scores in the format of text completions; offsets continue across the pieces of one choice."""
+    """Scores in the format of text completions; offsets continue across the pieces of one choice.
 
-    def __init__(self) -> None:
+    Args:
+        by_id: name tokens `token_id:ID` instead of by their texts, which several may share.
+    """
+
+    def __init__(self, *, by_id: bool | None = False) -> None:
+        self._name = _name_of(by_id)
         self._offset = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -188,25 +208,28 @@ class TextScores:
             # A character may be spread over several tokens.
             self._offset += len(self._utf8.decode(score.raw))
         return CompletionLogprobs(
-            tokens=[score.text for score in scores],
+            tokens=[self._name(score) for score in scores],
             token_logprobs=[None if score.logprob is None else _finite(score.logprob) for score in scores],
-            top_logprobs=[_top_by_text(score) for score in scores],
+            top_logprobs=[self._top_by_name(score) for score in scores],
             text_offset=offsets,
         )
 
+    def _top_by_name(self, score: TokenScore) -> dict[str, float] | None:
+        if score.logprob is None:
+            return None
+        # Most likely first; of tokens with equal text the most likely wins. The chosen token is always included.
+        found: dict[str, float] = {}
+        for token in (*score.top, score):
+            found.setdefault(self._name(token), _finite(token.logprob))
+        return found
 
-def _top_by_text(score: TokenScore) -> dict[str, float] | None:
-    if score.logprob is None:
-        return None
-    # Most likely first; of tokens with equal text the most likely wins. The chosen token is always included.
-    found: dict[str, float] = {}
-    for token in (*score.top, score):
-        found.setdefault(token.text, _finite(token.logprob))
-    return found
+
+def _name_of(by_id: bool | None) -> Callable[[TokenScore], str]:
+    return (lambda score: f"token_id:{score.token_id}") if by_id else attrgetter("text")
 
 
-def _token_logprob(score: TokenScore) -> TokenLogprob:
-    return {"token": score.text, "logprob": _finite(score.logprob), "bytes": list(score.raw)}
+def _token_logprob(score: TokenScore, name: Callable[[TokenScore], str]) -> TokenLogprob:
+    return {"token": name(score), "logprob": _finite(score.logprob), "bytes": list(score.raw)}
 
 
 def _finite(logprob: float | None) -> float:

@@ -44,6 +44,11 @@ class Answer:
     deltas: Sequence[TextDelta] = ()
 
     @property
+    def token_ids(self) -> list[int]:
+        """The ids of its tokens, if the request returns them."""
+        return [token_id for delta in self.deltas for token_id in delta.token_ids]
+
+    @property
     def mean_logprob(self) -> float:
         """Mean log-probability of its tokens; minus infinity if there are none."""
         scores = [score.logprob for score in self.scores if score.logprob is not None]

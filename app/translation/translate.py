@@ -139,6 +139,8 @@ def _generation(
         dry_breakers=() if params.dry is None else _dry_breakers(body),
         stop=_stop_strings(body, limits),
         keeps_stop=bool(body.include_stop_str_in_output),
+        shows_special=body.skip_special_tokens is False,
+        returns_token_ids=bool(body.return_token_ids),
         salt=body.cache_salt or "",
         priority=body.priority or 0,
     )

@@ -69,6 +69,10 @@ class AnswerParts:
 def shape_of(request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> AnswerShape:
     """Return the shape of one answer; `prompt_tail` is the text of the prompt's last tokens."""
     if dialect.is_harmony and isinstance(request.prompt, ChatPrompt):
+        if request.shows_special:
+            raise RequestError.about(
+                "skip_special_tokens", "must be true: such tokens are the form of this model's answers."
+            )
         return _HarmonyShape(request, dialect, request.prompt)
     return AnswerShape(request, dialect, prompt_tail)
 
@@ -79,6 +83,7 @@ class AnswerShape:
     def __init__(self, request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> None:
         self._content = request.grammar
         self._stop, self._keeps_stop = request.stop, request.keeps_stop
+        self._shows_special = request.shows_special
         self._tool_use: ToolUse | None = request.tool_use
         self._unenforced: frozenset[str] = frozenset()
         self._dialect = dialect
@@ -98,7 +103,7 @@ class AnswerShape:
     @property
     def hidden(self) -> frozenset[int]:
         """Ids of the special tokens that the text does not show."""
-        return frozenset(self._dialect.special_ids.values()).difference(self.shown)
+        return frozenset(() if self._shows_special else self._dialect.special_ids.values()).difference(self.shown)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

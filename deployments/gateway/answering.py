@@ -7,26 +7,20 @@ and nothing is shown until the verdict is there).
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from adapters.identity import AdapterRef
 from deployments.answer_events import (
-    EndReason,
-    Finished,
     GenerationEvent,
-    Moderated,
-    Started,
-    TextDelta,
     TokenScore,
     Verdict,
 )
 from deployments.config import GatewayConfig
-from deployments.errors import ABORTED
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
-from deployments.gateway.answer_shape import AnswerParts, AnswerShape, shape_of
+from deployments.gateway.answer_shape import AnswerShape, shape_of
+from deployments.gateway.answer_writer import AnswerWriter
 from deployments.gateway.resumption import Resumption
 from deployments.gateway.served_model import ServedModel
 from deployments.gateway.token_checks import (
@@ -37,19 +31,17 @@ from deployments.gateway.token_checks import (
     check_token_ids,
     check_vocabulary,
 )
-from deployments.gateway.token_scores import scored, scored_prompt
+from deployments.gateway.token_scores import scored
 from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
-from deployments.stream.harmony import HarmonyParts, Parts
 from deployments.stream.stream_handler import StreamHandler
 from deployments.timeline import Recorder
 from deployments.waits import side_by_side
-from engine.errors import EngineError, GrammarError, RequestError
+from engine.errors import GrammarError, RequestError
 from engine.request import DryPenalty, Emission, FinishReason, RequestId
 
-REFUSAL = "I can't help with that request."
 NUM_TAIL_TOKENS = 16
 """How many of the prompt's last tokens are searched for an open reasoning section, which a template may begin."""
 
@@ -98,6 +90,7 @@ class Answering:
                         (self._encode(), self._model.prediction_ids(self._request.prediction, self._flow))
                     )
                 self._recorder.timeline.num_prompt_tokens = len(self._prompt_ids)
+                told = AnswerWriter(self._request, self._model, self._adapter, self._recorder, self._prompt_ids)
                 # Only a reasoning model needs to know how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
                 shape = shape_of(self._request, self._model.dialect, tail)
@@ -105,10 +98,10 @@ class Answering:
                 # A verdict that is there by now saves the engine's work.
                 refused = await self._refused(verdict) if self._safety.is_first or verdict.done() else None
             if refused is not None:
-                for refusal in self._refusal(refused):
+                for refusal in told.refusal(refused):
                     yield refusal
                 return
-            async with aclosing(self._answer(call, shape, verdict)) as events:
+            async with aclosing(self._answer(call, shape, told, verdict)) as events:
                 while (event := await self._next(events)) is not None:
                     yield event
         except GrammarError as error:
@@ -216,7 +209,7 @@ class Answering:
         return texts_of(prompt)
 
     async def _answer(
-        self, call: GenerationCall, shape: AnswerShape, verdict: asyncio.Future[Verdict | None]
+        self, call: GenerationCall, shape: AnswerShape, told: AnswerWriter, verdict: asyncio.Future[Verdict | None]
     ) -> AsyncGenerator[GenerationEvent, None]:
         base = self._model.config.name
         attempts = Resumption(
@@ -234,80 +227,55 @@ class Answering:
                 if last_s is None:
                     refused = await self._refused(verdict)
                     if refused is not None:
-                        for event in self._refusal(refused):
+                        for event in told.refusal(refused):
                             yield event
                         return
-                    yield self._started(batch)
+                    yield told.started(batch)
                 last_s = self._measure(len(batch.token_ids), last_s)
                 if self._request.max_tokens == 0:
                     break
-                for delta in _deltas(parts, await self._fed(text, batch, hidden), text):
+                for delta in told.deltas(parts, await self._fed(text, batch, hidden), text):
                     yield delta
                 if text.is_cut or text.is_flagged or batch.finish_reason is not None:
                     break
-        for delta in _deltas(parts, await text.close(), text):
+        for delta in told.deltas(parts, await text.close(), text):
             yield delta
-        if (last := _delta(parts.close(), text)) is not None:
+        if (last := told.delta(parts.close(), text)) is not None:
             yield last
-        yield self._finished(text, parts, batch, await self._safety.told(verdict, text.text))
+        yield told.finished(text, parts, batch, await self._safety.told(verdict, text.text))
 
     async def _fed(self, text: StreamHandler, batch: Emission, hidden: frozenset[int]) -> str:
         scores: tuple[TokenScore, ...] = ()
         if batch.logprobs:
             scores = scored(self._model.codec.pieces.spelling, batch.token_ids, batch.logprobs, hidden=hidden)
-        stop_ids = self._request.params.stop_token_ids if self._request.keeps_stop else ()
-        if batch.finish_reason is not FinishReason.STOP or not {*stop_ids}.isdisjoint(batch.token_ids[-1:]):
+        if batch.finish_reason is not FinishReason.STOP or self._shows_end(batch.token_ids[-1]):
             return await text.feed(batch.token_ids, scores)
         # The token that ended the answer is counted but not shown.
         piece = await text.feed(batch.token_ids[:-1], scores[:-1])
         if not text.is_cut:
             # A text completion returns one score per token: evaluations rely on it. A chat returns those of its text.
             is_told = bool(scores) and not isinstance(self._request.prompt, ChatPrompt)
-            text.end(scores[-1] if is_told else None)
+            text.end(batch.token_ids[-1], scores[-1] if is_told else None)
         return piece
 
-    def _started(self, batch: Emission) -> Started:
-        prompt_text: str | None = None
-        prompt_scores: tuple[TokenScore, ...] = ()
-        if self._request.echoes:
-            prompt = self._request.prompt
-            prompt_text = (
-                prompt.text if isinstance(prompt, TextPrompt) else self._model.codec.pieces.decode(self._prompt_ids)
-            )
-        if self._request.params.num_prompt_logprobs is not None:
-            # Special tokens that the client typed into the prompt stay visible.
-            special_ids = self._model.dialect.special_ids
-            hidden = {token_id for mark, token_id in special_ids.items() if mark not in (prompt_text or "")}
-            prompt_scores = scored_prompt(
-                self._model.codec.pieces.spelling,
-                self._prompt_ids,
-                batch.prompt_logprobs,
-                hidden=hidden,
-                text=prompt_text,
-            )
-        return Started(
-            num_prompt_tokens=len(self._prompt_ids),
-            num_cached_tokens=batch.num_cached_tokens,
-            fingerprint=self._fingerprint(),
-            prompt_text=prompt_text,
-            prompt_scores=prompt_scores,
-        )
-
-    def _fingerprint(self) -> str:
-        adapter = "" if self._adapter is None else self._adapter.digest
-        return "fp_" + hashlib.sha256(f"{self._model.config.fingerprint} {adapter}".encode()).hexdigest()[:16]
+    def _shows_end(self, token_id: int) -> bool:
+        request = self._request
+        return request.keeps_stop and (request.shows_special or token_id in request.params.stop_token_ids)
 
     def _stream_handler(self, shape: AnswerShape) -> StreamHandler:
         prompt = self._request.prompt
         continues = not isinstance(prompt, ChatPrompt) or prompt.continues_final_message
         before = self._prompt_ids if continues else ()
         return StreamHandler(
-            self._model.codec.pieces.new_detokenizer(shape.shown, before=before),
+            self._model.codec.pieces.new_detokenizer(
+                shape.shown, before=before, shows_special=self._request.shows_special
+            ),
             shape.stops(),
             screen=self._safety.screen(),
             judge=self._safety.judge_output,
             reasoning=shape.counter(),
             min_tokens=self._request.params.min_tokens,
+            holds_ids=self._request.returns_token_ids,
         )
 
     def _measure(self, num_tokens: int, last_s: float | None) -> float:
@@ -317,78 +285,6 @@ class Answering:
         elif num_tokens:
             self._metrics.count_tokens(self._model.config.name, num_tokens, now_s - last_s)
         return now_s
-
-    def _refusal(self, verdict: Verdict) -> tuple[Started, Finished]:
-        num_prompt = len(self._prompt_ids)
-        self._end(EndReason.CONTENT_FILTER, 0)
-        return (
-            Started(num_prompt_tokens=num_prompt, num_cached_tokens=0, fingerprint=self._fingerprint()),
-            Finished(
-                reason=EndReason.CONTENT_FILTER,
-                num_prompt_tokens=num_prompt,
-                num_completion_tokens=0,
-                num_cached_tokens=0,
-                refusal=REFUSAL,
-                moderation=None if self._request.moderation is None else Moderated(input=verdict, output=None),
-            ),
-        )
-
-    def _finished(
-        self, text: StreamHandler, parts: AnswerParts | HarmonyParts, last: Emission, moderation: Moderated | None
-    ) -> Finished:
-        if text.is_flagged:
-            reason = EndReason.CONTENT_FILTER
-        elif self._request.max_tokens == 0:
-            reason = EndReason.LENGTH
-        # A token after the one that completed the stop string may be in the last batch, or not.
-        elif parts.has_calls and (text.is_cut or last.finish_reason is not FinishReason.LENGTH):
-            reason = EndReason.TOOL_CALLS
-        elif text.is_cut or last.finish_reason is FinishReason.STOP:
-            reason = EndReason.STOP
-        elif last.finish_reason is FinishReason.LENGTH:
-            reason = EndReason.LENGTH
-        else:
-            raise EngineError(ABORTED)
-        self._end(reason, text.num_tokens)
-        last_ids = last.token_ids[-1:] if reason is EndReason.STOP and not text.is_cut else ()
-        return Finished(
-            reason=reason,
-            num_prompt_tokens=len(self._prompt_ids),
-            num_completion_tokens=text.num_tokens,
-            num_cached_tokens=last.num_cached_tokens,
-            num_reasoning_tokens=text.num_reasoning_tokens,
-            # A stop string may have cut off the last tokens.
-            num_accepted=min(last.num_accepted, text.num_tokens),
-            num_rejected=last.num_rejected,
-            stop=text.stop if reason is EndReason.STOP else None,
-            stop_id=next((token_id for token_id in last_ids if token_id in self._request.params.stop_token_ids), None),
-            moderation=moderation,
-        )
-
-    def _end(self, reason: EndReason, num_tokens: int) -> None:
-        # Record what the client is told: tokens after a stop string are not billed.
-        self._recorder.timeline.num_tokens = num_tokens
-        self._recorder.end(reason.value)
-
-
-def _deltas(parts: AnswerParts | HarmonyParts, text: str, handler: StreamHandler) -> Iterator[TextDelta]:
-    """Yield what is new in the answer, in its order, given the text that was released last."""
-    num_behind = len(text)
-    for piece in parts.pieces(text):
-        num_behind -= len(piece)
-        found = parts.feed(piece)
-        # Scores come with their text, and end with it: what reads them tells texts from marks by that.
-        delta = _delta(found, handler, num_behind + parts.num_held)
-        if delta is not None:
-            yield delta
-
-
-def _delta(found: Parts, handler: StreamHandler, num_behind: int = 0) -> TextDelta | None:
-    reasoning, text, calls = found
-    scores = handler.take_scores(num_behind)
-    if not (reasoning or text or calls or scores):
-        return None
-    return TextDelta(text=text, reasoning=reasoning, calls=calls, scores=scores, num_tokens=handler.num_tokens)
 
 
 def _seen(verdict: asyncio.Future[Verdict | None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from deployments.answer_events import TokenScore, Verdict
 from deployments.stream.detokenizer import Detokenizer
@@ -28,6 +29,7 @@ class StreamHandler:
         screen: None if the answer is not screened; `judge` is never called then.
         reasoning: counts the tokens of the thoughts; None if the model does not reason.
         min_tokens: a stop string that is completed by one of this many first tokens is ignored.
+        holds_ids: hold every token until its text is released; otherwise only those with scores.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class StreamHandler:
         judge: Judge,
         reasoning: ReasoningCounter | HarmonyCounter | None = None,
         min_tokens: int = 0,
+        holds_ids: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
@@ -48,7 +51,8 @@ class StreamHandler:
         self._min_tokens = min_tokens
         self.stop: str | None = None
         self._is_closed = False
-        self._scores = HeldScores()
+        self._holds_ids = holds_ids
+        self._held = HeldTokens()
         self._num_chars_read = 0
         self._num_chars_left = 0
         self._left: list[str] = []
@@ -93,21 +97,21 @@ class StreamHandler:
             if self._reasoning is not None:
                 self._reasoning.feed(text)
             start, self._num_chars_read = self._num_chars_read, self._num_chars_read + len(text)
-            if scores:
-                self._scores.add(start, self._num_chars_read, scores[place])
+            if scores or self._holds_ids:
+                self._held.add(HeldToken(start, self._num_chars_read, token_id, scores[place] if scores else None))
             pieces.append(self._cut(text))
         return await self._screened("".join(pieces))
 
-    def take_scores(self, num_behind: int = 0) -> tuple[TokenScore, ...]:
-        """Return the scores of the tokens whose text was released since the last call.
+    def take_tokens(self, num_behind: int = 0) -> tuple[HeldToken, ...]:
+        """Return the held tokens whose text was released since the last call.
 
         Args:
             num_behind: how many of the last released characters are left for another call.
         """
         if self._is_closed and not num_behind:
-            # If the text was cut or flagged, do not reveal scores of tokens whose text is not emitted.
-            return self._scores.close(self._num_chars_left if self.is_cut or self.is_flagged else None)
-        return self._scores.release(self._num_chars_left - num_behind)
+            # If the text was cut or flagged, do not reveal tokens whose text is not emitted.
+            return self._held.close(self._num_chars_left if self.is_cut or self.is_flagged else None)
+        return self._held.release(self._num_chars_left - num_behind)
 
     async def close(self) -> str:
         """Return the text held back. No `feed` may follow.
@@ -123,11 +127,11 @@ class StreamHandler:
         self._is_closed = True
         return await self._screened(text, is_last=True)
 
-    def end(self, score: TokenScore | None) -> None:
-        """Count the token that ends the answer, which has no text, and hold its score if there is one."""
+    def end(self, token_id: int, score: TokenScore | None) -> None:
+        """Count the token that ends the answer, which has no text, and hold it if it has a score or all are held."""
         self.num_tokens += 1
-        if score is not None:
-            self._scores.add(self._num_chars_read, self._num_chars_read, score)
+        if score is not None or self._holds_ids:
+            self._held.add(HeldToken(self._num_chars_read, self._num_chars_read, token_id, score))
 
     def _cut(self, text: str) -> str:
         self._stops.is_deaf = self.num_tokens <= self._min_tokens
@@ -146,28 +150,34 @@ class StreamHandler:
         return text
 
 
-class HeldScores:
-    """The scores of one answer that are not released yet: not before their text was screened, and not past a cut.
+class HeldToken(NamedTuple):
+    """A token of an answer whose text spans [start, end), in characters of the answer's text."""
 
-    Positions are characters of the answer's text.
-    """
+    start: int
+    end: int
+    token_id: int
+    score: TokenScore | None
+
+
+class HeldTokens:
+    """The tokens of one answer that are not released yet: not before their text was screened, and not past a cut."""
 
     def __init__(self) -> None:
-        self._held: deque[tuple[int, int, TokenScore]] = deque()
+        self._held: deque[HeldToken] = deque()
 
-    def add(self, start: int, end: int, score: TokenScore) -> None:
-        """Hold the score of a token whose text spans [start, end)."""
-        self._held.append((start, end, score))
+    def add(self, token: HeldToken) -> None:
+        """Hold the next token."""
+        self._held.append(token)
 
-    def release(self, num_chars: int) -> tuple[TokenScore, ...]:
-        """Return the unreleased scores of tokens that end within the first `num_chars` characters."""
+    def release(self, num_chars: int) -> tuple[HeldToken, ...]:
+        """Return the unreleased tokens that end within the first `num_chars` characters."""
         released = []
-        while self._held and self._held[0][1] <= num_chars:
-            released.append(self._held.popleft()[2])
+        while self._held and self._held[0].end <= num_chars:
+            released.append(self._held.popleft())
         return tuple(released)
 
-    def close(self, num_chars: int | None) -> tuple[TokenScore, ...]:
-        """Return the remaining scores of tokens that begin before character `num_chars`, or all if it is None."""
-        left = tuple(score for start, _, score in self._held if num_chars is None or start < num_chars)
+    def close(self, num_chars: int | None) -> tuple[HeldToken, ...]:
+        """Return the remaining tokens that begin before character `num_chars`, or all if it is None."""
+        left = tuple(token for token in self._held if num_chars is None or token.start < num_chars)
         self._held.clear()
         return left

@@ -10,7 +10,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate
 from typing import TypedDict
 
@@ -92,15 +92,22 @@ class TokenPieces:
             self._anchor_id = self._find_anchor(name)
             self._anchor_text = self.decode([self._anchor_id])
 
-    def new_detokenizer(self, shown: Mapping[int, str] | None = None, *, before: Sequence[int] = ()) -> Detokenizer:
+    def new_detokenizer(
+        self, shown: Mapping[int, str] | None = None, *, before: Sequence[int] = (), shows_special: bool = False
+    ) -> Detokenizer:
         """Return a detokenizer for one answer, whose concatenated output equals `decode` of all tokens fed.
 
         Args:
             shown: special tokens that are part of the text nevertheless: the text of each by its id.
             before: tokens whose text the answer continues: the output is what it adds to their `decode`.
+            shows_special: all special tokens are part of the text, as in `decode`.
         """
-        has_begun = any(self._kind_of(token_id) is not TokenKind.HIDDEN for token_id in before)
+        has_begun = any(shows_special or self._kind_of(token_id) is not TokenKind.HIDDEN for token_id in before)
         plain = self._new_plain(has_begun=has_begun)
+        if shows_special:
+            text_by_id = {token_id: text for text, token_id in self.special_ids.items()} | {**(shown or {})}
+            # What comes after a special token does not begin the text.
+            return MarkDetokenizer(partial(self._new_plain, has_begun=True), text_by_id, plain)
         return MarkDetokenizer(self._new_plain, shown, plain) if shown else plain
 
     def _new_plain(self, *, has_begun: bool = False) -> Detokenizer:

@@ -180,7 +180,8 @@ class ScriptedGateway:
             for piece in self.pieces:
                 await asyncio.sleep(0)
                 scores = () if request.params.num_logprobs is None else (self._score(piece, request),)
-                yield TextDelta(text=piece, scores=scores)
+                token_ids = (len(piece),) if request.returns_token_ids else ()
+                yield TextDelta(text=piece, scores=scores, token_ids=token_ids)
             if self.error_after is not None:
                 raise self.error_after
             if self.never_ends:
@@ -208,6 +209,7 @@ class ScriptedGateway:
             num_cached_tokens=4,
             prompt_text="Say: " if request.echoes else None,
             prompt_scores=prompt_scores,
+            prompt_ids=(1, 2) if request.returns_token_ids else (),
         )
 
     def _score(self, text: str, request: GenerationRequest) -> TokenScore:

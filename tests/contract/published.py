@@ -37,8 +37,8 @@ EXCEPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     ),
     (
         ("CreateChatCompletionResponse/properties", "CreateChatCompletionStreamResponse/properties", _CHOICE[:-1]),
-        {"prompt_logprobs": {"type": "array"}},
-        "ours: where they are asked for",
+        {"prompt_logprobs": {"type": "array"}, "prompt_token_ids": {"type": "array"}},
+        "ours and vLLM's: where they are asked for",
     ),
     (
         (
@@ -46,8 +46,8 @@ EXCEPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
             "CreateChatCompletionStreamResponse/properties/choices/items/properties",
             _CHOICE[:-1],
         ),
-        {"stop_reason": {"type": ["string", "integer"]}},
-        "vLLM's: the request's own stop string or token, where one ended the answer",
+        {"stop_reason": {"type": ["string", "integer"]}, "token_ids": {"type": "array"}},
+        "vLLM's: the request's own stop string or token, where one ended the answer, and what was asked for",
     ),
     (
         (f"{_RESULT}categories", f"{_RESULT}category_scores", f"{_RESULT}category_applied_input_types"),

@@ -21,7 +21,7 @@ from tests.interpreter.uninterpreted import run_uninterpreted
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("every", "every_of_others"), [(3, 8), pytest.param(1, 1, marks=[pytest.mark.thorough, pytest.mark.timeout(3600)])]
+    ("every", "every_of_others"), [(6, 16), pytest.param(1, 1, marks=[pytest.mark.thorough, pytest.mark.timeout(3600)])]
 )
 def test_all_kernels_compile_and_fit(every: int, every_of_others: int) -> None:
     """Each of them for each target, in some of the shapes that they are launched in: all take half an hour."""

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from app.schemas.chat import ChatCompletion, ChatCompletionChunk
-from deployments.answer_events import EndReason
+from deployments.answer_events import EndReason, TextDelta
 from deployments.generation import ChatMessage, ChatPrompt
 from engine.errors import EngineError, OverloadError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
@@ -225,3 +225,57 @@ async def test_a_prompt_s_scores_are_told_once(client: httpx.AsyncClient, gatewa
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     del asked["prompt_logprobs"]
     assert "prompt_logprobs" not in (await client.post(PATH, json=asked)).json()
+
+
+async def test_token_ids_are_returned_if_asked_for(client: httpx.AsyncClient) -> None:
+    """In the places where vLLM has them."""
+    asked = GOOD | {"return_token_ids": True}
+    answer = (await client.post(PATH, json=asked)).json()
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == ([1, 2], [3, 2, 2])
+    first, *others = events((await client.post(PATH, json=asked | {"stream": True})).text)[:-1]
+    assert first["prompt_token_ids"] == [1, 2]
+    assert not any("prompt_token_ids" in chunk for chunk in others)
+    told = [token_id for chunk in others for choice in chunk["choices"] for token_id in choice.get("token_ids", [])]
+    assert told == [3, 2, 2]
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/completions"])
+async def test_log_probabilities_name_tokens_by_id_if_asked_to(client: httpx.AsyncClient, path: str) -> None:
+    """Several tokens may have one text, and texts of incomplete characters look alike."""
+    chats = path == PATH
+    asked = (GOOD | {"logprobs": True, "top_logprobs": 1}) if chats else {"model": "base", "prompt": "a", "logprobs": 1}
+    for stream in (False, True):
+        response = await client.post(path, json=asked | {"return_tokens_as_token_ids": True, "stream": stream})
+        answers = events(response.text)[:-1] if stream else [response.json()]
+        found = [choice["logprobs"] for answer in answers for choice in answer["choices"] if choice["logprobs"]]
+        if chats:
+            tokens = [token for one in found for token in one["content"]]
+            assert [token["token"] for token in tokens] == ["token_id:3", "token_id:2", "token_id:2"]
+            assert [token["top_logprobs"][0]["token"] for token in tokens] == ["token_id:5"] * 3
+            assert tokens[0]["bytes"] == [*b"Hel"]
+        else:
+            assert [token for one in found for token in one["tokens"]] == ["token_id:3", "token_id:2", "token_id:2"]
+            assert {"token_id:5", "token_id:3"} == {*found[0]["top_logprobs"][0]}
+
+
+async def test_reasoning_is_left_out_if_asked_to(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    gateway.deltas = [TextDelta(reasoning="Hm"), TextDelta(reasoning="m.", text="Well.")]
+    for include_reasoning in (None, True, False):
+        asked = GOOD | {"include_reasoning": include_reasoning}
+        message = (await client.post(PATH, json=asked)).json()["choices"][0]["message"]
+        told = "Hmm." if include_reasoning is not False else None
+        assert (message.get("reasoning_content"), message["content"][:5]) == (told, "Well.")
+        deltas = [
+            chunk["choices"][0]["delta"]
+            for chunk in events((await client.post(PATH, json=asked | {"stream": True})).text)[:-1]
+        ]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == (told or "")
+        assert "".join(delta.get("content", "") for delta in deltas).startswith("Well.")
+
+
+@pytest.mark.parametrize(("value", "shows"), [(None, False), (True, False), (False, True)])
+async def test_special_tokens_are_shown_if_asked_for(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, value: bool | None, shows: bool
+) -> None:
+    await client.post(PATH, json=GOOD | {"skip_special_tokens": value})
+    assert gateway.requests[0].shows_special is shows

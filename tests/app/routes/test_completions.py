@@ -120,3 +120,14 @@ async def test_an_echo_and_the_prompt_s_scores_have_each_as_many_as_was_asked(
     choice = (events(response.text)[0] if stream else response.json())["choices"][0]
     assert choice["prompt_logprobs"] == PROMPT_LOGPROBS
     assert choice["logprobs"]["top_logprobs"][:2] == [None, {"x0": -0.5, "x1": -1.5, ": ": -10.0}]
+
+
+async def test_token_ids_are_returned_if_asked_for(client: httpx.AsyncClient) -> None:
+    """In the places where vLLM has them, which are not those of a chat."""
+    asked = {"model": "base", "prompt": "Hi", "return_token_ids": True}
+    (choice,) = (await client.post(PATH, json=asked)).json()["choices"]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [3, 2, 2])
+    streamed = events((await client.post(PATH, json=asked | {"stream": True})).text)[:-1]
+    first, *others = (chunk["choices"][0] for chunk in streamed if chunk["choices"])
+    assert (first["prompt_token_ids"], first["text"]) == ([1, 2], "")
+    assert [choice["token_ids"] for choice in others if "token_ids" in choice] == [[3], [2], [2]]

@@ -11,7 +11,7 @@ from app.translation.blocks import Block, BlockKind, BlockReader
 from deployments.answer_events import TextDelta, TokenScore
 from deployments.gateway.answer_shape import AnswerParts
 from deployments.stream.reasoning import THINK, ReasoningSplit
-from deployments.stream.stream_handler import HeldScores
+from deployments.stream.stream_handler import HeldToken, HeldTokens
 from deployments.tools.formats import FORMATS
 from deployments.tools.parser import CallParser
 
@@ -20,21 +20,26 @@ ANSWER = ["<think>", "a", "<", "</think>", "\n", "<", "<", " a", " a", "<", "fun
 CALL = ["<function=f>", "\n<parameter=a>", "\nx", "\n", "</parameter>", "\n</function>"]
 
 
+def scores_of(tokens: Iterable[HeldToken]) -> tuple[TokenScore, ...]:
+    return tuple(token.score for token in tokens if token.score is not None)
+
+
 def blocks_of(tokens: Sequence[str], cuts: Iterable[int]) -> list[Block]:
     """Return the blocks of an answer that comes in batches of tokens, which end at these places."""
     calls = CallParser(FORMATS["qwen3_coder"], TOOLS, new_call_id=lambda: "id")
-    parts, reader, held = AnswerParts(ReasoningSplit(THINK, has_begun=False), calls), BlockReader(), HeldScores()
+    parts, reader, held = AnswerParts(ReasoningSplit(THINK, has_begun=False), calls), BlockReader(), HeldTokens()
     start = num_chars = 0
     for end in (*sorted({cut for cut in cuts if cut < len(tokens)}), len(tokens)):
         for place, token in enumerate(tokens[start:end], start):
-            held.add(num_chars, num_chars + len(token), TokenScore(place, token, token.encode(), 0.0))
+            score = TokenScore(place, token, token.encode(), 0.0)
+            held.add(HeldToken(num_chars, num_chars + len(token), place, score))
             num_chars += len(token)
         reasoning, text, found = parts.feed("".join(tokens[start:end]))
-        scores = held.release(num_chars - parts.num_held)
+        scores = scores_of(held.release(num_chars - parts.num_held))
         list(reader.feed(TextDelta(text=text, reasoning=reasoning, calls=found, scores=scores)))
         start = end
     reasoning, text, found = parts.close()
-    list(reader.feed(TextDelta(text=text, reasoning=reasoning, calls=found, scores=held.close(None))))
+    list(reader.feed(TextDelta(text=text, reasoning=reasoning, calls=found, scores=scores_of(held.close(None)))))
     return reader.blocks
 
 

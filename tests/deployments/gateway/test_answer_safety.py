@@ -308,7 +308,7 @@ async def test_without_a_classifier_that_answers_nothing_passes(gateway: OpenGat
     assert serving.replicas.calls == []
     # It is remembered, where it takes no place from an answer.
     assert [timeline.outcome for timeline in opened._log.find("r")] == ["UnavailableError"]
-    assert not opened._log._timelines._by_client_id
+    assert not opened._log._timelines._begun.get("r")
 
 
 async def test_a_classifier_that_is_too_slow_counts_as_gone(gateway: OpenGateway) -> None:

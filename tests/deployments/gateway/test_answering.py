@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 
 from app.translation.blocks import BlockReader
-from deployments.answer_events import EndReason, Finished, GenerationEvent, Started, TextDelta, TokenScore
+from deployments.answer_events import EndReason, Finished, GenerationEvent, Started, TextDelta
 from deployments.channel.token_channel import ChannelListener
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.errors import ReplicaLostError
 from deployments.gateway import answering
-from deployments.gateway.answer_shape import AnswerParts
 from deployments.gateway.replica_calls import ChannelSource
 from deployments.generation import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from deployments.generation_calls import TokenAddress
 from deployments.stream.harmony import MARKS
-from deployments.stream.reasoning import THINK, ReasoningSplit
 from engine.errors import RequestError
 from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 from tests.deployments.conftest import OpenGateway, Serving
@@ -209,17 +207,3 @@ async def test_beside_an_echo_alone_no_token_is_counted(gateway: OpenGateway, pa
     assert (finished.reason, finished.num_completion_tokens) == (EndReason.LENGTH, 0)
     (timeline,) = await opened.own_timelines(asked.request_id)
     assert (timeline.num_tokens, timeline.outcome) == (0, "length")
-
-
-def test_scores_of_held_text_wait_for_it() -> None:
-    asked: list[int] = []
-
-    def take_scores(num_behind: int) -> tuple[TokenScore, ...]:
-        asked.append(num_behind)
-        return ()
-
-    handler: Any = SimpleNamespace(take_scores=take_scores, num_tokens=1)
-    parts = AnswerParts(ReasoningSplit(THINK, has_begun=True))
-    assert [delta.reasoning for delta in answering._deltas(parts, "a</thi", handler)] == ["a"]
-    assert [delta.text for delta in answering._deltas(parts, "nk>b", handler)] == ["b"]
-    assert asked == [len("</thi"), 0]

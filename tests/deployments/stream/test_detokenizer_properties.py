@@ -53,6 +53,22 @@ def test_the_pieces_of_any_tokens_join_to_the_decode_of_all(kind: str, data: st.
     assert joined(trained(kind), token_ids) == naive_text(decode_of(tokenizer), token_ids)
 
 
+# The others put a space between any two words, and so between two special tokens.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("word_piece", "no_decoder")])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_with_special_tokens_shown_the_pieces_join_to_the_decode_that_shows_them(
+    kind: str, data: st.DataObject
+) -> None:
+    tokenizer = ALL[kind]()
+    special = [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    plain = data.draw(ids(tokenizer))
+    token_ids = data.draw(st.permutations([*plain, *data.draw(st.lists(st.sampled_from(special), max_size=3))]))
+    detokenizer = trained(kind).new_detokenizer(shows_special=True)
+    text = "".join([*map(detokenizer.feed, token_ids), detokenizer.close()])
+    assert text == tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=ODD_TEXT)
 @settings(max_examples=25, deadline=None)

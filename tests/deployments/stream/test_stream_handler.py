@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from deployments.stream.harmony import CHANNEL, MESSAGE, SIGN_BY_MARK, HarmonySt
 from deployments.stream.reasoning import THINK, ReasoningCounter
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
-from deployments.stream.stream_handler import HeldScores, StreamHandler
+from deployments.stream.stream_handler import HeldToken, HeldTokens, StreamHandler
 
 PIECES = ["a", "b", "ab", "ba ", "", "é", "🙂", " "]
 """Tokens by id; those after them are the bytes of an emoji, one each."""
@@ -28,7 +29,12 @@ def score(token_id: int) -> TokenScore:
 
 
 async def run(
-    batches: Sequence[Sequence[int]], stops: Sequence[str], window: int | None, forbidden: str | None = None
+    batches: Sequence[Sequence[int]],
+    stops: Sequence[str],
+    window: int | None,
+    forbidden: str | None = None,
+    *,
+    scored: bool = True,
 ) -> tuple[str, list[int], bool]:
     """Feed batches; returns the text, the tokens whose scores were told, and whether a stop string was met.
 
@@ -39,17 +45,19 @@ async def run(
         return [BAD if forbidden is not None and forbidden in text else FINE for text in texts]
 
     screen = None if window is None else OutputScreen(window_chars=window, overlap_chars=window // 2)
-    handler = StreamHandler(ByteDetokenizer(BYTES.__getitem__), StopStrings(stops), screen=screen, judge=judge)
+    handler = StreamHandler(
+        ByteDetokenizer(BYTES.__getitem__), StopStrings(stops), screen=screen, judge=judge, holds_ids=not scored
+    )
     text, told = "", []
     for batch in batches:
-        text += await handler.feed(batch, [score(token_id) for token_id in batch])
-        told += [found.token_id for found in handler.take_scores()]
+        text += await handler.feed(batch, [score(token_id) for token_id in batch] if scored else ())
+        told += [found.token_id for found in handler.take_tokens()]
         shown = b"".join(BYTES[token_id] for token_id in told).decode("utf-8", "replace").rstrip("\ufffd")
         assert text.startswith(shown)
         if handler.is_cut or handler.is_flagged:
             break
     text += await handler.close()
-    told += [found.token_id for found in handler.take_scores()]
+    told += [found.token_id for found in handler.take_tokens()]
     return text, told, handler.is_cut
 
 
@@ -88,9 +96,10 @@ async def test_of_a_text_that_is_cut_what_it_shows_is_told(tokens: list[int], st
     assert len(before) <= len(text)
 
 
-async def test_what_the_classifier_holds_back_is_not_told() -> None:
+@pytest.mark.parametrize("scored", [True, False])
+async def test_what_the_classifier_holds_back_is_not_told(scored: bool) -> None:
     tokens = [0, 7, 0, 7, 0, 7, 1, 7, 1, 7, 1]
-    text, told, _ = await run([[token_id] for token_id in tokens], [], 4, forbidden="b")
+    text, told, _ = await run([[token_id] for token_id in tokens], [], 4, forbidden="b", scored=scored)
     assert "b" not in text
     assert 1 not in told
 
@@ -98,7 +107,7 @@ async def test_what_the_classifier_holds_back_is_not_told() -> None:
 async def test_a_reader_of_the_text_in_parts_takes_the_scores_of_each() -> None:
     handler = StreamHandler(ByteDetokenizer(BYTES.__getitem__), StopStrings(()), screen=None, judge=fine)
     await handler.feed([2, 1, 0], [score(2), score(1), score(0)])
-    assert [ids(handler.take_scores(num_behind)) for num_behind in (2, 1, 1, 0)] == [[2], [1], [], [0]]
+    assert [ids(handler.take_tokens(num_behind)) for num_behind in (2, 1, 1, 0)] == [[2], [1], [], [0]]
 
 
 async def fine(texts: Sequence[str]) -> list[Verdict]:
@@ -150,15 +159,15 @@ def _no_bytes() -> ByteDetokenizer:
     return ByteDetokenizer(lambda _: b"")
 
 
-def held() -> HeldScores:
+def held() -> HeldTokens:
     """Tokens of 3, 0 and 2 characters."""
-    scores = HeldScores()
+    tokens = HeldTokens()
     for token_id, (start, end) in enumerate([(0, 3), (3, 3), (3, 5)]):
-        scores.add(start, end, score(token_id))
-    return scores
+        tokens.add(HeldToken(start, end, token_id, None))
+    return tokens
 
 
-def ids(scores: tuple[TokenScore, ...]) -> list[int]:
+def ids(scores: tuple[HeldToken, ...]) -> list[int]:
     return [found.token_id for found in scores]
 
 
