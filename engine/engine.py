@@ -17,6 +17,7 @@ from engine.errors import EngineError, RequestError
 from engine.metrics import EngineLoad, EngineSnapshot
 from engine.ports import AdapterStock, PauseWish, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
+from engine.scheduling.expected_hits import Outlook
 from engine.scheduling.pacing import PrefillPace
 from engine.scheduling.request_bounds import check_request
 from engine.scheduling.scheduler import Scheduler
@@ -105,12 +106,14 @@ class Engine:
             self.compile_grammar(request.params.grammar)
         with self._door:
             self._check_alive()
-            self._refuse_if_overloaded(request)
+            outlook = self._scheduler.expected_hits.look(request)
+            self._refuse_if_overloaded(request, outlook)
             with self._lock:
                 self._check_alive()
                 if request.request_id in self._live_ids:
                     raise RequestError(f"A request with the id {request.request_id!r} is alive.", field="request_id")
                 self._live_ids.add(request.request_id)
+                self._scheduler.expected_hits.add(request.request_id, outlook)
                 self._inbox.append(request)
                 self._num_queued += 1
                 self._wake.set()
@@ -267,13 +270,10 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """Return the load that a new request would meet; any thread."""
-        counters, landmarks = self._scheduler.counters, self._scheduler.landmarks
+        landmarks = self._scheduler.landmarks
         num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting + self._num_queued
-        running_tokens, waiting_tokens = self._scheduler.unread_prompts()
-        waiting_tokens += sum(len(request.prompt_ids) for request in self._unread())
-        # A waiting prompt's cache hits are known only at admission; until then the average hit rate is assumed.
         return EngineLoad(
-            queued_tokens=running_tokens + int(waiting_tokens * (1 - counters.hit_share)),
+            queued_tokens=self._scheduler.admission.reader.unread_tokens(self._unread()),
             num_running=num_running,
             num_waiting=num_waiting,
             max_running=self.config.max_num_seqs,
@@ -349,18 +349,20 @@ class Engine:
             self._num_ended += len(ended)
         return emissions
 
-    def _refuse_if_overloaded(self, request: Request) -> None:
+    def _refuse_if_overloaded(self, request: Request, outlook: Outlook) -> None:
         admission, scheduler = self._scheduler.admission, self._scheduler
         rate = self._num_ended / self._busy_s if self._busy_s > 0 else 0.0
         admission.check_queue(self._num_queued + scheduler.num_waiting, scheduler.num_running, rate)
         # The inbox is read before the queues: a request that moves in between is counted twice rather than missed.
-        backlog = scheduler.backlog(request, self._unread())
+        now_s = self._clock()
+        backlog = admission.backlog(request, outlook, self._unread(), now_s)
         under_way = tuple(self._under_way)
         admission.check_time(
             request,
+            outlook,
             backlog._replace(
                 num_steps=len(under_way), num_prompt_tokens=sum(plan.num_prefill_tokens for plan in under_way)
             ),
             self._pace.num_tokens,
-            self._clock(),
+            now_s,
         )

@@ -43,11 +43,6 @@ class SchedulerCounters:
     ended: deque[RequestTrace] = field(default_factory=lambda: deque(maxlen=MAX_TRACES))
     trace_by_id: dict[RequestId, RequestTrace] = field(default_factory=dict)
 
-    @property
-    def hit_share(self) -> float:
-        """Share of the tokens of admitted requests that the prefix cache held, 0 to 1."""
-        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
-
     def count_admission(self, live: LiveRequest) -> None:
         """Count a request's first admission."""
         self.prefix_queries += live.num_tokens

@@ -32,6 +32,11 @@ class FinishReason(StrEnum):
     EXPIRED = "expired"
     """Its deadline passed, or would pass before the answer is complete; `Emission.error` says which."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer is as long as it was to be; that of a cancelled request mostly has a stop string."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
+
 
 class Pooling(StrEnum):
     """How a request's hidden states after the final norm are pooled into one vector."""

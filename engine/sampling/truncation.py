@@ -69,7 +69,8 @@ def exclude_top_choices(
     by interfaces for text generation.
     """
     _, probabilities = _distribution(scores)
-    is_top = probabilities >= threshold
+    # What is masked stays so, however low the threshold.
+    is_top = (probabilities >= threshold) & (probabilities > 0)
     least = torch.where(is_top, probabilities, torch.inf).amin(dim=-1, keepdim=True)
     is_out = is_top & (probabilities > least) & (uniform < probability)
     return scores.masked_fill(is_out, -torch.inf)

@@ -12,19 +12,23 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 
 from engine.config import ResolvedConfig
 from engine.errors import OverloadError
 from engine.request import Request
 from engine.scheduling.backlog import BacklogReader
+from engine.scheduling.expected_hits import Outlook
 from engine.scheduling.forecast import Backlog, Capacity, Forecast, forecast, least_s
 from engine.scheduling.live_request import LiveRequest
 from engine.scheduling.step_costs import StepCosts
 
 MAX_RETRY_AFTER_S = 120.0
 MIN_RETRY_AFTER_S = 1.0
+SAFE = 2.5
+"""A deadline is safe from what may pass its prompt if it leaves this multiple of the time that the answer takes."""
 FALLBACK_RATE = 1.0
 """Requests per second, assumed until a rate has been measured."""
 
@@ -71,7 +75,9 @@ class Admission:
                 num_waiting / 2 / (requests_per_s or FALLBACK_RATE),
             )
 
-    def check_time(self, request: Request, backlog: Backlog, prompt_tokens: int, now_s: float) -> None:
+    def check_time(
+        self, request: Request, outlook: Outlook, backlog: Backlog, prompt_tokens: int, now_s: float
+    ) -> None:
         """Refuse a request that could not be served in time.
 
         Args:
@@ -87,7 +93,11 @@ class Admission:
         if request.prior_output_ids or not is_known:
             return
         foretold = forecast(
-            self.reader.asking_load(request), backlog, self._capacity(backlog, prompt_tokens), self.costs, now_s
+            self.reader.asking_load(request, outlook),
+            backlog,
+            self._capacity(backlog, prompt_tokens),
+            self.costs,
+            now_s,
         )
         if request.deadline_s is not None:
             self._check_deadline(foretold, request.deadline_s - now_s)
@@ -113,6 +123,17 @@ class Admission:
             return inf
         takes_s = least_s(self.reader.load(live), self._capacity(Backlog(), 0), self.costs, num_rows)
         return deadline_s - now_s - margin * takes_s
+
+    def backlog(self, request: Request, outlook: Outlook, unread: Iterable[Request], now_s: float) -> Backlog:
+        """Return the requests served before one that is not added yet; `unread` as for `BacklogReader.before`."""
+        return self.reader.before(request, outlook, unread, partial(self.is_at_risk, now_s=now_s))
+
+    def is_at_risk(self, live: LiveRequest, now_s: float) -> bool:
+        """Return whether a request might miss its deadline if its prompt took twice as many steps."""
+        if live.request.deadline_s is None:
+            return False
+        num_rows = self.reader.num_running + 1
+        return not self.costs.is_known(now_s) or self.spare_s(live, now_s, num_rows=num_rows, margin=SAFE) <= 0
 
     def _check_deadline(self, foretold: Forecast, left_s: float) -> None:
         if foretold.end_s <= left_s:

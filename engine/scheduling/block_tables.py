@@ -72,7 +72,7 @@ class BlockTables:
         Does nothing and returns False unless `spare` more blocks per table stay free.
         """
         names = self.shareable(live)
-        num_shared = self._num_found(names)
+        num_shared = self.num_found(names)
         tables: list[list[BlockId]] = []
         for table, seen in enumerate(self._reach.seen(num_shared)):
             found = [self._index.block_of(name_in(names[i], table)) for i in seen]
@@ -104,7 +104,7 @@ class BlockTables:
         """Return how many tokens of a request without blocks are not in the cache; all if it `found_no_room`."""
         if self.found_no_room(live):
             return live.num_tokens
-        num_shared = self._num_found(self.shareable(live))
+        num_shared = self.num_found(self.shareable(live))
         return live.num_tokens - num_shared * self._block_tokens
 
     def shareable(self, live: LiveRequest) -> list[BlockName]:
@@ -272,8 +272,8 @@ class BlockTables:
         self._pool.release(left)
         self.tiers.let_go(left)
 
-    def _num_found(self, names: Sequence[BlockName]) -> int:
-        """Return how many leading blocks of a chain a request can reuse."""
+    def num_found(self, names: Sequence[BlockName]) -> int:
+        """Return how many leading blocks of a chain a request can reuse; any thread."""
 
         def reached(chain: Sequence[BlockName]) -> int:
             return self._reach.longest(chain, self._index.__contains__)

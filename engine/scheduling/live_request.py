@@ -84,6 +84,7 @@ class LiveRequest:
         num_settled: tokens before it are in the cache; the steps in flight compute the rest of `num_computed`.
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that did not admit it only because every adapter slot was taken.
+        num_own: tokens that neither the cache nor a request before it held when it came.
         names: names of its leading full blocks, computed on demand.
         state_from, num_begun, branch: for layers with states, set at admission: the place of the state to resume from,
             the number of tokens it covers, and the number of tokens whose blocks were in the cache.
@@ -103,6 +104,7 @@ class LiveRequest:
     queued_at_s: float
     output_ids: list[int]
     row: int | None = None
+    num_own: int = 1 << 62
     cost: float = 0.0
     num_computed: int = 0
     num_settled: int = 0
@@ -144,6 +146,11 @@ class LiveRequest:
         return len(self.request.prompt_ids) + len(self.output_ids) - self.num_computed
 
     @property
+    def num_left(self) -> int:
+        """Known tokens that it is expected to compute itself."""
+        return self.num_wanted if self.row is not None else min(self.num_wanted, self.num_own)
+
+    @property
     def is_decoding(self) -> bool:
         """Whether it computes output, several tokens if a grammar forced some; one last prompt token counts too."""
         return self.num_computed >= len(self.request.prompt_ids) or self.num_wanted == 1
@@ -161,16 +168,7 @@ class LiveRequest:
 
     def names_of(self, num_blocks: int, block_tokens: int) -> list[BlockName]:
         """Return the names of the first `num_blocks` blocks, all of which must be full of known tokens."""
-        prompt = self.request.prompt_ids
-        lineage = Lineage(self.request.adapter, self.request.salt, self.request.adapter_start)
-        parent = self.names[-1] if self.names else None
-        while len(self.names) < num_blocks:
-            start = len(self.names) * block_tokens
-            end = start + block_tokens
-            ids = [*prompt[start:end], *self.output_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]]
-            parent = lineage.next_name(parent, start, ids)
-            self.names.append(parent)
-        return self.names[:num_blocks]
+        return extended_names(self.names, self.request, self.output_ids, num_blocks, block_tokens)[:num_blocks]
 
     def trace(self, reason: FinishReason, now_s: float, now_unix_s: float) -> RequestTrace:
         """Return the trace of the request, which ends now."""
@@ -260,7 +258,22 @@ class LiveRequest:
         return None
 
 
-def unread_tokens(requests: Sequence[LiveRequest]) -> tuple[int, int]:
-    """Return the tokens left to compute of running prompts and of waiting requests."""
-    running = sum(live.num_wanted for live in requests if live.row is not None and live.num_wanted > 1)
-    return running, sum(live.num_wanted for live in requests if live.row is None)
+def extended_names(
+    names: list[BlockName], request: Request, output_ids: Sequence[int], num_blocks: int, block_tokens: int
+) -> list[BlockName]:
+    """Extend the names of a request's leading blocks to so many, which must be full of known tokens; return them."""
+    prompt = request.prompt_ids
+    lineage = Lineage(request.adapter, request.salt, request.adapter_start)
+    parent = names[-1] if names else None
+    while len(names) < num_blocks:
+        start = len(names) * block_tokens
+        end = start + block_tokens
+        ids = [*prompt[start:end], *output_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]]
+        parent = lineage.next_name(parent, start, ids)
+        names.append(parent)
+    return names
+
+
+def unread_tokens(requests: Sequence[LiveRequest]) -> int:
+    """Return the prompt tokens that requests are expected to compute."""
+    return sum(live.num_left for live in requests if live.row is None or live.num_wanted > 1)

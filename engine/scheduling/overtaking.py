@@ -20,15 +20,18 @@ MAX_LOOKUPS = 16
 
 
 def passes(num_tokens: float, num_before: float) -> bool:
-    """Whether a prompt of `num_tokens` passes one that has `num_before` tokens left, if nobody has a deadline.
+    """Whether a prompt of `num_tokens` passes one that has `num_before` tokens left, if no deadline is at risk.
 
-    Deadlines are kept by order: whoever is admitted with one relies on what was before it.
+    Whoever might miss one relies on what was before it when it was admitted.
     """
     return num_tokens * MIN_RATIO <= num_before
 
 
 def in_turn(
-    candidates: Iterable[LiveRequest], draft: StepDraft, num_to_compute: Callable[[LiveRequest], int]
+    candidates: Iterable[LiveRequest],
+    draft: StepDraft,
+    num_to_compute: Callable[[LiveRequest], int],
+    is_at_risk: Callable[[LiveRequest], bool],
 ) -> Iterator[LiveRequest]:
     """Yield the requests that may take a share of the step, each when it is its turn.
 
@@ -38,14 +41,14 @@ def in_turn(
 
     Args:
         num_to_compute: returns how many tokens of a waiting request are not in the cache.
+        is_at_risk: returns whether a request might miss its deadline if others passed; then none does.
     """
     ordered = sorted(candidates, key=BY_RANK)
-    has_deadlines = any(live.request.deadline_s is not None for live in ordered)
     for place, live in enumerate(ordered, start=1):
         share, end = draft.share(live), draft.end_of(live)
         if not share:
             return
-        if has_deadlines or live.wants_scores or end + share == live.num_tokens:
+        if live.wants_scores or end + share == live.num_tokens or any(map(is_at_risk, ordered)):
             yield live
             continue
         draft.num_held_back = share // 2

@@ -37,11 +37,11 @@ from engine.scheduling.admission import Admission
 from engine.scheduling.backlog import BacklogReader
 from engine.scheduling.beginnings import Beginnings
 from engine.scheduling.block_tables import BlockTables
+from engine.scheduling.expected_hits import ExpectedHits
 from engine.scheduling.fair_queue import FairQueue
-from engine.scheduling.forecast import Backlog
 from engine.scheduling.hopeless import hopeless
 from engine.scheduling.lending import CacheLending
-from engine.scheduling.live_request import BY_RANK, PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
+from engine.scheduling.live_request import BY_RANK, PENDING, Drawn, LiveRequest, flow_of, rank_of
 from engine.scheduling.overtaking import in_turn
 from engine.scheduling.own_step import OwnSteps, newcomers
 from engine.scheduling.pins import Pins, is_ready
@@ -90,7 +90,8 @@ class Scheduler:
         self.step_clock = StepClock()
         self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
         self.counters = SchedulerCounters()
-        reader = BacklogReader(config, self._fair_queue, self.counters)
+        self.expected_hits = ExpectedHits(config, self._tables.num_found)
+        reader = BacklogReader(config, self._fair_queue, self.expected_hits, self._running, self._waiting)
         self.admission = Admission(config, reader, lambda: self._tables.num_lent, costs)
         self._own_steps = OwnSteps(self.admission.costs)
         self._speculation = Speculation(config, self._eos_ids, self.admission.costs, self.counters, draft_model, clock)
@@ -110,13 +111,11 @@ class Scheduler:
         """Share of the cache's blocks that requests hold, 0 to 1."""
         return self._tables.usage
 
-    def unread_prompts(self) -> tuple[int, int]:
-        """Return the prompt tokens left to compute of running and of waiting requests, approximately; any thread."""
-        return unread_tokens(list(self._live.values()))
-
     def add(self, request: Request) -> None:
         """Queue a request that `check_request` has accepted; its id must not belong to a live request."""
         assert request.request_id not in self._live, "a request has the id of another"
+        outlook = self.expected_hits.look(request)
+        self.expected_hits.add(request.request_id, outlook)
         swap_s = 0.0 if request.adapter is None else self._gate.swap_s(request.adapter)
         tag = self._fair_queue.tag(
             flow_of(request),
@@ -131,16 +130,14 @@ class Scheduler:
             cost=self._fair_queue.next_tag(flow_of(request)) - tag,
             queued_at_s=self._clock(),
             output_ids=list(request.prior_output_ids),
+            num_own=outlook.num_own,
+            names=list(outlook.names),
         )
         self._num_arrivals += 1
         self._live[request.request_id] = live
         self._waiting.append(live)
         if request.adapter is not None:
             self._gate.prepare(request.adapter)
-
-    def backlog(self, request: Request, unread: Iterable[Request]) -> Backlog:
-        """Return the requests served before one that is not added yet; any thread."""
-        return self.admission.reader.before(request, self._running, self._waiting, unread)
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request now, waiting or running; ignore an unknown id, whose request has ended."""
@@ -306,7 +303,8 @@ class Scheduler:
         candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
         pins, can_admit, has_streams = Pins(self._gate), True, draft.num_decodes > 0
         beginnings = Beginnings(self._config, self.admission.costs, self._running, has_streams=has_streams)
-        for num, live in enumerate(in_turn(candidates, draft, self._tables.num_to_compute)):
+        is_at_risk = partial(self.admission.is_at_risk, now_s=self._clock())
+        for num, live in enumerate(in_turn(candidates, draft, self._tables.num_to_compute, is_at_risk)):
             if live.row is not None:
                 draft.put(live, is_admission=False)
             elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live, self._tables.shareable):
@@ -385,8 +383,10 @@ class Scheduler:
         else:
             self._release(live)
         del self._live[live.request.request_id]
-        # Neither a pooled request nor one that had no turn says anything about the length of the flow's answers.
-        num_output = len(live.output_ids) if live.had_turn and live.request.pooling is None else None
+        self.expected_hits.end(live.request.request_id)
+        # Neither a pooled request nor one that had no turn, or was given up, tells how long the flow's answers are.
+        is_whole = live.had_turn and live.request.pooling is None and reason.is_whole
+        num_output = len(live.output_ids) if is_whole else None
         self._fair_queue.end(flow_of(live.request), num_output=num_output, unused=0.0 if live.had_turn else live.cost)
         self.counters.count_end(live, reason, self._clock())
         self._outbox.append(live.emission(drawn, reason=reason, pooled=pooled, error=error))

@@ -52,6 +52,9 @@ def test_the_likeliest_are_left_out_but_the_last_of_them() -> None:
     assert left(exclude_top_choices(SCORES, column(0.1), always, uniform)) == [2, 3, 4]
     assert left(exclude_top_choices(SCORES, column(0.4), always, uniform)) == [0, 1, 2, 3, 4]
     assert left(exclude_top_choices(SCORES, column(0.1), never, uniform)) == [0, 1, 2, 3, 4]
+    # A threshold of nothing, as one of 1e-46 is, took masked tokens for the least likely and left no other.
+    masked = SCORES.masked_fill(torch.arange(5) == 0, -torch.inf)
+    assert left(exclude_top_choices(masked, column(0.0), always, uniform)) == [3, 4]
     assert left(exclude_top_choices(SCORES, column(0.1), column(0.5), uniform)) == [0, 1, 2, 3, 4]
 
 

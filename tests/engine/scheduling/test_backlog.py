@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.request import Pooling, Request
+from engine.request import Pooling, Request, RequestId
 from engine.scheduling.forecast import Backlog, Load
 from tests.engine.scripted import Harness, a_config, a_request
 
@@ -13,7 +13,14 @@ ONE_ROW = a_config(max_num_seqs=1)
 
 def backlog(harness: Harness, *unread: Request, **fields: object) -> Backlog:
     """What a request finds that comes now."""
-    return harness.scheduler.backlog(a_request("comes", **fields), unread)
+    return backlog_of(harness, a_request("comes", **fields), *unread)
+
+
+def backlog_of(harness: Harness, asking: Request, *unread: Request) -> Backlog:
+    hits = harness.scheduler.expected_hits
+    for request in unread:
+        hits.add(request.request_id, hits.look(request))
+    return harness.scheduler.admission.backlog(asking, hits.look(asking), unread, 0.0)
 
 
 def lengths(loads: tuple[Load, ...]) -> list[int]:
@@ -109,25 +116,48 @@ def test_who_asks_to_be_let_in_is_held_to_its_bound_unless_that_is_only_the_cont
     for number in range(60):
         harness.add(a_request(f"{number}", max_tokens=2))
         harness.finish()
-    load = harness.scheduler.admission.reader.asking_load
-    assert load(a_request("bounded", max_tokens=60, ignore_eos=False)).output_tokens == 60
-    assert load(a_request("open", max_tokens=61, ignore_eos=False)).output_tokens == 2
+    for max_tokens, expected in ((60, 60), (61, 2)):
+        request = a_request("asks", max_tokens=max_tokens, ignore_eos=False)
+        outlook = harness.scheduler.expected_hits.look(request)
+        assert harness.scheduler.admission.reader.asking_load(request, outlook).output_tokens == expected
 
 
-def test_of_a_prompt_that_waits_the_cache_is_expected_to_hold_as_much_as_of_others() -> None:
+def test_of_a_prompt_that_waits_what_the_cache_holds_does_not_count() -> None:
+    """Every prompt was expected to find as much as those before it: new documents after a day of chats a thirtieth."""
     harness = Harness(ONE_ROW)
-    for name in "ab":
-        harness.add(a_request(name, range(1, 18), max_tokens=1))
-        harness.finish()
-    # Sixteen of each second prompt's tokens were there.
+    harness.add(a_request("past", range(1, 18), max_tokens=1))
+    harness.finish()
     harness.add(a_request("runs", (7,) * 17, max_tokens=20), a_request("waits", (8,) * 17))
-    share = 1 - 16 / 34
-    assert [load.prompt_tokens for load in backlog(harness).waiting] == [17 * share] * 2
     harness.step()
-    share = 1 - 16 / 51
-    found = backlog(harness, a_request("unread", (9,) * 34), a_request("short", (9,)))
+    turn, short = a_request("turn", (*range(1, 18), 1, 2)), a_request("short", (9,))
+    found = backlog(harness, turn, a_request("whole", range(1, 18)), short, a_request("new", (9,) * 20))
     assert [load.prompt_tokens for load in found.running] == [1]
-    assert [load.prompt_tokens for load in found.waiting] == [17 * share, 34 * share, 1]
+    assert [load.prompt_tokens for load in found.waiting] == [17, 3, 1, 1, 20]
+
+
+def test_of_prompts_with_a_common_beginning_the_first_computes_it() -> None:
+    """It counted once for each: most of a burst with one system prompt was refused that would have been in time."""
+    harness = busy()
+    common = range(1, 13)
+    harness.add(a_request("first", (*common, 1, 2)), a_request("second", (*common, 3, 4)))
+    unread = a_request("third", (*common, 5, 6)), a_request("other", (*range(1, 12), 9, 9))
+    assert prompt_tokens(harness, *unread) == [14, 2, 2, 13 - 8]
+    # What it has in common with the asking request is no wait of that one, which would compute it all the same.
+    assert prompt_tokens(harness, *unread, prompt=(*common, 7)) == [2, 2, 2, 13 - 8]
+    asks = a_request("asks", (*common, 7))
+    outlook = harness.scheduler.expected_hits.look(asks)
+    assert harness.scheduler.admission.reader.asking_load(asks, outlook).prompt_tokens == 13
+    assert outlook.num_own == 1
+
+
+def test_who_has_ended_leaves_nothing_to_be_expected() -> None:
+    harness = busy()
+    harness.add(a_request("first", range(1, 13)))
+    harness.scheduler.cancel(RequestId("first"))
+    asks = a_request("asks", range(1, 13))
+    assert harness.scheduler.expected_hits.look(asks).num_own == 12
+    harness.finish()
+    assert not harness.scheduler.expected_hits._coming
 
 
 def test_a_prompt_under_way_is_left_as_it_is() -> None:
@@ -194,9 +224,10 @@ def test_a_prompt_that_several_have_is_computed_once_and_is_no_wait_for_who_has_
     harness = busy()
     harness.add(*(a_request(f"choice{number}", range(1, 13)) for number in range(2)))
     choices = [a_request(f"choice{number}", range(1, 13)) for number in range(2, 4)]
-    assert prompt_tokens(harness, *choices) == [12, 1, 1, 1]
+    # Blocks are of 4 tokens, and the last token is always computed.
+    assert prompt_tokens(harness, *choices) == [12, 4, 4, 4]
     assert prompt_tokens(harness, *choices, prompt=range(1, 13)) == [1, 1, 1, 1]
-    assert prompt_tokens(harness, *choices, prompt=(2, *range(2, 13))) == [12, 1, 1, 1]
+    assert prompt_tokens(harness, *choices, prompt=(2, *range(2, 13))) == [12, 4, 4, 4]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.config import ResolvedConfig
 from engine.request import Request
 from engine.scheduling.scheduler import Scheduler
+from tests.engine.scheduling.test_backlog import backlog_of
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 from tests.oracles.naive_scheduler import VOCAB_SIZE, answer_alone
 
@@ -105,7 +106,7 @@ def test_the_door_counts_only_what_is_not_lent() -> None:
     harness.add(*crowd("abcd"))
     harness.finish()
     admission = harness.scheduler.admission
-    backlog = harness.scheduler.backlog(a_request("next"), ())
+    backlog = backlog_of(harness, a_request("next"))
     assert admission._capacity(backlog, 1).num_blocks == 32 - lent(harness.scheduler) == 20
 
 

@@ -9,6 +9,7 @@ import pytest
 from engine.errors import OverloadError
 from engine.scheduling import overtaking
 from engine.scheduling.overtaking import MIN_RATIO
+from tests.engine.scheduling.test_backlog import backlog_of
 from tests.engine.scheduling.test_scheduler import assert_right, shape
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 
@@ -59,13 +60,29 @@ def test_a_prompt_of_more_than_a_fraction_waits_for_its_turn() -> None:
     assert shape(harness) == [("long", 16, 32)]
 
 
-def test_nobody_passes_while_anybody_has_a_deadline() -> None:
-    """What was promised at admission relied on the order."""
+def measured(**fields: object) -> Harness:
+    """As `under_way`; a step takes a second."""
+    harness = under_way(**fields)
+    for _ in range(20):
+        harness.scheduler.admission.costs.observe(num_decodes=1, num_prompt_tokens=0, took_s=1.0, now_s=0.0)
+    return harness
+
+
+@pytest.mark.parametrize("deadline_s", [20.0, 1e9])
+def test_nobody_passes_while_a_deadline_is_at_risk(deadline_s: float) -> None:
+    """What was promised relied on the order; one far off kept every document before questions."""
+    passed, kept = [("long", 16, 29), ("short", 0, 3)], [("long", 16, 32)]
+    harness = measured(deadline_s=deadline_s)
+    harness.add(a_request("short"))
+    assert shape(harness) == (passed if deadline_s > 100 else kept)
+    harness = measured()
+    harness.add(a_request("medium", (5,) * 40, deadline_s=deadline_s / 2), a_request("short"))
+    assert shape(harness) == (passed if deadline_s > 100 else kept)
+
+
+def test_nobody_passes_a_deadline_while_it_is_not_known_what_a_step_takes() -> None:
     harness = under_way(deadline_s=1e9)
     harness.add(a_request("short"))
-    assert shape(harness) == [("long", 16, 32)]
-    harness = under_way()
-    harness.add(a_request("medium", (5,) * 40, deadline_s=1e9), a_request("short"))
     assert shape(harness) == [("long", 16, 32)]
 
 
@@ -110,12 +127,12 @@ def test_a_prompt_without_room_in_the_cache_is_not_passed_by_others_that_wait() 
 def test_a_prompt_that_passes_another_is_foretold_to_wait_for_as_much_as_it_has_itself() -> None:
     harness = under_way()
     harness.add(a_request("queued", LONG[::-1]))
-    found = harness.scheduler.backlog(a_request("comes", (1, 2, 3, 4)), ())
+    found = backlog_of(harness, a_request("comes", (1, 2, 3, 4)))
     assert [load.prompt_tokens for load in (*found.running, *found.waiting)] == [4, 4]
     pairs = [load.num_pairs for load in (*found.running, *found.waiting)]
     assert pairs == [4 * (16 + 240) / 2, 4 * 240 / 2]
     # In order of rank, if it has a deadline: nobody passes then.
-    found = harness.scheduler.backlog(a_request("comes", (1, 2, 3, 4), deadline_s=1e9), ())
+    found = backlog_of(harness, a_request("comes", (1, 2, 3, 4), deadline_s=1e9))
     assert [load.prompt_tokens for load in (*found.running, *found.waiting)] == [224, 240]
 
 
@@ -130,12 +147,12 @@ def test_an_idle_server_with_one_long_prompt_takes_short_ones() -> None:
     admission = harness.scheduler.admission
     for prompt, is_refused in [((1, 2, 3), False), ((1,) * 40, True)]:
         request = a_request("comes", prompt)
-        backlog = harness.scheduler.backlog(request, ())
+        outlook, backlog = harness.scheduler.expected_hits.look(request), backlog_of(harness, request)
         if is_refused:
             with pytest.raises(OverloadError):
-                admission.check_time(request, backlog, 16, 0.0)
+                admission.check_time(request, outlook, backlog, 16, 0.0)
         else:
-            admission.check_time(request, backlog, 16, 0.0)
+            admission.check_time(request, outlook, backlog, 16, 0.0)
 
 
 @pytest.mark.parametrize(

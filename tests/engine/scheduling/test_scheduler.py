@@ -550,6 +550,21 @@ def test_only_who_answers_tells_how_long_the_answers_of_its_flow_are() -> None:
     assert queue.mean_output(flow) == before + NEW_SHARE * (4 - before)
 
 
+def test_answers_that_are_given_up_do_not_tell_how_long_others_are() -> None:
+    """Ten that missed their deadlines early made the wait behind the next ones seem an eighth of what it was."""
+    harness = Harness(a_config(max_num_seqs=1))
+    queue, flow = harness.scheduler._fair_queue, ("", None)
+    before = queue.mean_output(flow)
+    harness.add(a_request("late", max_tokens=40))
+    harness.step()
+    harness.scheduler.fail_all("given up")
+    assert queue.mean_output(flow) == before
+    harness.add(a_request("stopped", max_tokens=40))
+    harness.step()
+    harness.cancel("stopped")
+    assert queue.mean_output(flow) != before
+
+
 def test_who_is_cancelled_before_its_turn_costs_its_flow_nothing() -> None:
     def turn_after(num_cancelled: int) -> int:
         harness = Harness(a_config(max_num_seqs=2, num_blocks=400, max_model_len=64))

@@ -1,0 +1,97 @@
+"""Foresees what a prompt will find in the cache: what the cache holds, and what the prompts before it will leave there.
+
+An estimate: until its turn a block may be evicted, or the request end that would have computed it. Pure.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from engine.cache.prefix_index import BlockName
+from engine.config import ResolvedConfig
+from engine.request import Pooling, Request, RequestId
+from engine.scheduling.live_request import extended_names
+
+
+class Outlook(NamedTuple):
+    """What a request finds of its tokens.
+
+    Attributes:
+        names: of its full blocks, which others may share.
+        reuses: whether it shares those of others.
+        num_missing: tokens that the cache does not hold now.
+        num_own: tokens that it will have to compute itself, as no request before it does.
+    """
+
+    names: Sequence[BlockName]
+    reuses: bool
+    num_missing: int
+    num_own: int
+
+
+class ExpectedHits:
+    """The outlooks of live requests; any thread may use it.
+
+    Args:
+        num_found: returns how many leading blocks of a chain can be reused now.
+    """
+
+    def __init__(self, config: ResolvedConfig, num_found: Callable[[Sequence[BlockName]], int]) -> None:
+        self._block_tokens = config.block_tokens
+        self._is_on = config.enable_prefix_cache
+        # Blocks of layers with states cannot be reused without a state, which is kept for few of them.
+        self._counts_coming = not config.num_snapshots
+        self._num_found = num_found
+        self._lock = threading.Lock()
+        self._coming = Counter[BlockName]()
+        self._outlooks: dict[RequestId, Outlook] = {}
+
+    def look(self, request: Request) -> Outlook:
+        """Return the outlook of a request that is added after all others."""
+        known = self._outlooks.get(request.request_id)
+        if known is not None:
+            return known
+        num_tokens = len(request.prompt_ids) + len(request.prior_output_ids)
+        if not self._is_on:
+            return Outlook((), False, num_tokens, num_tokens)
+        names = extended_names(
+            [], request, request.prior_output_ids, num_tokens // self._block_tokens, self._block_tokens
+        )
+        if request.params.num_prompt_logprobs is not None or request.pooling is Pooling.MEAN:
+            return Outlook(names, False, num_tokens, num_tokens)
+        # The last token is always computed: the next one is drawn from its logits.
+        shareable = names[: (num_tokens - 1) // self._block_tokens]
+        num_held = num_shared = self._num_found(shareable)
+        while self._counts_coming and num_shared < len(shareable) and shareable[num_shared] in self._coming:
+            num_shared += 1
+        return Outlook(
+            names, True, num_tokens - num_held * self._block_tokens, num_tokens - num_shared * self._block_tokens
+        )
+
+    def add(self, request_id: RequestId, outlook: Outlook) -> None:
+        """Count on what a request will compute, unless it is added already."""
+        with self._lock:
+            if request_id not in self._outlooks:
+                self._outlooks[request_id] = outlook
+                self._coming.update(outlook.names)
+
+    def end(self, request_id: RequestId) -> None:
+        """Count no longer on a request that has ended; what it computed is in the cache."""
+        with self._lock:
+            outlook = self._outlooks.pop(request_id, None)
+            for name in () if outlook is None else outlook.names:
+                self._coming[name] -= 1
+                if not self._coming[name]:
+                    del self._coming[name]
+
+    def num_common(self, names: Sequence[BlockName], others: Sequence[BlockName]) -> int:
+        """Return how many tokens two requests have in common and share, given the names of their blocks."""
+        if not (self._counts_coming and names and others and names[0] == others[0]):
+            return 0
+        # A name stands for all blocks up to its own.
+        blocks = range(min(len(names), len(others)))
+        return bisect_left(blocks, True, key=lambda block: names[block] != others[block]) * self._block_tokens
