@@ -16,7 +16,7 @@ class StepClock:
         step_s: its seconds.
         per_token_s: the same, divided by its tokens.
         whole_s: its seconds with the host's work since the step before it.
-        token_s: sum of `per_token_s` over all steps.
+        token_s: sum of `per_token_s` over all steps of those that decode.
     """
 
     def __init__(self) -> None:
@@ -46,4 +46,6 @@ class StepClock:
         else:
             self.whole_s, self._free_s = now_s - self._free_s, now_s
         self.per_token_s = self.step_s / plan.num_tokens
-        self.token_s += self.per_token_s
+        # A step of newcomers alone (`engine.scheduling.own_step`) has no row of those that decode.
+        if not all(row.is_admission for row in plan.rows):
+            self.token_s += self.per_token_s
