@@ -92,6 +92,7 @@ def build(settings: Settings) -> serve.Application:
         host_rule=HostRule.of(settings.allowed_hosts, is_open=not settings.tenants and not settings.allow_anonymous),
         allowed_origins=settings.allowed_origins,
         batch_settings=settings.batches,
+        default_timeout_s=settings.default_timeout_s,
     )
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
         name=GATEWAY,

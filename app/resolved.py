@@ -83,7 +83,6 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         tracing=None if settings.tracing is None else tracing_config(settings.tracing),
         slo=None if settings.slo is None else Slo(**settings.slo.model_dump()),
         max_resumes=settings.max_resumes,
-        default_timeout_s=settings.default_timeout_s,
         log_prompts=settings.log_prompts,
         created_s=int(remembered("created_s", lambda: b"%d" % time.time())),
     )

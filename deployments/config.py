@@ -259,6 +259,5 @@ class GatewayConfig:
     tracing: TracingConfig | None = None
     slo: Slo | None = None
     max_resumes: int = 3
-    default_timeout_s: float | None = None
     log_prompts: bool = False
     created_s: int = 0

@@ -60,6 +60,7 @@ def create_app(
     host_rule: HostRule | None = None,
     allowed_origins: Sequence[str] = (),
     batch_settings: BatchSettings | None = None,
+    default_timeout_s: float | None = None,
 ) -> FastAPI:
     """Build the application that answers for `gateway`.
 
@@ -73,6 +74,7 @@ def create_app(
         allowed_origins: origins whose pages may send requests from a browser (CORS); "*" for all. Others may
             send only what changes nothing, unless a key is required.
         batch_settings: bounds on files, and whether responses are kept; None selects the defaults.
+        default_timeout_s: deadline of requests without one of their own; None for none.
     """
 
     @asynccontextmanager
@@ -90,7 +92,7 @@ def create_app(
         lifespan=life,
     )
     app.state.gateway = gateway
-    app.state.limits = limits or LimitSettings()
+    app.state.limits, app.state.default_timeout_s = limits or LimitSettings(), default_timeout_s
     app.state.moderation_model = moderation_model
     app.state.admin_key_sha256 = admin_key_sha256
     app.state.key_ring = key_ring or KeyRing()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
 from app.http.field_names import FieldName, renamed_fields
 from app.translation.streaming import ChoiceEvent, EventBatches
 
 DONE = b"data: [DONE]\n\n"
+STALL_S = 60.0
+"""Seconds that a write may wait for its client to read; nginx waits as long (`send_timeout`).
+
+A stopped client keeps its connection, so nothing else would end its answer before the proxy does, after an hour.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +44,8 @@ class StreamFrames(Protocol):
 class EventStream(Response):
     """Streams opened `EventBatches`, one write per batch, and always closes them at the end.
 
-    An error in mid-stream is written as the format's error event, and the stream ends without an end mark.
+    An error in mid-stream is written as the format's error event, and the stream ends without an end mark. If the
+    client reads nothing for `STALL_S`, the stream breaks off.
 
     Args:
         names: as `renamed_fields` takes them, for errors in mid-stream.
@@ -68,10 +75,13 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await _sent(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for data in self._writes():
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await _sent(send, {"type": "http.response.body", "body": data, "more_body": True})
+            await _sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            # The server closes the connection of a response without an end.
+            _log.info("request %s: its client has read nothing for %g s", self._request_id, STALL_S)
         finally:
             await self._events.close()
 
@@ -87,6 +97,11 @@ class EventStream(Response):
             if is_our_fault(error):
                 _log.exception("stream of request %s failed", self._request_id)
             yield self._frames.failure(to_api_error(error))
+
+
+async def _sent(send: Send, message: Message) -> None:
+    async with asyncio.timeout(STALL_S):
+        await send(message)
 
 
 def typed_frame(kind: str, /, **fields: Any) -> bytes:

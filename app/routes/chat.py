@@ -29,6 +29,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     answers = context.generate(generations)
     if body.stream:
         frames = ChatFrames(head, body, classifier=classifier)
-        return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
+        events = await EventBatches(answers, timeout_s=context.timeout_s).open()
+        return EventStream(events, frames, request_id=context.request_id)
     make = partial(chat_completion, head, await collect(answers), body, classifier)
     return await respond(make, is_large=bool(body.logprobs) or body.prompt_logprobs is not None)

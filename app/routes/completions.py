@@ -27,6 +27,7 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
     answers = context.generate(generations, made_many_by="n" if body.num_computed > 1 else "prompt")
     if body.stream:
         frames = CompletionFrames(head, body)
-        return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
+        events = await EventBatches(answers, timeout_s=context.timeout_s).open()
+        return EventStream(events, frames, request_id=context.request_id)
     make = partial(completion, head, await collect(answers), body)
     return await respond(make, is_large=body.logprobs is not None or body.prompt_logprobs is not None)

@@ -75,7 +75,7 @@ class RouteContext:
         server: the same gateway as what belongs to the whole server.
         moderation_model: public name of the classifier, None where there is none.
         request_id: as answered in `x-request-id`; a client may repeat one.
-        timeout_s: how long the client waits for the whole answer; None for as long as the configuration says.
+        timeout_s: how long the client waits for the whole answer; None for as long as it takes.
         trace_parent: as in W3C's Trace Context; what is none is ignored, as it says.
         priority: added to that of each answer, where the server itself asks.
         is_large: to translate the body takes up to seconds, in which the event loop should serve others.
@@ -177,16 +177,16 @@ async def _open_context(request: Request) -> RouteContext:
         limits=state.limits,
         moderation_model=state.moderation_model,
         request_id=request.state.request_id,
-        timeout_s=_timeout_s(request.headers.get(TIMEOUT_HEADER)),
+        timeout_s=_timeout_s(request.headers.get(TIMEOUT_HEADER), state.default_timeout_s),
         trace_parent=request.headers.get("traceparent", "")[:MAX_TRACE_PARENT_CHARS],
         priority=0 if _insider(request) is None else BATCH_PRIORITY,
         is_large=getattr(request.state, IS_LARGE, False),
     )
 
 
-def _timeout_s(given: str | None) -> float | None:
+def _timeout_s(given: str | None, default: float | None) -> float | None:
     if given is None:
-        return None
+        return default
     try:
         seconds = float(given)
     except ValueError:

@@ -37,7 +37,7 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
         # The field is not optional, so that clients have a number of their own that fits no small model.
         answers = context.generate([replace(generation, clips_max_tokens=True)])
         if body.stream:
-            events = await EventBatches(answers).open()
+            events = await EventBatches(answers, timeout_s=context.timeout_s).open()
             frames = MessageFrames(head, max_tokens=body.max_tokens, request_id=context.request_id)
             return EventStream(events, frames, request_id=context.request_id, names=FIELD_NAMES)
         (answer,) = await collect(answers)

@@ -74,7 +74,8 @@ async def create_response(body: ResponsesRequest, context: Context, conversation
             async def keep() -> None:
                 writer.is_kept = await conversations.keep(whole, frames.response())
 
-            events = await EventBatches(answers, at_end=keep if is_kept else None).open()
+            at_end = keep if is_kept else None
+            events = await EventBatches(answers, at_end, timeout_s=context.timeout_s).open()
             return EventStream(events, frames, request_id=context.request_id, names=names)
         (answer,) = await collect(answers)
     if is_kept:

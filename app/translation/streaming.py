@@ -1,7 +1,8 @@
 """Merge several generations into one sequence of batches of events that are ready together.
 
 A batch becomes one write to the client: if the client or this process falls behind, writes get fewer and larger. Events
-that a slow client has not read wait in a bounded queue; when it is full, back-pressure stops the gateway's iterator.
+that a slow client has not read wait in a bounded queue; when it is full, back-pressure stops the gateway's iterator,
+which then cannot see its own deadline pass: here it ends while it waits for the reader.
 """
 
 from __future__ import annotations
@@ -68,15 +69,20 @@ class EventBatches:
 
     Args:
         at_end: awaited once the reader has had all events, if none failed.
+        timeout_s: seconds from `open` after which an answer that waits for the reader fails; None for no limit.
     """
 
     def __init__(
         self,
         generations: Sequence[AsyncGenerator[GenerationEvent, None]],
         at_end: Callable[[], Awaitable[None]] | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
         self._generations = generations
         self._at_end = at_end
+        self._timeout_s = timeout_s
+        self._deadline_s: float | None = None
         self._ready: asyncio.Queue[ChoiceEvent | _Ended] = asyncio.Queue(MAX_READY_EVENTS)
         self._held: list[ChoiceEvent | _Ended] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,6 +93,8 @@ class EventBatches:
         Raises:
             Exception: raised by a generation before its first event; all are closed first.
         """
+        if self._timeout_s is not None:
+            self._deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         self._tasks = [
             asyncio.create_task(self._run(index, generation)) for index, generation in enumerate(self._generations)
         ]
@@ -135,13 +143,20 @@ class EventBatches:
         try:
             async with aclosing(generation) as events:
                 async for event in events:
-                    await self._ready.put(ChoiceEvent(index, event))
+                    await self._hand_over(ChoiceEvent(index, event))
         except asyncio.CancelledError:
             raise
         except BaseException as caught:  # noqa: BLE001 - passed to the reader, which raises it
             # A panic of a Rust library is not an `Exception`; unless it is passed on, the reader waits forever.
             error = caught if isinstance(caught, Exception) else RuntimeError(repr(caught))
         await self._ready.put(_Ended(index, error))
+
+    async def _hand_over(self, item: ChoiceEvent) -> None:
+        if not self._ready.full():
+            self._ready.put_nowait(item)
+            return
+        async with asyncio.timeout_at(self._deadline_s):
+            await self._ready.put(item)
 
 
 async def collect(generations: Sequence[AsyncGenerator[GenerationEvent, None]]) -> list[Answer]:

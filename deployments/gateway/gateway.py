@@ -45,7 +45,7 @@ from deployments.gateway.served_model import ServedModel
 from deployments.gateway.served_names import ServedNames
 from deployments.gateway.token_checks import check_vocabulary
 from deployments.gateway.verdicts import Verdicts
-from deployments.generation import AnyRequest, ChatPrompt, GenerationRequest, HealthReport, TextPrompt
+from deployments.generation import ChatPrompt, GenerationRequest, HealthReport, TextPrompt
 from deployments.handle_calls import reached
 from deployments.logs import log_answer, log_prompt
 from deployments.metrics import GatewayMetrics, gateway_families
@@ -179,7 +179,6 @@ class Gateway:
             EngineError: the server has failed.
         """
         base, adapter = self._names.target(request.model, request.siblings.draw)
-        request = self._timed(request)
         if self._config.log_prompts:
             log_prompt(request)
         model = self._model_of(base, adapter)
@@ -218,7 +217,6 @@ class Gateway:
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector for each input; raises the same errors as `generate`."""
         base, adapter = self._names.target(request.model, random.random())
-        request = self._timed(request)
         with self._log.answer(request, base.name, adapter) as recorder:
             embedding = Embedding(
                 request,
@@ -270,7 +268,6 @@ class Gateway:
     async def rerank(self, request: RerankRequest) -> Reranking:
         """Return how well each document answers its query; raises the same errors as `generate`."""
         self._rerankers.check(request.model)
-        request = self._timed(request)
         with self._log.answer(request, request.model) as recorder:
             with recorder.stage("scores"):
                 found = await self._rerankers.score(request)
@@ -338,12 +335,6 @@ class Gateway:
 
         exporter = otlp_exporter(config.endpoint)
         return TraceWriter(exporter, self._overview.traces, service=config.service, sample_ratio=config.sample_ratio)
-
-    def _timed(self, request: AnyRequest) -> AnyRequest:
-        """Return the request with the configured default timeout if it has none of its own."""
-        if request.timeout_s is not None:
-            return request
-        return replace(request, timeout_s=self._config.default_timeout_s)
 
     async def _sources(self) -> Mapping[str, ChannelSource | HandleSource]:
         if self._config.channel.transport == "handle":

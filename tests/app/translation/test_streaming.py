@@ -61,6 +61,33 @@ async def test_a_slow_reader_holds_up_the_source() -> None:
     await events.close()
 
 
+async def test_a_deadline_ends_an_answer_that_waits_for_its_reader() -> None:
+    """Only the answer itself saw its deadline, and not while it waited: it stayed open for as long as its client."""
+    source = Source(STARTED, *[TextDelta(text="x")] * 1000, END)
+    events = await EventBatches([source.run()], timeout_s=0.01).open()
+    async with asyncio.timeout(5):
+        while not source.is_closed:
+            await asyncio.sleep(0.01)
+    seen: list[GenerationEvent] = []
+
+    async def read() -> None:
+        async for batch in events.batches():
+            seen.extend(item.event for item in batch)
+
+    with pytest.raises(TimeoutError):
+        await read()
+    assert seen[0] == STARTED
+    assert len(seen) <= MAX_READY_EVENTS + 2
+    await events.close()
+
+
+async def test_a_reader_that_keeps_up_reads_what_is_there_after_the_deadline() -> None:
+    source = Source(STARTED, *[TextDelta(text="x")] * 10, END)
+    events = await EventBatches([source.run()], timeout_s=0.0).open()
+    assert [item.event async for batch in events.batches() for item in batch] == [*source.events]
+    await events.close()
+
+
 async def test_opening_waits_for_every_first_event_and_raises_what_came_before_it() -> None:
     slow, ready = Source(asyncio.Event()), Source(STARTED, ValueError("wrong"))
     broken = Source(ValueError("wrong"))

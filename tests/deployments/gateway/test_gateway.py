@@ -344,10 +344,10 @@ async def test_serve_s_back_pressure_is_overload(gateway: OpenGateway, serving: 
 
 
 async def test_a_deadline_ends_the_request_and_frees_the_engine(gateway: OpenGateway, serving: Serving) -> None:
-    opened = await gateway(default_timeout_s=0.05)
+    opened = await gateway()
     serving.replicas.engine.hold_after_steps = 5
     with pytest.raises(TimeoutError):
-        await events_of(opened, ask(max_tokens=None))
+        await events_of(opened, replace(ask(max_tokens=None), timeout_s=0.05))
     await serving.replicas.until_idle()
 
 
