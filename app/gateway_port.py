@@ -28,7 +28,7 @@ class GatewayPort(Protocol):
     """
 
     def models(self) -> Sequence[ModelCard]:
-        """Return all servable names, base models before their adapters."""
+        """Return all servable names, base models before their adapters. May be called from any thread."""
         ...
 
     def model(self, name: str) -> ModelCard | None:

@@ -10,7 +10,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from app.http.json_route import JsonResponse, JsonRoute, wants_anthropic_shape
+from app.http.json_route import JsonResponse, JsonRoute, respond, wants_anthropic_shape
 from app.messages_api.answered import model_info, model_page
 from app.messages_api.schemas import ModelInfo, ModelPage
 from app.routes.context import ERRORS, Context
@@ -44,10 +44,15 @@ router = APIRouter(route_class=JsonRoute, tags=["models"])
 @router.get("/v1/models", response_model=ModelList | ModelPage, responses=ERRORS)
 async def list_models(request: Request, context: Context) -> Response:
     """List every model and adapter, in Anthropic's format if the request has an `anthropic-version` header."""
-    cards = context.gateway.models()
-    if wants_anthropic_shape(request.scope):
-        return JsonResponse(model_page(cards))
-    return JsonResponse(ModelList(data=[_model(card) for card in cards]))
+
+    def make() -> ModelList | ModelPage:
+        cards = context.gateway.models()
+        if wants_anthropic_shape(request.scope):
+            return model_page(cards)
+        return ModelList(data=[_model(card) for card in cards])
+
+    # There may be thousands of adapters.
+    return await respond(make, is_large=True)
 
 
 @router.get("/v1/models/{model:path}", response_model=Model | ModelInfo, responses=ERRORS)

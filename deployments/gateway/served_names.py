@@ -21,6 +21,8 @@ class ServedNames:
         self._created_s = config.created_s
         self._adapters = adapters
         self._rerankers = rerankers
+        self._cards: tuple[tuple[str, int], Sequence[ModelCard]] | None = None
+        """The last list, and the revision of the adapters in it."""
 
     def target(self, name: str, draw: float = 0.0) -> tuple[ModelConfig, AdapterRef | None]:
         """Return the base model of a name and, of an adapter, the version; with a traffic split, chosen by its share.
@@ -41,20 +43,28 @@ class ServedNames:
 
     def has(self, name: str) -> bool:
         """Tell whether something is served under a name."""
-        if name in self._model_by_name or any(card.name == name for card in self._rerankers.cards(self._created_s)):
-            return True
-        return self._adapters.find(name) is not None
+        return name in self._model_by_name or self._reranker(name) is not None or self._adapters.find(name) is not None
 
     def card(self, name: str) -> ModelCard | None:
         """Return what `/v1/models/{name}` shows; the name may also be a version, by number or as the latest."""
-        listed = next((card for card in self.cards() if card.name == name), None)
-        if listed is not None or (found := self._adapters.find(name)) is None:
-            return listed
+        if name in self._model_by_name:
+            return self._card(self._model_by_name[name], name)
+        if (reranker := self._reranker(name)) is not None:
+            return reranker
+        if (found := self._adapters.find(name)) is None:
+            return None
         entry, version = found
-        return self._card(self._model_by_name[entry.base], name, version)
+        return self._card(self._model_by_name[entry.base], name, entry.latest if name == entry.name else version)
 
     def cards(self) -> Sequence[ModelCard]:
-        """Return what `/v1/models` shows: bases before their adapters, and cross-encoders last."""
+        """Return what `/v1/models` shows: bases before their adapters, and cross-encoders last. From any thread."""
+        # Read before the entries: a list that is newer than its revision is only made again.
+        revision, known = self._adapters.revision, self._cards
+        if known is None or known[0] != revision:
+            known = self._cards = revision, self._list()
+        return known[1]
+
+    def _list(self) -> Sequence[ModelCard]:
         cards = []
         entries = self._adapters.entries()
         for model in self._model_by_name.values():
@@ -64,7 +74,10 @@ class ServedNames:
                 for entry in entries
                 if entry.base == model.name and entry.split
             ]
-        return cards + self._rerankers.cards(self._created_s)
+        return (*cards, *self._rerankers.cards(self._created_s))
+
+    def _reranker(self, name: str) -> ModelCard | None:
+        return next((card for card in self._rerankers.cards(self._created_s) if card.name == name), None)
 
     def _card(self, model: ModelConfig, name: str, version: AdapterVersion | None = None) -> ModelCard:
         return ModelCard(

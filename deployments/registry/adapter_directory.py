@@ -93,6 +93,11 @@ class AdapterDirectory:
         """Return the entries of all adapters of served models."""
         return [entry for entry in self._catalogue.entries.values() if entry.base in self._replicas]
 
+    @property
+    def revision(self) -> tuple[str, int]:
+        """What changes whenever `entries` does."""
+        return self._catalogue.store, self._catalogue.revision
+
     def adopt(self, catalogue: Catalogue) -> None:
         """Adopt a catalogue unless a later one is already known."""
         self._has_heard = True

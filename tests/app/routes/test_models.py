@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+
 import httpx
+import pytest
 from fastapi import FastAPI
+
+from deployments.generation import ModelCard
+from tests.app.scripted_gateway import ScriptedGateway
 
 
 async def test_bases_and_adapters_are_listed_with_their_parent(client: httpx.AsyncClient) -> None:
@@ -11,6 +18,24 @@ async def test_bases_and_adapters_are_listed_with_their_parent(client: httpx.Asy
         ("base", "model", None, "generate"),
         ("shout", "model", "base", "generate"),
     ]
+
+
+@pytest.mark.parametrize("headers", [{}, {"anthropic-version": "2023-06-01"}])
+async def test_a_list_is_made_beside_the_event_loop(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+) -> None:
+    """With 16,000 adapters, all streams of a gateway stood still for 271 ms."""
+    threads: list[int] = []
+    models = gateway.models
+
+    def seen() -> Sequence[ModelCard]:
+        threads.append(threading.get_ident())
+        return models()
+
+    monkeypatch.setattr(gateway, "models", seen)
+    assert (await client.get("/v1/models", headers=headers)).status_code == 200
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 async def test_one_model_is_found_by_its_name(client: httpx.AsyncClient) -> None:

@@ -43,6 +43,7 @@ def test_adapters_are_listed_behind_their_own_base_and_rerankers_last() -> None:
     names = ServedNames(config, adapters, rerankers)
     assert [card.name for card in names.cards()] == ["m", "sql", "other", "judge"]
     assert [names.has(name) for name in ("other", "judge", "nobody")] == [True, True, False]
+    assert [names.card(card.name) for card in names.cards()] == [*names.cards()]
 
 
 def test_a_model_that_makes_vectors_only_says_so() -> None:
@@ -57,6 +58,33 @@ def test_what_nobody_can_ask_is_not_described(names: ServedNames, name: str) -> 
     assert not names.has(name)
     with pytest.raises(RequestError, match="does not exist"):
         names.target(name)
+
+
+def test_one_name_is_found_without_a_list_of_all(names: ServedNames, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 16,000 adapters, all streams of a gateway stood still for 61 ms whenever anybody asked for one model."""
+    monkeypatch.setattr(names, "_list", None)
+    for name in ("m", "sql", "sql@latest"):
+        assert (card := names.card(name)) is not None
+        assert card.name == name
+    assert names.card("nope") is None
+
+
+def test_a_name_is_described_as_in_the_list_whatever_its_traffic(names: ServedNames) -> None:
+    refs = [AdapterRef(name="sql", path="", digest=AdapterDigest(name)) for name in "ab"]
+    versions = tuple(AdapterVersion(number=number, ref=ref, created_s=number) for number, ref in enumerate(refs, 1))
+    entry = AdapterEntry(name="sql", base="m", versions=versions, split=((1, 100),))
+    names._adapters.adopt(Catalogue(store="s", revision=1, entries={"sql": entry}))
+    assert [card for card in names.cards() if card.name == "sql"] == [names.card("sql")]
+    assert (card := names.card("sql")) is not None
+    assert card.created_s == 2
+
+
+def test_the_list_is_made_once_for_each_change_of_the_adapters(names: ServedNames) -> None:
+    before = names.cards()
+    assert names.cards() is before
+    names._adapters.adopt(Catalogue(store="s", revision=1, entries={}))
+    assert [card.name for card in names.cards()] == ["m"]
+    assert names.cards() is names.cards()
 
 
 def test_the_answers_to_one_request_come_from_one_version_of_a_split_adapter(names: ServedNames) -> None:
