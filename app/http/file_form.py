@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive
 
 from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
@@ -36,9 +37,13 @@ class ExpiresAfter(WireRequest):
 
 @asynccontextmanager
 async def file_form(
-    request: Request, *, tenant: str, max_file_bytes: int
+    request: Request, claim: Callable[[int], Awaitable[None]], *, tenant: str, max_file_bytes: int
 ) -> AsyncIterator[tuple[NewFile, AsyncIterator[bytes]]]:
     """Read the form of an upload to a file and its content in parts; its disk space is freed at the end of the block.
+
+    Args:
+        claim: called with the bytes that the file has at least before anything is read, as far as they are known,
+            and again for each further part; raises if there is no room for them.
 
     Raises:
         ApiError: the body is not a form, was interrupted or is too large, or a field is invalid or unknown.
@@ -47,7 +52,9 @@ async def file_form(
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise unsupported_media("The content type must be 'multipart/form-data'.", "content-type")
     most = max_file_bytes + _OTHER_BYTES
-    asked = Request(request.scope, bounded(request.scope, request.receive, most, _too_large(max_file_bytes)))
+    receive = bounded(request.scope, request.receive, most, _too_large(max_file_bytes))
+    await claim(_least_bytes(request))
+    asked = Request(request.scope, _claiming(receive, claim))
     try:
         with unavailable_on(OSError):
             form = await asked.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_OTHER_BYTES)
@@ -64,6 +71,28 @@ async def file_form(
         yield NewFile(tenant=tenant, name=name or "file", purpose=INPUT_PURPOSE, lasts_s=_lasts_s(form)), _parts(file)
     finally:
         await form.close()
+
+
+def _least_bytes(request: Request) -> int:
+    """Return how many bytes the file has at least by the body's length; 0 if that is not told."""
+    length = request.headers.get("content-length", "")
+    return max(0, int(length) - _OTHER_BYTES) if length.isascii() and length.isdigit() else 0
+
+
+def _claiming(receive: Receive, claim: Callable[[int], Awaitable[None]]) -> Receive:
+    """Return what receives the body, and claims room for each part of it that has come."""
+    num_bytes = num_claimed = 0
+
+    async def receive_claimed() -> Message:
+        nonlocal num_bytes, num_claimed
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes - num_claimed >= MAX_PART_BYTES:
+            num_claimed = num_bytes
+            await claim(max(0, num_bytes - _OTHER_BYTES))
+        return message
+
+    return receive_claimed
 
 
 def _checked(form: FormData, max_file_bytes: int) -> UploadFile:

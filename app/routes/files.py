@@ -85,8 +85,11 @@ After = Annotated[str | None, Query(max_length=64, description="The last id of t
 async def create_file(request: Request, context: Context, batches: Batches) -> Response:
     """Upload a file."""
     max_file_bytes = request.app.state.max_file_bytes
-    async with file_form(request, tenant=context.tenant, max_file_bytes=max_file_bytes) as (new, parts):
-        stored = await batches.add_file(new, parts)
+    async with (
+        batches.upload(context.tenant) as upload,
+        file_form(request, upload.claim, tenant=context.tenant, max_file_bytes=max_file_bytes) as (new, parts),
+    ):
+        stored = await upload.store(new, parts)
     return JsonResponse(_file(stored))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
@@ -13,6 +15,36 @@ from deployments.handle_calls import ask_actor
 RETRY_AFTER_S = 5.0
 TIMEOUT_S = 30.0
 """Bound on one call. Serve replaces an actor that hangs, but not one whose disk does."""
+
+
+class Upload:
+    """A file on its way to the actor, within its tenant's storage from the start. Errors as those of `BatchClient`.
+
+    Attributes:
+        upload_id: None before the first claim and once it is stored.
+    """
+
+    def __init__(self, ask: Callable[..., Awaitable[Any]], tenant: str) -> None:
+        self.upload_id: str | None = None
+        self._ask = ask
+        self._tenant = tenant
+
+    async def claim(self, num_bytes: int) -> None:
+        """Claim room for a content of so many bytes, or of more."""
+        if self.upload_id is None:
+            self.upload_id = await self._ask("begin_upload", self._tenant, num_bytes)
+        else:
+            await self._ask("grow_upload", self.upload_id, num_bytes)
+
+    async def store(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+        """Upload the content, for which room was claimed, in parts, and store it as a file of the tenant."""
+        offset = 0
+        async for part in content:
+            await self._ask("append_upload", self.upload_id, offset, part)
+            offset += len(part)
+        stored: StoredFile = await self._ask("finish_upload", self.upload_id, new)
+        self.upload_id = None
+        return stored
 
 
 class BatchClient:
@@ -27,22 +59,16 @@ class BatchClient:
         absence = "Files and batches cannot be reached."
         self._ask = partial(ask_actor, actor, absence=absence, retry_after_s=RETRY_AFTER_S, timeout_s=TIMEOUT_S)
 
-    async def add_file(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
-        """Upload a content in parts and store it as a tenant's file."""
-        upload_id: str = await self._ask("begin_upload")
-        offset = 0
-        is_kept = False
+    @asynccontextmanager
+    async def upload(self, tenant: str) -> AsyncIterator[Upload]:
+        """Begin to upload a file of a tenant; what is not stored at the end of the block is dropped."""
+        upload = Upload(self._ask, tenant)
         try:
-            async for part in content:
-                await self._ask("append_upload", upload_id, offset, part)
-                offset += len(part)
-            stored: StoredFile = await self._ask("finish_upload", upload_id, new)
-            is_kept = True
+            yield upload
         finally:
-            if not is_kept:
+            if upload.upload_id is not None:
                 # Not awaited: abandoned uploads expire by themselves after an hour.
-                self._actor.drop_upload.remote(upload_id)
-        return stored
+                self._actor.drop_upload.remote(upload.upload_id)
 
     async def file(self, tenant: str, file_id: str) -> StoredFile:
         """Return a file of a tenant."""

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from deployments.batches.response_store import ResponseStore
 from deployments.batches.runner import Ask, BatchRunner
 from deployments.batches.store import BatchStore
+from deployments.batches.uploads import Uploads
 from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
@@ -54,6 +55,18 @@ def _of_responses(
     return _of_store(of_store)
 
 
+def _of_uploads(
+    work: Callable[Concatenate[Uploads, P], T],
+) -> Callable[Concatenate[BatchServer, P], Coroutine[Any, Any, T]]:
+    """Wrap a method of the store's uploads likewise."""
+
+    @wraps(work)
+    def of_store(store: BatchStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return work(store.uploads, *args, **kwargs)
+
+    return _of_store(of_store)
+
+
 class BatchServer:
     """Files, batches and responses of tenants.
 
@@ -72,10 +85,11 @@ class BatchServer:
         self._runners: dict[str, BatchRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    begin_upload = _of_store(BatchStore.begin_upload)
-    append_upload = _of_store(BatchStore.append_upload)
+    begin_upload = _of_uploads(Uploads.begin)
+    grow_upload = _of_uploads(Uploads.grow)
+    append_upload = _of_uploads(Uploads.append)
+    drop_upload = _of_uploads(Uploads.drop)
     finish_upload = _of_store(BatchStore.finish_upload)
-    drop_upload = _of_store(BatchStore.drop_upload)
     file = _of_store(BatchStore.file)
     list_files = _of_store(BatchStore.list_files)
     read_file = _of_store(BatchStore.read_file)

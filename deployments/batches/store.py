@@ -26,6 +26,7 @@ from deployments.batches.pages import delete_rows, forget_ended, read_page
 from deployments.batches.response_store import ResponseStore
 from deployments.batches.result_file import output_ids
 from deployments.batches.tables import batch_of, batches, file_of, files, metadata
+from deployments.batches.uploads import Uploads
 from deployments.batches.values import (
     INPUT_PURPOSE,
     MAX_PART_BYTES,
@@ -43,12 +44,8 @@ from deployments.batches.values import (
 )
 from deployments.config import BatchesConfig
 from deployments.database import open_database
-from deployments.disk_trouble import RETRY_S
-from deployments.errors import UnavailableError
 from engine.errors import RequestError
 
-UPLOAD_LASTS_S = 3600.0
-"""An upload that has not grown for this long is considered abandoned."""
 MAX_DROPPED = 10_000
 """Files deleted at once: others wait meanwhile, and SQLite refuses a statement that names more than some 32,000."""
 
@@ -65,6 +62,9 @@ class BatchStore:
     Args:
         clock: returns Unix seconds; files and batches expire by it.
 
+    Attributes:
+        uploads: what is to become a file, by `finish_upload`.
+
     Raises:
         FolderTakenError: another process owns the folder.
         OSError, sqlalchemy.exc.SQLAlchemyError: the folder or its database cannot be used.
@@ -75,8 +75,7 @@ class BatchStore:
         self._files, self._uploads = folder / "files", folder / "uploads"
         self._config = config
         self.clock = clock
-        # Monotonic, as nobody can set it; uploads do not outlive this process.
-        self._uploaded_at_s: dict[str, float] = {}
+        self.uploads = Uploads(self._uploads, self._check_room)
         for path in (self._files, self._uploads):
             path.mkdir(parents=True, exist_ok=True)
         self._lock = _taken(folder / "lock")
@@ -93,24 +92,6 @@ class BatchStore:
         """Return the path of a file's content. `file_id` must be a generated id."""
         return str(self._files / file_id)
 
-    def begin_upload(self) -> str:
-        """Create an empty upload and return its id."""
-        upload_id = uuid.uuid4().hex
-        (self._uploads / upload_id).touch(mode=0o600)
-        self._uploaded_at_s[upload_id] = time.monotonic()
-        return upload_id
-
-    def append_upload(self, upload_id: str, offset: int, data: bytes) -> None:
-        """Write the next part of a content at its offset; repeating a part is harmless.
-
-        Raises:
-            UnavailableError: the upload does not exist any more.
-        """
-        with self._upload(upload_id) as file:
-            file.seek(offset)
-            file.write(data)
-        self._uploaded_at_s[upload_id] = time.monotonic()
-
     def finish_upload(self, upload_id: str, new: NewFile) -> StoredFile:
         """Store an uploaded content as a tenant's file.
 
@@ -118,17 +99,16 @@ class BatchStore:
             RequestError: the tenant's storage limit would be exceeded.
             UnavailableError: the upload does not exist any more.
         """
-        with self._upload(upload_id) as file:
-            num_bytes = file.seek(0, os.SEEK_END)
-            os.fsync(file.fileno())
-        used = self._tenant_bytes(new.tenant)
-        if used + max(num_bytes, MIN_FILE_BYTES) > self._config.max_tenant_bytes:
-            self.drop_upload(upload_id)
-            raise self._full(used, field="file")
+        path, num_bytes = self.uploads.complete(upload_id)
+        try:
+            self._check_room(new.tenant, num_bytes)
+        except RequestError:
+            self.uploads.drop(upload_id)
+            raise
         stored = self._stored(f"file-{uuid.uuid4().hex}", new, num_bytes)
         # Content first: content without a row is removed at the next start, but a row without content would be broken.
-        os.replace(self._uploads / upload_id, self._files / stored.file_id)
-        self._uploaded_at_s.pop(upload_id, None)
+        os.replace(path, self._files / stored.file_id)
+        self.uploads.drop(upload_id)
         try:
             with self._engine.begin() as connection:
                 connection.execute(insert(files), [asdict(stored)])
@@ -136,11 +116,6 @@ class BatchStore:
             (self._files / stored.file_id).unlink(missing_ok=True)
             raise
         return stored
-
-    def drop_upload(self, upload_id: str) -> None:
-        """Delete an upload."""
-        if self._uploaded_at_s.pop(upload_id, None) is not None:
-            (self._uploads / upload_id).unlink(missing_ok=True)
 
     def file(self, tenant: str, file_id: str) -> StoredFile:
         """Return a file of a tenant.
@@ -207,9 +182,7 @@ class BatchStore:
                 (self._files / file_id).unlink(missing_ok=True)
             if expired:
                 delete_rows(connection, expired, now_s)
-        left = [i for i, at_s in self._uploaded_at_s.items() if time.monotonic() - at_s > UPLOAD_LASTS_S]
-        for upload_id in left:
-            self.drop_upload(upload_id)
+        self.uploads.drop_abandoned()
         return len(expired)
 
     def is_full(self, tenant: str) -> bool:
@@ -354,21 +327,16 @@ class BatchStore:
             batch_ids = connection.execute(running).scalars().all()
         return num_bytes + sum(_size(self._files / file_id) for i in batch_ids for file_id in output_ids(i))
 
+    def _check_room(self, tenant: str, num_bytes: int, on_their_way: int = 0) -> None:
+        used = self._tenant_bytes(tenant) + on_their_way
+        if used + max(num_bytes, MIN_FILE_BYTES) > self._config.max_tenant_bytes:
+            raise self._full(used, field="file")
+
     def _full(self, used: int, *, field: str) -> RequestError:
         limit = self._config.max_tenant_bytes
-        message = (
-            f"Files of {used} bytes are kept already; {limit} are allowed (`batches.max_tenant_bytes`). Delete some."
-        )
+        kept = f"Files of {used} bytes are kept already, or on their way"
+        message = f"{kept}; {limit} are allowed (`batches.max_tenant_bytes`). Delete some."
         return RequestError(message, field=field, code="storage_full")
-
-    def _upload(self, upload_id: str) -> Any:
-        try:
-            # We generated the id, but it came back from a gateway, so parse it before using it in a path.
-            return open(self._uploads / str(uuid.UUID(upload_id).hex), "r+b")
-        except (FileNotFoundError, ValueError) as error:
-            # The process that had it has died, or it stood still for too long: a client may just try again.
-            message = "The upload was interrupted; send the file again."
-            raise UnavailableError(message, retry_after_s=RETRY_S) from error
 
     def _sweep(self) -> None:
         """Remove uploads and contents without a row, and rows without content, left by a process that died between."""

@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from app.access.tenants import KeyRing, Tenant, key_digest
+from app.http import file_form
 from app.routes.files import DeletedFile, FileList, FileObject
+from deployments.batches.values import MIN_FILE_BYTES
 from tests.app.batch_gateway import serve
 
 RING = KeyRing(
@@ -140,6 +142,39 @@ async def test_a_body_without_a_length_is_bounded_while_it_is_read(http: httpx.A
     assert sent < 1 << 20
 
 
+@pytest.mark.parametrize("has_length", [True, False])
+async def test_an_upload_without_room_for_it_is_refused_before_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_length: bool
+) -> None:
+    """Any number of them could fill the temporary folder and that of the files, each to be refused at its end."""
+    monkeypatch.setattr(file_form, "_OTHER_BYTES", 1000)
+    monkeypatch.setattr(file_form, "MAX_PART_BYTES", 1000)
+    gateway, client = await serve(tmp_path, max_tenant_bytes=3 * MIN_FILE_BYTES)
+    assert gateway.actor is not None
+    num_read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        for _ in range(19):
+            num_read += 1000
+            yield b"x" * 1000
+
+    headers = {"content-type": "multipart/form-data; boundary=b"} | ({"content-length": "19064"} if has_length else {})
+    async with client as http:
+        kept = await http.post("/v1/files", data=BATCH, files=named())
+        other = await gateway.actor.begin_upload("", MIN_FILE_BYTES)
+        response = await http.post("/v1/files", content=body(), headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "storage_full")
+        assert response.json()["error"]["param"] == "file"
+        assert num_read <= (0 if has_length else MIN_FILE_BYTES + 3000)
+        assert (await http.delete(f"/v1/files/{kept.json()['id']}")).status_code == 200
+        await gateway.actor.drop_upload(other)
+        # Nothing of what was refused takes room, and what fits to the last byte does.
+        whole = await http.post("/v1/files", data=BATCH, files=named(content=b"x" * 3 * MIN_FILE_BYTES))
+        assert whole.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("content_type", "status"),
     [("application/json", 415), ("multipart/form-data", 400), ("multipart/form-data; boundary=b", 400)],
@@ -173,7 +208,7 @@ async def test_an_upload_whose_actor_has_died_may_be_tried_again(tmp_path: Path)
     gateway, client = await serve(tmp_path)
     assert gateway.actor is not None
 
-    async def begun_before() -> str:
+    async def begun_before(*_: object) -> str:
         return uuid.uuid4().hex
 
     async with client as http:

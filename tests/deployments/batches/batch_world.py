@@ -52,8 +52,8 @@ def jsonl(*lines: Any) -> bytes:
 
 
 def upload(store: BatchStore, content: bytes, tenant: str = "blue", **fields: Any) -> str:
-    upload_id = store.begin_upload()
-    store.append_upload(upload_id, 0, content)
+    upload_id = store.uploads.begin(tenant, 0)
+    store.uploads.append(upload_id, 0, content)
     new = NewFile(**{"tenant": tenant, "name": "in.jsonl", "purpose": "batch"} | fields)
     return store.finish_upload(upload_id, new).file_id
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -58,11 +59,12 @@ async def test_parts_lie_one_behind_the_other_and_an_upload_that_breaks_off_is_d
 
     actor, new = Noting(), NewFile(tenant="t", name="n", purpose="batch")
     asked = BatchClient(actor)  # type: ignore[arg-type]
-    if breaks_off:
-        with pytest.raises(ConnectionError):
-            await asked.add_file(new, content())
-    else:
-        await asked.add_file(new, content())
+    with pytest.raises(ConnectionError) if breaks_off else nullcontext():
+        async with asked.upload("t") as upload:
+            await upload.claim(2)
+            await upload.claim(3)
+            await upload.store(new, content())
+    claims = [("begin_upload", "t", 2), ("grow_upload", "id", 3)]
     parts = [("append_upload", "id", 0, b"ab"), ("append_upload", "id", 2, b"c")]
     end = ("drop_upload", "id") if breaks_off else ("finish_upload", "id", new)
-    assert actor.calls == [("begin_upload",), *parts, end]
+    assert actor.calls == [*claims, *parts, end]

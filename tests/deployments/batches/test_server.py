@@ -19,7 +19,8 @@ async def test_until_the_folder_is_open_everybody_is_told_to_come_back(tmp_path:
     server = BatchServer(config(tmp_path), Disk("batches"), Asked())
     question = PageQuestion(9)
     for call in (
-        server.begin_upload(),
+        server.begin_upload("t", 0),
+        server.grow_upload("u", 1),
         server.append_upload("u", 0, b""),
         server.finish_upload("u", NewFile(tenant="t", name="n", purpose="batch")),
         server.drop_upload("u"),

@@ -13,7 +13,8 @@ from sqlalchemy.exc import OperationalError
 from deployments.batches import pages
 from deployments.batches.pages import delete_rows
 from deployments.batches.result_file import output_ids
-from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError
+from deployments.batches.store import BatchStore, FolderTakenError
+from deployments.batches.uploads import UPLOAD_LASTS_S
 from deployments.batches.values import (
     MIN_FILE_BYTES,
     BatchCounts,
@@ -51,9 +52,9 @@ def refusal(call: Any, *args: Any) -> str | None:
 
 
 def test_a_content_comes_in_parts_and_twice_is_once(store: BatchStore) -> None:
-    upload_id = store.begin_upload()
+    upload_id = store.uploads.begin("blue", 0)
     for offset, part in ((0, b"abc"), (3, b"de"), (3, b"de"), (5, b"f"), (3, b"de")):
-        store.append_upload(upload_id, offset, part)
+        store.uploads.append(upload_id, offset, part)
     stored = store.finish_upload(upload_id, NewFile(tenant="blue", name="x", purpose="batch", lasts_s=3600))
     content = Path(store.content_path(stored.file_id))
     assert content.read_bytes() == b"abcdef"
@@ -61,10 +62,10 @@ def test_a_content_comes_in_parts_and_twice_is_once(store: BatchStore) -> None:
     assert (stored.num_bytes, stored.created_s, stored.expires_s) == (6, 1_700_000_000, 1_700_003_600)
     assert store.file("blue", stored.file_id) == stored
     with pytest.raises(UnavailableError, match="interrupted"):
-        store.append_upload(upload_id, 6, b"g")
+        store.uploads.append(upload_id, 6, b"g")
     with pytest.raises(UnavailableError, match="interrupted"):
-        store.append_upload("../../etc/passwd", 0, b"g")
-    store.drop_upload(f"../files/{stored.file_id}")
+        store.uploads.append("../../etc/passwd", 0, b"g")
+    store.uploads.drop(f"../files/{stored.file_id}")
     assert content.exists()
 
 
@@ -153,7 +154,7 @@ def test_files_and_left_uploads_go_when_their_time_has_come(
     store: BatchStore, now_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short, long = upload(store, b"x", lasts_s=3600), upload(store, b"x", lasts_s=7200)
-    left, bare = store.begin_upload(), store.begin_upload()
+    left, bare = store.uploads.begin("blue", 0), store.uploads.begin("blue", 0)
     now_s[0] += 3601
     # Nobody sees it any more, though it is still to be deleted.
     assert refusal(store.file, "blue", short) == "file_not_found"
@@ -166,12 +167,12 @@ def test_files_and_left_uploads_go_when_their_time_has_come(
     monotonic, older_s = time.monotonic, 0.0
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + older_s)
     older_s = UPLOAD_LASTS_S * 0.6
-    store.append_upload(left, 0, b"x")
+    store.uploads.append(left, 0, b"x")
     for dropped in (bare, left):
         older_s += UPLOAD_LASTS_S * 0.6
         store.drop_expired()
         with pytest.raises(UnavailableError, match="interrupted"):
-            store.append_upload(dropped, 0, b"x")
+            store.uploads.append(dropped, 0, b"x")
         if dropped is bare:
             # Each part makes it last longer.
             assert Path(store.content_path("")).parent.joinpath("uploads", left).exists()
@@ -263,7 +264,7 @@ def test_a_start_sweeps_what_nothing_tells_of(tmp_path: Path, now_s: list[float]
     output_id, _ = output_ids(batch.batch_id)
     for name in (output_id, "file-orphan"):
         Path(store.content_path(name)).write_bytes(b"{}\n")
-    store.begin_upload()
+    store.uploads.begin("blue", 0)
     half_deleted = upload(store, b"x")
     os.remove(store.content_path(half_deleted))
     store.close()
