@@ -122,9 +122,8 @@ class BacklogReader:
         """Return a load without what the asking request shares of it."""
         if not asking.reuses:
             return load
-        num_before = num_known - load.prompt_tokens
-        num_shared = self._hits.num_common(asking.names, names) - num_before
-        if num_shared <= 0:
+        num_shared = self._hits.num_common(asking.names, names, num_known - int(load.prompt_tokens))
+        if not num_shared:
             return load
         left = max(1, load.prompt_tokens - num_shared)
         return load._replace(prompt_tokens=left, num_pairs=pairs_of(num_known - left, num_known) if left > 1 else 0.0)

@@ -88,10 +88,11 @@ class ExpectedHits:
                 if not self._coming[name]:
                     del self._coming[name]
 
-    def num_common(self, names: Sequence[BlockName], others: Sequence[BlockName]) -> int:
-        """Return how many tokens two requests have in common and share, given the names of their blocks."""
-        if not (self._counts_coming and names and others and names[0] == others[0]):
+    def num_common(self, names: Sequence[BlockName], others: Sequence[BlockName], start: int) -> int:
+        """Return how many tokens from `start` on two requests have in common and share, given their blocks' names."""
+        first, last = start // self._block_tokens, min(len(names), len(others))
+        # Of most pairs these differ; a name stands for all blocks up to its own.
+        if not self._counts_coming or first >= last or names[first] != others[first]:
             return 0
-        # A name stands for all blocks up to its own.
-        blocks = range(min(len(names), len(others)))
-        return bisect_left(blocks, True, key=lambda block: names[block] != others[block]) * self._block_tokens
+        num_blocks = bisect_left(range(first, last), True, key=lambda block: names[block] != others[block])
+        return (first + num_blocks) * self._block_tokens - start

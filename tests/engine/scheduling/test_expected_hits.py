@@ -35,7 +35,9 @@ def test_each_computes_what_neither_the_cache_nor_any_before_it_holds(
         hits.add(request.request_id, outlook)
     for first, second in pairwise(range(len(prompts))):
         names = [hits.look(a_request(str(place), prompts[place])).names for place in (first, second)]
-        assert hits.num_common(*names) == common(prompts[first], prompts[second])
+        shared = common(prompts[first], prompts[second])
+        for start in range(len(prompts[first])):
+            assert hits.num_common(*names, start) == max(0, shared - start)
     for place in range(len(prompts)):
         hits.end(RequestId(str(place)))
         hits.end(RequestId(str(place)))
@@ -59,4 +61,4 @@ def test_nothing_is_expected_where_nothing_is_shared() -> None:
     hits.add(first.request_id, hits.look(first))
     second = hits.look(a_request("second", range(1, 10)))
     assert second.num_own == 9
-    assert hits.num_common(second.names, hits.look(first).names) == 0
+    assert hits.num_common(second.names, hits.look(first).names, 0) == 0
