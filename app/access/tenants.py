@@ -12,14 +12,14 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from app.access.limits import JointAdmission, over_limit, quota_headers
+from app.access.limits import over_limit, quota_headers
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
+from deployments.accounts.joint_admission import JointAdmission
 from deployments.accounts.values import Charge, TenantLimits
 from deployments.answer_events import GenerationEvent, Started, TextDelta, Verdict
 from deployments.errors import UnavailableError, unknown_model
@@ -197,8 +197,8 @@ class TenantGateway:
         meter, limits = self._meter, self._tenant.limits
         if meter is None or not limits.has_any:
             return self._gateway.generate(own)
-        if self._joint is None or self._joint.is_asked:
-            self._joint = JointAdmission(partial(meter.ask, self._counted_as, limits))
+        if self._joint is None or self._joint.asked is not None:
+            self._joint = JointAdmission(self._counted_as, limits)
         size = num_chars(request.prompt)
         self._joint.add(_guess(size))
         return self._metered(own, size, self._joint)
@@ -285,7 +285,7 @@ class TenantGateway:
         if meter is None or not limits.has_any:
             yield used
             return
-        admission = await (meter.admit(name, limits, guess) if joint is None else meter.begin(name, joint.told()))
+        admission = await (meter.admit(name, limits, guess) if joint is None else meter.begin(joint))
         self._headers.update(quota_headers(admission.quotas))
         if admission.refused_by is not None:
             raise over_limit(admission, getattr(limits, admission.refused_by))

@@ -24,6 +24,7 @@ from deployments.accounts.values import (
     Charge,
     KeyChanges,
     KeyInfo,
+    Running,
     TenantLimits,
     UsageQuestion,
     UsageRecord,
@@ -64,7 +65,7 @@ class Accounts:
         gateway: str,
         input_tokens: int,
         num_answers: int,
-        num_here: int,
+        running: Running,
         turn: int,
     ) -> Admission:
         """Count a request that is about to begin, or refuse it with the limit it exceeds; see `Limiter.admit`.
@@ -73,18 +74,18 @@ class Accounts:
             UnavailableError: the store of limits cannot be reached (also raised by `settle`).
         """
         asked = (tenant, limits, gateway, input_tokens)
-        return await self._limit(self._limiter.admit, *asked, num_answers=num_answers, num_here=num_here, turn=turn)
+        return await self._limit(self._limiter.admit, *asked, num_answers=num_answers, running=running, turn=turn)
 
     async def settle(
         self,
         gateway: str,
-        running: Mapping[str, int],
+        running: Mapping[str, Running],
         charges: Sequence[Charge],
         turn: int,
         number: int,
         keys_version: str,
     ) -> KeyChanges | None:
-        """Record a gateway's running requests, count what its answers have used, and return `changed_keys`."""
+        """Record a gateway's running answers, count what its answers have used, and return `changed_keys`."""
         await self._limit(self._limiter.hear, gateway, running, charges, turn=turn, number=number)
         return await self.changed_keys(keys_version)
 

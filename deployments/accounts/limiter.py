@@ -17,7 +17,7 @@ from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage, storage_from_string
 from limits.strategies import FixedWindowRateLimiter
 
-from deployments.accounts.values import Admission, Charge, Quota, TenantLimits
+from deployments.accounts.values import Admission, Charge, Quota, Running, TenantLimits
 
 SILENCE_S = 15.0
 """A gateway silent for this long is considered dead, and its running requests gone."""
@@ -40,10 +40,35 @@ class _Use(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Running:
-    """The running requests of one gateway by tenant, as of its latest message, and when it was last heard.
+class _Held:
+    """A tenant's running answers at one gateway: those that it tells of, and those admitted that it cannot know yet.
 
     Attributes:
+        turn: of the latest message that told of them.
+        granted: number of answers admitted by each request for admission, by its turn; all of them are in `told.asked`.
+    """
+
+    turn: int
+    told: Running = field(default_factory=Running)
+    granted: dict[int, int] = field(default_factory=dict)
+
+    def hear(self, told: Running, turn: int) -> None:
+        if turn > self.turn:
+            self.turn, self.told = turn, told
+            # Of the others the gateway knows the outcome: they are among `num_admitted`, or have ended.
+            self.granted = {asked: count for asked, count in self.granted.items() if asked in told.asked}
+
+    @property
+    def num_running(self) -> int:
+        return self.told.num_admitted + sum(self.granted.values())
+
+
+@dataclass(slots=True)
+class _Gateway:
+    """What is known of one gateway, and when it was last heard.
+
+    Attributes:
+        turn: of its latest message about all tenants; of a tenant that has no entry in `held`, nothing was running.
         number: of its last charges.
         uncounted: of these charges, what could not be counted yet.
     """
@@ -52,7 +77,10 @@ class _Running:
     turn: int = -1
     number: int = 0
     uncounted: deque[_Use] = field(default_factory=deque)
-    count_by_tenant: dict[str, int] = field(default_factory=dict)
+    held: dict[str, _Held] = field(default_factory=dict)
+
+    def of(self, tenant: str) -> _Held:
+        return self.held.setdefault(tenant, _Held(self.turn))
 
 
 class Limiter:
@@ -67,7 +95,7 @@ class Limiter:
         self._strategy = FixedWindowRateLimiter(self._storage)
         self._clock = clock
         self._offset_s = time.time() - clock()
-        self._running_by_gateway: dict[str, _Running] = {}
+        self._gateway_by_name: dict[str, _Gateway] = {}
 
     def admit(
         self,
@@ -76,7 +104,7 @@ class Limiter:
         gateway: str,
         input_tokens: int,
         *,
-        num_here: int,
+        running: Running,
         turn: int,
         num_answers: int = 1,
     ) -> Admission:
@@ -84,23 +112,26 @@ class Limiter:
 
         Args:
             input_tokens: estimated, of all its answers.
-            num_here: the tenant's running answers at the gateway, including those of this request.
-            turn: sequence number of the gateway's messages; running counts of a message that arrives late are ignored.
+            running: the tenant's answers at the gateway; those of this request are not among `num_admitted`, but its
+                turn is in `asked`.
+            turn: sequence number of the gateway's messages; what a message that arrives late says of running answers is
+                ignored.
 
         Raises:
             StorageError: the store cannot be reached.
         """
         self._follow_clock()
-        running = self._heard(gateway)
-        if turn > running.turn:
-            running.turn, running.count_by_tenant[tenant] = turn, num_here
+        held = self._heard(gateway).of(tenant)
+        held.hear(running, turn)
         admission = self._admission(tenant, limits, input_tokens, num_answers)
-        if admission.refused_by is not None:
-            running.count_by_tenant[tenant] = max(0, running.count_by_tenant.get(tenant, 0) - num_answers)
+        # The gateway may have given it up meanwhile, as a later message told.
+        if admission.refused_by is None and turn in held.told.asked:
+            held.granted[turn] = num_answers
         return admission
 
     def _admission(self, tenant: str, limits: TenantLimits, input_tokens: int, num_answers: int) -> Admission:
-        if limits.concurrent_requests is not None and self.num_running(tenant) > limits.concurrent_requests:
+        most = limits.concurrent_requests
+        if most is not None and self.num_running(tenant) + num_answers > most:
             return Admission(
                 refused_by="concurrent_requests", retry_after_s=BUSY_RETRY_S, quotas=self._quotas(tenant, limits)
             )
@@ -125,13 +156,13 @@ class Limiter:
     def hear(
         self,
         gateway: str,
-        count_by_tenant: Mapping[str, int],
+        running_by_tenant: Mapping[str, Running],
         charges: Sequence[Charge] = (),
         *,
         turn: int,
         number: int = 0,
     ) -> None:
-        """Record a gateway's running requests and count what was used.
+        """Record a gateway's running answers, of all tenants that have any, and count what was used.
 
         Args:
             turn: as for `admit`.
@@ -141,19 +172,23 @@ class Limiter:
             StorageError: the store cannot be reached; the gateway sends the charges again.
         """
         self._follow_clock()
-        running = self._heard(gateway)
-        if turn > running.turn:
-            running.turn, running.count_by_tenant = turn, dict(count_by_tenant)
-        if number > running.number:
-            running.number = number
-            running.uncounted = deque(use for charge in charges for use in _uses(charge))
-        while running.uncounted:
-            self._count(running.uncounted[0])
-            running.uncounted.popleft()
+        heard = self._heard(gateway)
+        if turn > heard.turn:
+            for tenant in heard.held.keys() | running_by_tenant.keys():
+                heard.of(tenant).hear(running_by_tenant.get(tenant, Running()), turn)
+            heard.turn = turn
+            heard.held = {tenant: held for tenant, held in heard.held.items() if held.told != Running()}
+        if number > heard.number:
+            heard.number = number
+            heard.uncounted = deque(use for charge in charges for use in _uses(charge))
+        while heard.uncounted:
+            self._count(heard.uncounted[0])
+            heard.uncounted.popleft()
 
     def num_running(self, tenant: str) -> int:
-        """Return a tenant's number of running requests at live gateways."""
-        return sum(running.count_by_tenant.get(tenant, 0) for running in self._heard_within(SILENCE_S).values())
+        """Return a tenant's number of running answers at live gateways."""
+        living = self._heard_within(SILENCE_S).values()
+        return sum(gateway.held[tenant].num_running for gateway in living if tenant in gateway.held)
 
     def _count(self, use: _Use) -> None:
         if use.tokens > 0:
@@ -164,18 +199,16 @@ class Limiter:
             counted = cast(int, self._storage.get(key))
             self._storage.incr(key, use.item.get_expiry(), -min(-use.tokens, counted))
 
-    def _heard(self, gateway: str) -> _Running:
-        if gateway not in self._running_by_gateway:
-            self._running_by_gateway = self._heard_within(FORGET_S)
-        running = self._running_by_gateway.setdefault(gateway, _Running(self._clock()))
-        running.heard_s = self._clock()
-        return running
+    def _heard(self, name: str) -> _Gateway:
+        if name not in self._gateway_by_name:
+            self._gateway_by_name = self._heard_within(FORGET_S)
+        gateway = self._gateway_by_name.setdefault(name, _Gateway(self._clock()))
+        gateway.heard_s = self._clock()
+        return gateway
 
-    def _heard_within(self, limit_s: float) -> dict[str, _Running]:
+    def _heard_within(self, limit_s: float) -> dict[str, _Gateway]:
         now_s = self._clock()
-        return {
-            name: running for name, running in self._running_by_gateway.items() if now_s - running.heard_s <= limit_s
-        }
+        return {name: gateway for name, gateway in self._gateway_by_name.items() if now_s - gateway.heard_s <= limit_s}
 
     def _follow_clock(self) -> None:
         """Reset all windows if the wall clock was set: windows in memory expire by it, possibly hours late."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -17,12 +17,14 @@ from itertools import count
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.accounts.joint_admission import JointAdmission
 from deployments.accounts.spool import MAX_PENDING, Spool
 from deployments.accounts.values import (
     Admission,
     Charge,
     KeyChanges,
     KeyInfo,
+    Running,
     TenantLimits,
     UsageQuestion,
     UsageRecord,
@@ -30,6 +32,7 @@ from deployments.accounts.values import (
 )
 from deployments.handle_calls import UNAVAILABLE, ask_actor, until_answered
 from deployments.timeline import REFUSED_OUTCOMES, Timeline, TraceSource, ask_traces
+from deployments.waits import detached
 from engine.request import RequestId
 
 _logger = logging.getLogger(__name__)
@@ -69,6 +72,8 @@ class Meter:
         self._gateway = gateway
         self._traces = traces
         self._running: Counter[str] = Counter()
+        self._asked = defaultdict[str, set[int]](set)
+        """By tenant: turns of the requests for admission that are under way, whose answers do not count as running."""
         self._turns = count(1)
         self._num_to_orphans = 0
         self._has_ended = asyncio.Event()
@@ -97,43 +102,71 @@ class Meter:
 
     async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
         """Count a request of one answer that is about to begin, or refuse it; see `begin`."""
-        return await self.begin(tenant, self.ask(tenant, limits, input_tokens))
+        alone = JointAdmission(tenant, limits, input_tokens, num_answers=1)
+        return await self._begun(alone, self._ask_admission(alone))
 
-    async def begin(self, tenant: str, asked: Awaitable[Admission]) -> Admission:
-        """Count an answer as running if it is admitted. Each admitted answer needs one `release`.
+    async def begin(self, joint: JointAdmission) -> Admission:
+        """Count an answer as running if its request is admitted. Each admitted answer needs one `release`."""
+        if joint.asked is None:
+            joint.asked = detached(self._ask_admission(joint))
+        return await self._begun(joint, asyncio.shield(joint.asked))
 
-        Args:
-            asked: returns what `ask` does, which the answers of a request ask for together.
-        """
-        # Counted before asking, so that messages sent meanwhile never report too few.
-        self._running[tenant] += 1
+    async def _begun(self, joint: JointAdmission, asked: Awaitable[Admission]) -> Admission:
+        if joint.is_admitted:
+            # While the others begin: nobody else has counted this one.
+            self._running[joint.tenant] += 1
+        joint.num_waiting += 1
         try:
             admission = await asked
         except BaseException:
-            self._running[tenant] -= 1
+            joint.num_waiting -= 1
+            if joint.is_admitted:
+                self._running[joint.tenant] -= 1
+                self._has_ended.set()
             raise
         if admission.refused_by is not None:
-            self._running[tenant] -= 1
-            self.refused[tenant, admission.refused_by] += 1
+            self.refused[joint.tenant, admission.refused_by] += 1
         elif not admission.is_counted:
             self.num_unchecked += 1
         return admission
 
-    async def ask(self, tenant: str, limits: TenantLimits, input_tokens: int, num_answers: int = 1) -> Admission:
-        """Ask whether a request may begin, whose answers are counted as running already.
+    async def _ask_admission(self, joint: JointAdmission) -> Admission:
+        """Ask whether a request may begin. Whatever is sent meanwhile names it as one whose outcome is not known.
 
-        Args:
-            input_tokens: estimated, of all its answers.
+        As soon as it is known, the answers that wait for it are counted as running, not only when each of them goes on:
+        what is sent in between would report too few.
         """
+        turn = next(self._turns)
+        asked = self._asked[joint.tenant]
+        asked.add(turn)
+        try:
+            admission = await self._answer(joint, turn)
+        except BaseException:
+            # The accounts may have admitted it.
+            self._has_ended.set()
+            raise
+        finally:
+            asked.remove(turn)
+        if admission.refused_by is None:
+            joint.is_admitted = True
+            self._running[joint.tenant] += joint.num_waiting
+            if joint.num_waiting < joint.num_answers:
+                self._has_ended.set()
+        return admission
+
+    async def _answer(self, joint: JointAdmission, turn: int) -> Admission:
+        asked = joint.tenant, joint.limits, self._gateway, joint.input_tokens, joint.num_answers
         try:
             async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                here = num_answers, self._running[tenant], next(self._turns)
-                asked = self._accounts.admit.remote(tenant, limits, self._gateway, input_tokens, *here)
-                admission: Admission = await until_answered(asked)
+                response = self._accounts.admit.remote(*asked, self._running_of(joint.tenant), turn)
+                admission: Admission = await until_answered(response)
         except UNAVAILABLE as error:
-            _logger.warning("a request of %s starts without a limit check: %s", tenant, error)
+            _logger.warning("a request of %s starts without a limit check: %s", joint.tenant, error)
             return Admission(is_counted=False)
         return admission
+
+    def _running_of(self, tenant: str) -> Running:
+        return Running(self._running[tenant], frozenset(self._asked[tenant]))
 
     def release(self, charge: Charge) -> None:
         """Count an admitted request as ended, and charge the usage that admission did not count."""
@@ -281,8 +314,10 @@ class Meter:
     async def _tell(self) -> None:
         """Report running requests and the charges that are being sent; learn of changed keys."""
         async with asyncio.timeout(ADMIT_TIMEOUT_S):
-            running, turn = +self._running, next(self._turns)
-            told = self._sent, turn, self._sent_number, self._keys_version
+            tenants = self._running.keys() | self._asked.keys()
+            # All but those of whom there is nothing to tell.
+            running = {tenant: here for tenant in tenants if (here := self._running_of(tenant)) != Running()}
+            told = self._sent, next(self._turns), self._sent_number, self._keys_version
             self._take_keys(await until_answered(self._accounts.settle.remote(self._gateway, running, *told)))
 
     async def _send_records(self) -> None:

@@ -56,6 +56,18 @@ class Admission:
     is_counted: bool = True
 
 
+class Running(NamedTuple):
+    """A tenant's answers at one gateway, as of one of its messages.
+
+    Attributes:
+        num_admitted: answers that the gateway knows to be admitted, and that have not ended.
+        asked: turns of the gateway's requests for admission whose outcome it does not know yet.
+    """
+
+    num_admitted: int = 0
+    asked: frozenset[int] = frozenset()
+
+
 class Charge(NamedTuple):
     """Tokens that a tenant has used; `input_tokens` beyond those that admission counted, negative if it was fewer."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from adapters.catalogue import AdapterEntry, AdapterVersion
 from adapters.identity import AdapterDigest, AdapterRef
+from deployments.accounts.joint_admission import JointAdmission
 from deployments.accounts.values import (
     Admission,
     Charge,
@@ -87,14 +88,13 @@ class ScriptedMeter:
         self.asked: list[UsageQuestion] = []
 
     async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
-        return await self.ask(tenant, limits, input_tokens)
-
-    async def begin(self, tenant: str, asked: Awaitable[Admission]) -> Admission:
-        return await asked
-
-    async def ask(self, tenant: str, limits: TenantLimits, input_tokens: int, num_answers: int = 1) -> Admission:
         self.admitted.append((tenant, input_tokens))
         return self.admission
+
+    async def begin(self, joint: JointAdmission) -> Admission:
+        if joint.asked is None:
+            joint.asked = asyncio.ensure_future(self.admit(joint.tenant, joint.limits, joint.input_tokens))
+        return await joint.asked
 
     def release(self, charge: Charge) -> None:
         self.charges.append(charge)

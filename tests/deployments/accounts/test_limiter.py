@@ -15,7 +15,7 @@ from limits.storage import storage_from_string
 
 from deployments.accounts import limiter as limiter_module
 from deployments.accounts.limiter import FORGET_S, SILENCE_S, Limiter
-from deployments.accounts.values import Admission, Charge, TenantLimits
+from deployments.accounts.values import Admission, Charge, Running, TenantLimits
 
 LIMITS = TenantLimits(requests_per_minute=3, input_tokens_per_minute=100, output_tokens_per_minute=50)
 _turns = itertools.count()
@@ -23,7 +23,14 @@ _turns = itertools.count()
 
 def admit(limiter: Limiter, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int) -> Admission:
     """Ask for one that is the gateway's only one."""
-    return limiter.admit(tenant, limits, gateway, input_tokens, num_here=1, turn=next(_turns))
+    turn = next(_turns)
+    return limiter.admit(tenant, limits, gateway, input_tokens, running=Running(0, frozenset([turn])), turn=turn)
+
+
+def refused_by(limiter: Limiter, limits: TenantLimits, gateway: str, turn: int, *, num_admitted: int = 0) -> str | None:
+    """Ask for one beside those that the gateway knows to be admitted."""
+    running = Running(num_admitted, frozenset([turn]))
+    return limiter.admit("t", limits, gateway, 1, running=running, turn=turn).refused_by
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -85,13 +92,13 @@ def test_answers_at_once_are_counted_over_gateways_that_live() -> None:
     now_s = [0.0]
     limiter = Limiter(clock=lambda: now_s[0])
     limits = TenantLimits(concurrent_requests=2)
-    assert limiter.admit("t", limits, "g1", 1, num_here=1, turn=1).refused_by is None
-    assert limiter.admit("t", limits, "g2", 1, num_here=1, turn=1).refused_by is None
-    assert limiter.admit("t", limits, "g1", 1, num_here=2, turn=2).refused_by == "concurrent_requests"
+    assert refused_by(limiter, limits, "g1", 1) is None
+    assert refused_by(limiter, limits, "g2", 1) is None
+    assert refused_by(limiter, limits, "g1", 2, num_admitted=1) == "concurrent_requests"
     limiter.hear("g2", {}, turn=2)
     assert limiter.num_running("t") == 1
     now_s[0] = SILENCE_S - 1
-    limiter.hear("g2", {"t": 1}, turn=3)
+    limiter.hear("g2", {"t": Running(1)}, turn=3)
     now_s[0] = SILENCE_S + 1
     # The first has said nothing for too long; the second has.
     assert limiter.num_running("t") == 1
@@ -119,7 +126,7 @@ def test_charges_that_are_sent_again_after_a_silence_count_once_and_who_is_gone_
     assert limiter._quotas("t", limits)["output_tokens_per_minute"].remaining == 70
     now_s[0] += FORGET_S + 1
     limiter.hear("new", {}, turn=0)
-    assert list(limiter._running_by_gateway) == ["new"]
+    assert list(limiter._gateway_by_name) == ["new"]
 
 
 def test_charges_that_the_store_did_not_take_are_counted_when_they_are_sent_again(
@@ -152,26 +159,62 @@ def test_a_gateway_knows_best_what_has_ended_there() -> None:
     limiter, limits = Limiter(), TenantLimits(concurrent_requests=1)
     for turn in range(20):
         # One after the other, of whose ends nothing else is heard.
-        assert limiter.admit("t", limits, "g", 1, num_here=1, turn=turn).refused_by is None
+        assert refused_by(limiter, limits, "g", turn) is None
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_words_that_overtake_each_other_let_in_as_many_as_there_are_places(order: tuple[int, ...]) -> None:
     limiter, limits = Limiter(), TenantLimits(concurrent_requests=2)
-    found = [limiter.admit("t", limits, "g", 1, num_here=1 + turn, turn=turn).refused_by for turn in order]
-    assert found.count(None) <= 2
-    assert limiter.num_running("t") == found.count(None)
+
+    def ask(turn: int) -> str | None:
+        # All are asked for before the first answer.
+        running = Running(0, frozenset(range(turn + 1)))
+        return limiter.admit("t", limits, "g", 1, running=running, turn=turn).refused_by
+
+    found = [ask(turn) for turn in order]
+    assert found.count(None) == 2
+    assert limiter.num_running("t") == 2
     limiter.hear("g", {}, turn=-1)
-    assert limiter.num_running("t") == found.count(None)
+    assert limiter.num_running("t") == 2
+    limiter.hear("g", {"t": Running(1, frozenset([9]))}, turn=9)
+    assert limiter.num_running("t") == 1
 
 
 def test_a_refusal_of_what_has_ended_already_makes_no_place() -> None:
     """A request whose client left while its admission was under way: the gateway's next word came first."""
     limiter, limits = Limiter(), TenantLimits(requests_per_minute=1)
-    assert limiter.admit("t", limits, "another", 1, num_here=1, turn=0).refused_by is None
+    assert refused_by(limiter, limits, "another", 0) is None
     limiter.hear("g", {}, turn=1)
-    assert limiter.admit("t", limits, "g", 1, num_here=1, turn=0).refused_by == "requests_per_minute"
+    assert refused_by(limiter, limits, "g", 0) == "requests_per_minute"
     assert limiter.num_running("t") == 1
+
+
+def test_an_admission_that_was_given_up_before_it_arrived_takes_no_place() -> None:
+    limiter, limits = Limiter(), TenantLimits(concurrent_requests=1)
+    limiter.hear("g", {}, turn=1)
+    refused_by(limiter, limits, "g", 0)
+    assert limiter.num_running("t") == 0
+    assert refused_by(limiter, limits, "g", 2) is None
+
+
+def test_a_word_about_another_tenant_that_overtakes_an_admission_leaves_it_counted() -> None:
+    """It was not counted until the gateway's next report."""
+    limiter, limits = Limiter(), TenantLimits(concurrent_requests=1)
+    limiter.admit("another", limits, "g", 1, running=Running(0, frozenset([2])), turn=2)
+    assert refused_by(limiter, limits, "g", 1) is None
+    assert limiter.num_running("t") == 1
+
+
+def test_what_was_refused_leaves_nothing_behind() -> None:
+    """The requests that were asked for beside it counted as running until the gateway's next report, for other gateways
+    as well."""
+    limiter, limits = Limiter(), TenantLimits(concurrent_requests=4)
+    for turn in range(9):
+        running = Running(0, frozenset(range(9)))
+        refused = limiter.admit("t", limits, "g", 1, running=running, turn=turn, num_answers=3).refused_by
+        assert refused == (None if turn == 0 else "concurrent_requests")
+    assert limiter.num_running("t") == 3
+    assert refused_by(limiter, limits, "another", 0) is None
 
 
 @given(

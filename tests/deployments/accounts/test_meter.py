@@ -273,6 +273,18 @@ async def test_answers_at_once_are_those_of_all_gateways(handle: LocalHandle, tm
     assert (await second.admit("blue", LIMITS, 1)).refused_by is None
 
 
+async def test_as_many_as_a_limit_has_room_for_are_admitted_of_those_that_come_at_once(
+    handle: LocalHandle, tmp_path: Path
+) -> None:
+    """All were refused: each counted the others, though none of them was running."""
+    meters = [a_meter(handle, tmp_path, f"g{number}") for number in range(2)]
+    limits = TenantLimits(concurrent_requests=4)
+    found = await asyncio.gather(*(meter.admit("blue", limits, 1) for meter in meters * 6))
+    assert [admission.refused_by for admission in found].count(None) == 4
+    running = sum(meter._running["blue"] for meter in meters)
+    assert running == handle._actor._limiter.num_running("blue") == 4
+
+
 async def test_one_after_the_other_they_are_not_at_once(
     handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
