@@ -49,9 +49,9 @@ class Accounts:
 
     def __init__(self, config: AccountsConfig) -> None:
         begin_actor()
-        with naming("limits_url"):
+        with naming("limits_url", config.limits_url):
             self._limiter = Limiter(config.limits_url)
-        with naming("database_url"):
+        with naming("database_url", config.database_url):
             self._ledger = Ledger(config.database_url)
         self._keys = KeyBook(self._ledger.keys())
         # One thread each: neither object is thread-safe, and a slow disk must not delay admission.

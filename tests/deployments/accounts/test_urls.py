@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from deployments.accounts.urls import check_urls
@@ -29,6 +31,18 @@ def check(**urls: str) -> None:
 def test_what_no_store_can_have_is_one_line(field: str, url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"^args\.accounts\.{field}: .*{words}.*$"):
         check(**{field: url})
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["rediss2://:secret@h:1", "redis2:/user:a@b/secret@h:1", "redis://:secret@h:port", "redis://user:secret/a@h:1"],
+)
+def test_what_is_wrong_with_a_url_is_said_without_its_password(url: str) -> None:
+    """It was printed, and under `serve run` it was in the status and the log of Serve's controller."""
+    with pytest.raises(ConfigError) as caught:
+        check(limits_url=url)
+    assert str(caught.value).startswith("args.accounts.limits_url: ")
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("url", ["memory://", "redis://h.invalid:1", "redis+cluster://h.invalid:1"])
