@@ -6,6 +6,7 @@ Gateways watch only models with several replicas; without watchers nothing here 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -17,6 +18,8 @@ from deployments.routing.report import MAX_SEEN, LoadReport, adapter_mark, encod
 from engine.metrics import EngineLoad
 from engine.ports import AdapterStock
 from engine.request import RequestId
+
+_logger = logging.getLogger(__name__)
 
 _AS_MEASURED = {field.name for field in fields(LoadReport)} & {field.name for field in fields(EngineLoad)}
 """Fields copied unchanged from the engine's load."""
@@ -132,7 +135,15 @@ class Reporter:
 
     async def _run(self) -> None:
         while self._watchers:
-            self.report()
+            try:
+                self.report()
+            except Exception:
+                # Top of the task: keep it running, since gateways choose a replica less and less while it is silent.
+                _logger.exception("the load could not be reported")
+                # It may have failed for one watcher behind another: neither has been told the same.
+                for watcher in self._watchers.values():
+                    watcher.is_new = True
+                await asyncio.sleep(KEEPALIVE_S)
             await asyncio.sleep(REPORT_PERIOD_S)
 
 

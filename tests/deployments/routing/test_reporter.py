@@ -8,6 +8,7 @@ import pytest
 from adapters.identity import AdapterDigest
 from deployments.channel.token_frames import LENGTH
 from deployments.generation_calls import TokenAddress
+from deployments.routing import reporter as reporter_module
 from deployments.routing.estimate import KEEPALIVE_S
 from deployments.routing.report import MAX_SEEN, LoadReport, adapter_mark, decode_report
 from deployments.routing.reporter import ReplicaName, Reporter, Turnover
@@ -104,6 +105,35 @@ async def test_a_later_gateway_gets_everything_and_each_its_own_requests(bench: 
     bench.reporter.forget(A)
     assert dict(bench.told()).keys() == {"b"}
     bench.reporter.close()
+
+
+async def test_an_error_ends_no_reports_and_what_it_left_untold_is_told_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The replica said nothing any more, and gateways chose others for as long as it lived."""
+    monkeypatch.setattr(reporter_module, "KEEPALIVE_S", 0.0)
+    monkeypatch.setattr(reporter_module, "REPORT_PERIOD_S", 0.0)
+    bench.reporter.watch(A)
+    bench.reporter.watch(B)
+    bench.told()
+    send, has_failed = bench.reporter._send, False
+
+    def fail_once(address: TokenAddress, report: bytes) -> None:
+        nonlocal has_failed
+        if address == B and not has_failed:
+            has_failed = True
+            raise ValueError("once")
+        send(address, report)
+
+    monkeypatch.setattr(bench.reporter, "_send", fail_once)
+    bench.load = replace(LOAD, landmarks=frozenset({2, 3}))
+    async with asyncio.timeout(30):
+        while len(bench.sent) < 3:
+            await asyncio.sleep(0)
+    bench.reporter.close()
+    told = [(gateway, report.is_whole, set(report.landmarks_added)) for gateway, report in bench.sent[:3]]
+    assert told == [("a", False, {3}), ("a", True, {2, 3}), ("b", True, {2, 3})]
+    assert "the load could not be reported" in caplog.text
 
 
 async def test_nothing_runs_where_nobody_watches(bench: Bench) -> None:
