@@ -26,6 +26,7 @@ from app.responses_api.schemas import (
 from app.routes.context import ERRORS, Context
 from app.translation.streaming import EventBatches, collect
 from app.translation.translate import chat_generations
+from engine.errors import RequestError
 
 if TYPE_CHECKING:
     from deployments.batches.client import BatchClient
@@ -119,9 +120,19 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """List the items that a stored response answers, with those of the responses that it continues; newest first."""
+    """List the items that a stored response answers, with those of the responses that it continues; newest first.
+
+    Raises:
+        RequestError: it is not kept, or one that it continues.
+    """
     await kept.response(context.tenant, response_id)
-    conversation = await kept.conversation(context.tenant, response_id)
+    try:
+        conversation = await kept.conversation(context.tenant, response_id)
+    except RequestError as error:
+        if error.code != "previous_response_not_found":
+            raise
+        # This request has no field `previous_response_id`.
+        raise RequestError(str(error), field="response_id", code="response_not_found") from None
     items = await asyncio.to_thread(items_of, conversation, with_last_output=False)
     if order == "desc":
         items.reverse()

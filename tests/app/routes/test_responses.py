@@ -174,6 +174,20 @@ async def test_a_deleted_response_is_gone(served: Served) -> None:
     assert error["error"]["param"] == "previous_response_id"
 
 
+async def test_items_of_a_response_that_continues_a_deleted_one_are_not_found(served: Served) -> None:
+    """It was a 400 about a field that the request does not have."""
+    _, http = served
+    first = await ask(http)
+    second = await ask(http, previous_response_id=first["id"])
+    await http.delete(f"/v1/responses/{first['id']}", headers=BLUE)
+    path = f"/v1/responses/{second['id']}"
+    assert (await http.get(path, headers=BLUE)).status_code == 200
+    found = await http.get(f"{path}/input_items", headers=BLUE)
+    error = found.json()["error"]
+    assert (found.status_code, error["code"], error["param"]) == (404, "response_not_found", "response_id")
+    assert "continues was deleted, or has expired" in error["message"]
+
+
 async def test_what_shall_not_be_stored_is_not(served: Served) -> None:
     gateway, http = served
     told = await ask(http, store=False)
