@@ -1,4 +1,4 @@
-"""Startup of every deployment's actor process, its garbage collection, and the watchdog that ends it if Ray does not.
+"""Startup of every deployment's actor process, its garbage collection, and its end where Ray does not end it.
 
 Ray asks the process of an actor that it has given up to exit and, if it cannot connect, counts it as gone all the same.
 So a process that was frozen for a while, as on a paused machine, resumes as an orphan: no request reaches it, another
@@ -61,6 +61,12 @@ def end_when_forgotten(
         misses = 0 if is_known() else misses + 1
     _logger.error("This replica is no longer known to the cluster; its process exits.")
     end(1)
+
+
+def end_process() -> None:
+    """End this process at once, as if it had been killed; Serve replaces it, and streams go on elsewhere."""
+    logging.shutdown()
+    os._exit(1)
 
 
 def _actor_name() -> str | None:

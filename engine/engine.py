@@ -92,6 +92,11 @@ class Engine:
         """Whether the engine accepts requests."""
         return self._error is None and not self._is_stopping
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine has ended without being told to."""
+        return self._error is not None and not self._is_stopping
+
     def add(self, request: Request) -> None:
         """Queue a request; any thread.
 

@@ -132,7 +132,10 @@ async def ask_vector(handle: DeploymentHandle, board: Board, call: GenerationCal
         UnavailableError, OverloadError, EngineError: as `serve_error`.
     """
     try:
-        return await _result(handle.pool.remote(call))
+        result = await _result(handle.pool.remote(call))
+        if isinstance(result.fault, ReplicaLostError):
+            raise result.fault
+        return result
     except ReplicaLostError:
         board.lose_request(call.request_id, time.monotonic())
         raise

@@ -29,14 +29,20 @@ class EngineThread:
 
     Args:
         on_step: called on the event loop with the emissions of each step, in step order.
+        on_failure: called on the engine's thread if the engine fails, before its streams hear of it.
     """
 
     def __init__(
-        self, engine: Engine, loop: asyncio.AbstractEventLoop, on_step: Callable[[Sequence[Emission]], None]
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop,
+        on_step: Callable[[Sequence[Emission]], None],
+        on_failure: Callable[[], object] = lambda: None,
     ) -> None:
         self.engine = engine
         self._loop = loop
         self._on_step = on_step
+        self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -64,8 +70,12 @@ class EngineThread:
         if self.engine.config.device == "cpu":
             machine.stand_back()
         self.engine.run(self._hand_over)
+        if self.engine.has_failed:
+            self._on_failure()
 
     def _hand_over(self, emissions: list[Emission]) -> None:
+        if self.engine.has_failed:
+            self._on_failure()
         # If the loop is closed, the process is exiting and there is nobody left to notify.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_step, emissions)

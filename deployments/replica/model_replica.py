@@ -11,7 +11,7 @@ from ray import serve
 
 from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder, send_to
-from deployments.actor_process import begin_actor, settle
+from deployments.actor_process import begin_actor, end_process, settle
 from deployments.channel.token_channel import ChannelDialer
 from deployments.config import ACCOUNTS, AdapterCacheConfig, ChannelConfig, ModelConfig
 from deployments.exposition import FamilyText, write
@@ -56,6 +56,8 @@ class ModelReplica(ReplicaServer):
             partial(ChannelDialer, channel),
             tokenizer_digest=config.tokenizer_digest,
             orphans=OrphanRecorder(partial(send_to, connected_handle(ACCOUNTS))) if has_accounts else None,
+            # Until it is replaced, it would refuse all calls at once, and look idle to those who choose replicas.
+            on_failure=end_process,
         )
         self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)
         settle()

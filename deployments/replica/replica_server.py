@@ -67,6 +67,7 @@ class ReplicaServer:
         *,
         tokenizer_digest: str = "",
         orphans: OrphanRecorder | None = None,
+        on_failure: Callable[[], object] = lambda: None,
     ) -> None:
         self._engine = engine
         self._orphans = orphans
@@ -74,7 +75,7 @@ class ReplicaServer:
         self._dialer = dial(self.forget_gateway)
         self._reporter = Reporter(name, engine.load, engine.adapters, self._dialer.send_report)
         self._generations: dict[RequestId, _Generation] = {}
-        self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step)
+        self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, on_failure)
 
     async def generate(self, call: GenerationCall) -> GenerationResult:
         """Serve one call whose tokens go to `call.reply_to`; cancelling it frees the request in the engine."""

@@ -142,8 +142,9 @@ async def test_the_dead_are_not_chosen_and_all_dead_are_waited_for() -> None:
     assert await routed.place(call_of("r3")) == "b"
 
 
-async def test_a_call_for_a_vector_counts_until_it_ends_and_a_lost_one_goes_elsewhere() -> None:
-    """Calls for vectors were counted as open for ever."""
+@pytest.mark.parametrize("says_so", [False, True])
+async def test_a_call_for_a_vector_counts_until_it_ends_and_a_lost_one_goes_elsewhere(says_so: bool) -> None:
+    """Calls for vectors were counted as open for ever; and a replica that said itself that it was lost looked idle."""
     routed = Routed("a", "b")
     routed.hear("a", landmarks_added=asked_of(call_of("x"), 16).block_marks)
     routed.hear("b")
@@ -151,6 +152,8 @@ async def test_a_call_for_a_vector_counts_until_it_ends_and_a_lost_one_goes_else
 
     async def serve(call: GenerationCall) -> GenerationResult:
         placed.append(await routed.place(call))
+        if call.request_id == "lost" and says_so:
+            return GenerationResult(fault=ReplicaLostError("The engine has failed."))
         if call.request_id == "lost":
             raise ActorDiedError
         return GenerationResult(pooled=b"vector")
