@@ -290,7 +290,8 @@ def test_a_place_where_nothing_can_listen_is_one_line(
     told: str,
 ) -> None:
     monkeypatch.setattr(cli.preflight, "listen_error", lambda host, port: error)
-    assert cli.main(["serve", str(config)]) == 2
+    # It may be free at the next start, unlike a wrong configuration.
+    assert cli.main(["serve", str(config)]) == 1
     assert told in capsys.readouterr().err
     assert server.started == []
 
@@ -360,10 +361,10 @@ def test_a_cluster_that_is_gone_is_named(
         note.write_text(f"127.0.0.1:{held.getsockname()[1]}")
         assert cli.main(["serve", str(config)]) == 0
         assert f"note: {note} is left from a cluster that is gone" in capsys.readouterr().out
-        assert cli.main(["serve", str(config), "--address", "auto"]) == 2
+        assert cli.main(["serve", str(config), "--address", "auto"]) == 1
         assert f"{note} is stale: remove it" in capsys.readouterr().err
         note.unlink()
-        assert cli.main(["serve", str(config), "--address", f"127.0.0.1:{held.getsockname()[1]}"]) == 2
+        assert cli.main(["serve", str(config), "--address", f"127.0.0.1:{held.getsockname()[1]}"]) == 1
         assert "no Ray cluster responds at 127.0.0.1:" in capsys.readouterr().err
         # Ray ended with a traceback.
         assert cli.main(["serve", str(config), "--address", "head-node"]) == 2
