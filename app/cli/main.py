@@ -236,23 +236,23 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
     host, port = preflight.listen_address(tree)
     own = serve_environment.of_this_process()
     if (error := preflight.listen_error(host, port)) is not None:
-        failure = f"cannot listen on {host}, port {port}: {error.strerror}; see http_options in {config}"
+        reason = f"cannot listen on {host}, port {port}: {error.strerror}; see http_options in {config}"
         if error.errno == errno.EADDRINUSE:
-            failure = (
+            reason = (
                 f"port {port} on {host} is in use: stop the process that uses it, or set http_options.port in {config}"
             )
-        return _refuse(failure, status=EXIT_FAILED)
+        return _refuse(reason, status=EXIT_FAILED)
     cluster = preflight.find_cluster_file(own)
     if cluster is not None and not cluster.is_alive:
         if address == "auto":
-            failure = f"no Ray cluster responds at {cluster.address}; {cluster.path} is stale: remove it"
-            return _refuse(failure, status=EXIT_FAILED)
+            reason = f"no Ray cluster responds at {cluster.address}; {cluster.path} is stale: remove it"
+            return _refuse(reason, status=EXIT_FAILED)
         print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
     if ":" not in address and address not in ("local", "auto"):
         return _refuse(f"--address: '{address}' is neither 'local', 'auto' nor the HOST:PORT of a Ray cluster")
     if ":" in address and "://" not in address and not preflight.answers(address):
-        failure = f"no Ray cluster responds at {address}; `ray start --head` starts one (docs/operations.md)"
-        return _refuse(failure, status=EXIT_FAILED)
+        reason = f"no Ray cluster responds at {address}; `ray start --head` starts one (docs/operations.md)"
+        return _refuse(reason, status=EXIT_FAILED)
     # Only this user may enter it.
     place = preflight.folder_for_sockets(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix="antiphon-", dir=place, ignore_cleanup_errors=True) as folder:

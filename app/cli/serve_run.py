@@ -58,8 +58,12 @@ async def drain(limit_s: float) -> None:
     async def drain_application(name: str) -> None:
         gateways = serve.get_deployment_handle(GATEWAY, name)
         # A new handle does not know any replicas yet, and its broadcast reaches none.
-        while not await gateways.broadcast("drain", limit_s).results_async():
+        # One that dies meanwhile ends nobody else's answers.
+        while not (ends := await gateways.broadcast("drain", limit_s).results_async(return_exceptions=True)):
             await asyncio.sleep(POLL_S)
+        for error in ends:
+            if isinstance(error, BaseException):
+                _logger.warning("a gateway was not waited for: %s", error)
 
     try:
         async with asyncio.timeout(limit_s + DRAIN_MARGIN_S):

@@ -32,6 +32,8 @@ TIDY_S = 60.0
 MAX_SILENT_S = 30.0
 """A gateway that has given no sign of life for so long is lost; it gives one every `deployments.gateway.inside.BEAT_S`
 seconds."""
+LOST = InsideAnswer(status=502, retry_after_s=RETRY_AFTER_S)
+"""A gateway that died under way may have died of the line, which is asked a few times only (`Retries`)."""
 
 
 class Batches(BatchServer):
@@ -80,22 +82,23 @@ class Batches(BatchServer):
 
 
 async def ask_gateway(gateways: DeploymentHandle, call: InsideCall) -> InsideAnswer:
-    """Return a gateway's answer, or a local 503 if none can be reached, or the one that was is silent.
+    """Return a gateway's answer, or one of our own: 503 if none can be reached, `LOST` if the one that was is lost.
 
     Args:
         gateways: a streaming handle. Without signs of life, calls to a machine that has vanished last for minutes.
     """
     answer: InsideAnswer | None = None
+    unanswered = InsideAnswer(status=503, retry_after_s=RETRY_AFTER_S)
     signs = gateways.answer_inside.remote(call)
     try:
         with canceled_as_lost():
             async with asyncio.timeout(MAX_SILENT_S) as silence:
                 async for sign in signs:
-                    answer = sign
+                    answer, unanswered = sign, LOST
                     silence.reschedule(asyncio.get_running_loop().time() + MAX_SILENT_S)
     except UNREACHED as error:
         _logger.info("a line of a batch is asked for again: %s", error)
     finally:
         if answer is None:
             signs.cancel()
-    return answer or InsideAnswer(status=503, retry_after_s=RETRY_AFTER_S)
+    return answer or unanswered

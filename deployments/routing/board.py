@@ -113,6 +113,8 @@ class Board:
     def choose(self, asked: Asked, candidates: Sequence[str], now_s: float) -> list[str]:
         """Return the candidates, best first, without lost ones; the first counts as chosen until `end`."""
         with self._lock:
+            # While all replicas are full, Serve asks again and again for each request that waits.
+            is_new = asked.request_id not in self._replica_by_request
             self._unsend(asked.request_id)
             states = [self._state_by_id.setdefault(i, ReplicaState(i)) for i in candidates]
             alive = [s for s in states if s.lost_until_s is None or s.lost_until_s <= now_s]
@@ -122,7 +124,7 @@ class Board:
             found = {state.replica_id: estimate(asked, state, now_s, defaults) for state in alive}
             cost_by_id = self._costs(asked, found, defaults, now_s)
             best = _best(asked, found, cost_by_id)
-            self._send(asked, self._state_by_id[best], found[best], defaults, now_s)
+            self._send(asked, self._state_by_id[best], found[best], defaults, now_s, is_new=is_new)
             others = sorted((cost, i) for i, cost in cost_by_id.items() if i != best)
             return [best, *(i for _, i in others)]
 
@@ -161,7 +163,16 @@ class Board:
                 cost_by_id[i] += (FOREIGN_LOAD - 1) * load_s
         return cost_by_id
 
-    def _send(self, asked: Asked, state: ReplicaState, found: Estimate, defaults: LoadReport, now_s: float) -> None:
+    def _send(
+        self,
+        asked: Asked,
+        state: ReplicaState,
+        found: Estimate,
+        defaults: LoadReport,
+        now_s: float,
+        *,
+        is_new: bool,
+    ) -> None:
         report = state.report or defaults
         state.send(
             asked.request_id,
@@ -170,7 +181,7 @@ class Board:
         self._replica_by_request[asked.request_id] = state.replica_id
         if len(self._replica_by_request) > MAX_OPEN:
             self._unsend(next(iter(self._replica_by_request)))
-        if asked.adapter is not None:
+        if asked.adapter is not None and is_new:
             rate = report.prefill_tokens_per_s or defaults.prefill_tokens_per_s
             work_s = max(found.num_new_tokens / rate if rate else 0.0, report.turnover_s)
             self._demand.note(asked.adapter, work_s, now_s)

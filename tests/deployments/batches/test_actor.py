@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError
 
 from deployments.batches import actor
 from deployments.batches.actor import RETRY_AFTER_S, Batches, ask_gateway
+from deployments.batches.retries import MAX_FAILURES
 from deployments.batches.store import BatchStore
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.config import BatchesConfig
@@ -69,6 +70,27 @@ async def test_nobody_to_ask_is_waited_for(tmp_path: Path) -> None:
     world.close()
 
 
+async def test_a_line_that_takes_its_gateways_along_is_tried_a_few_times(tmp_path: Path) -> None:
+    """It was asked for again every five seconds for a day, of one gateway after the other."""
+    world = open_world(tmp_path)
+    batch = a_batch(world.store, a_line("a", name="a"))
+
+    async def answer(call: InsideCall) -> AsyncGenerator[InsideAnswer | None, None]:
+        yield None
+        if call.method == "POST":
+            lost.append(call)
+            raise ActorDiedError
+        yield await world.ask(call)
+
+    lost: list[InsideCall] = []
+    gateways: Any = Gateways(answer)
+    world.server._ask = partial(ask_gateway, gateways)
+    await world.server.resume(world.store)
+    batch = await world.end(batch)
+    assert (world.ended(batch), len(lost)) == ({"a": "server_error"}, MAX_FAILURES)
+    world.close()
+
+
 async def test_a_gateway_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its machine had vanished, and the call to it lasted for five to seven minutes, as gRPC's keepalive has it."""
     monkeypatch.setattr(actor, "MAX_SILENT_S", 0.05)
@@ -79,7 +101,7 @@ async def test_a_gateway_that_falls_silent_is_given_up(monkeypatch: pytest.Monke
 
     gateways: Any = Gateways(answer)
     call = InsideCall(tenant="", method="POST", path="/v1/completions", request_id="r")
-    assert (await asyncio.wait_for(ask_gateway(gateways, call), 20.0)).status == 503
+    assert (await asyncio.wait_for(ask_gateway(gateways, call), 20.0)).status == 502
     assert [signs.is_cancelled for signs in gateways.calls] == [True]
 
 

@@ -120,6 +120,18 @@ def test_a_cold_adapter_has_one_home_and_a_hot_one_several() -> None:
     assert 3 <= len(homes(2, 2000, 0.025, 200.0)) <= 8
 
 
+def test_a_request_that_is_placed_again_and_again_is_one_demand() -> None:
+    """Serve asks up to forty times a second while all replicas are full: one request of a cold adapter made it hot."""
+    names = tuple("abcdefgh")
+    board = board_with(*(report_of(name, turnover_s=2.0) for name in names))
+    for number in range(60):
+        board.choose(asked("r", *range(10), adapter=1), names, 0.5 * number)
+    assert board._demand.num_homes(1, 30.0, 1) == 1
+    once = board_with(*(report_of(name, turnover_s=2.0) for name in names))
+    once.choose(asked("r", *range(10), adapter=1), names, 0.0)
+    assert board._demand.share(1, 30.0) == once._demand.share(1, 30.0) > 0
+
+
 @pytest.mark.parametrize(("load_s", "stays_home"), [(0.001, False), (0.4, True), (0.0, True)])
 def test_a_cold_adapter_leaves_its_home_for_a_prefix_only_if_it_is_soon_loaded(load_s: float, stays_home: bool) -> None:
     """As long as nobody has loaded one, the time is a guess."""
