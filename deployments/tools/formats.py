@@ -38,7 +38,7 @@ class ToolFormat:
         silent: an optional special token before everything else that is not part of the text.
         is_alone: an answer with calls contains nothing else; only its beginning distinguishes it from text.
         opening: precedes the first call; its first piece marks the start of calls, unless `is_alone`.
-        may_lack_opening: models forget the opening now and then; the head alone then marks a call of a known tool.
+        may_lack_opening: models forget the opening now and then; the head of a known tool and a tag then mark a call.
         before_name, before_arguments: the pieces of a call's head around the name.
         or_before_name: what a model may write instead of `before_name`, if anything.
         quotes_name: the name is a JSON string.

@@ -15,7 +15,7 @@ from typing import Any
 from deployments.answer_events import CallDelta
 from deployments.stream.reasoning import WHITE_SPACE, overlap
 from deployments.tools.formats import ToolFormat
-from deployments.tools.tagged import TagScan, parameters_of
+from deployments.tools.tagged import END, OPENING, TagScan, parameters_of
 
 
 class _State(Enum):
@@ -127,33 +127,42 @@ class CallParser:
         opened = self._held.find(trigger)
         place = opened if opened >= 0 else len(self._held) - overlap(self._held, trigger)
         if self._format.may_lack_opening:
-            start, end = self._format.before_name[0], self._format.before_arguments[0]
+            start = self._format.before_name[0]
             for found in re.finditer(re.escape(start), self._held[:place]):
-                name, is_whole, _ = self._held[found.end() :].partition(end)
-                if is_whole and name in self._tools:
-                    return found.start(), True
-                if not is_whole and any(tool.startswith(name) for tool in self._tools):
-                    return found.start(), False
+                end, _ = self._match_head((), found.start())
+                if end != -1:
+                    return found.start(), end is not None
             if opened < 0:
                 place = min(place, len(self._held) - overlap(self._held, start))
         return place, opened >= 0
 
     def _read_head(self, calls: list[CallDelta]) -> bool:
-        is_open, is_tagged = False, self._format.is_tagged
-        befores = {self._before, ()} if self._format.may_lack_opening else {self._before}
-        for tool, before in product(self._tools, befores):
-            for head in self._format.heads(tool):
-                # The brace is part of the arguments; it proves that they are an object.
-                end = _match(self._held, (*before, *head, *(() if is_tagged else ("{",))))
-                if end is None:
-                    is_open = True
-                elif end >= 0:
-                    self._begin_call(tool, calls, is_enforced=before == self._before)
-                    self._held = self._held[end if is_tagged else end - 1 :]
-                    return True
+        is_open = False
+        for before in {self._before, ()} if self._format.may_lack_opening else {self._before}:
+            end, tool = self._match_head(before)
+            if end is None:
+                is_open = True
+            elif end >= 0:
+                self._begin_call(tool, calls, is_enforced=before == self._before)
+                self._held = self._held[end:]
+                return True
         if not is_open:
             self._state = _State.PLAIN
         return not is_open
+
+    def _match_head(self, before: tuple[str, ...], place: int = 0) -> tuple[int | None, str]:
+        """Return where the head of a call that begins at `place` ends, as `_match` does, and the tool's name."""
+        is_open = False
+        # What follows a head proves that it is one; the brace shows that the arguments are an object.
+        proofs = ("{",) if not self._format.is_tagged else ("",) if before else (OPENING, END)
+        for tool in self._tools:
+            for head, proof in product(self._format.heads(tool), proofs):
+                end = _match(self._held, (*before, *head, proof), place)
+                if end is None:
+                    is_open = True
+                elif end >= 0:
+                    return end - len(proof), tool
+        return (None if is_open else -1), ""
 
     def _begin_call(self, tool: str, calls: list[CallDelta], *, is_enforced: bool) -> None:
         calls.append(CallDelta(index=self._num_started, call_id=self._new_call_id(), name=tool))
@@ -228,9 +237,8 @@ class _ObjectScan:
         return len(text), text
 
 
-def _match(text: str, pieces: Sequence[str]) -> int | None:
-    """Return where the pieces end at the start of the text, None if more text is needed, -1 if they do not match."""
-    place = 0
+def _match(text: str, pieces: Sequence[str], place: int = 0) -> int | None:
+    """Return where the pieces that begin at `place` end, None if more text is needed, -1 if they do not match."""
     for piece in pieces:
         while place < len(text) and text[place] in WHITE_SPACE:
             place += 1

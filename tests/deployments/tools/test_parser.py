@@ -108,6 +108,7 @@ def test_calls_are_found_whatever_the_cuts(
             ]
         )
         | st.sampled_from(["</tool_call>", "[TOOL_CALLS]", "[", "]", "get", " ", "\n", '"', "word"])
+        | st.sampled_from(["<function=", "get>", "<function=get>", "<parameter=a>", "</parameter>", "</function>"])
     ).map("".join),
     places=st.lists(st.integers(0, 10_000), max_size=8),
 )
@@ -192,6 +193,28 @@ def test_calls_of_qwen_3_coder_may_lack_what_opens_them(text: tuple[str, str, li
     content, calls, has_calls = parsed(FORMATS["qwen3_coder"], cuts(written_text, places))
     assert (content, [name for name, _ in calls], has_calls) == (expected, names, bool(names))
     assert all(arguments == ('{"a": 1}' if name == "get" else "{}") for name, arguments in calls)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    told=st.sampled_from(
+        ["To call it, write <function=get>. Then wait.", "<function=get>\n", "a <function=get> <", "<"]
+    ),
+    call=st.sampled_from(["", f"<tool_call>{CODED}</tool_call>", CODED]),
+    places=st.lists(st.integers(0, 10_000), max_size=12),
+)
+def test_a_head_of_qwen_3_coder_that_is_only_mentioned_is_content(told: str, call: str, places: list[int]) -> None:
+    """It began a call without valid arguments, and all text and all calls behind it were lost."""
+    content, calls, has_calls = parsed(FORMATS["qwen3_coder"], cuts(told + call, places))
+    assert (content, calls) == (told.rstrip() if call else told, [("get", '{"a": 1}')] if call else [])
+    assert has_calls == bool(call)
+
+
+@pytest.mark.parametrize("behind", ["<function=get> was called.", "So <function=get> was called."])
+@pytest.mark.parametrize("call", [CODED, f"<tool_call>{CODED}</tool_call>"])
+def test_a_head_of_qwen_3_coder_that_is_mentioned_behind_a_call_is_content(call: str, behind: str) -> None:
+    for pieces in ([call, "\n", behind], list(f"{call}\n{behind}")):
+        assert parsed(FORMATS["qwen3_coder"], pieces) == (behind, [("get", '{"a": 1}')], True)
 
 
 @pytest.mark.parametrize(("opening", "value"), [("", '"5"'), ("<tool_call>", "5")])
