@@ -15,6 +15,9 @@ import re
 from dataclasses import dataclass
 
 WHITE_SPACE = " \t\r\n"
+MAX_SPACE = 64
+"""Most characters of white space that wait for a mark behind them: a model may write it without end, and what waits
+is looked at again with each token. Far more than any grammar of ours lets pass there."""
 _LITERAL_END = r"""(?:\\n|\s)*+(?:['"]|\{[%{]|$)"""
 """What follows the last word that a template writes: a quote or a tag, behind line breaks as such or as escapes."""
 
@@ -81,7 +84,10 @@ class ReasoningSplit:
         return len(self._held)
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Return the new thoughts and content that are final. White space around the thoughts is stripped."""
+        """Return the new thoughts and content that are final. White space around the thoughts is stripped.
+
+        Of that behind them at most MAX_SPACE characters are.
+        """
         self._held += text
         if self._may_begin and not self._begin():
             return "", ""
@@ -97,10 +103,11 @@ class ReasoningSplit:
 
     def _begin(self) -> bool:
         front = self._held.lstrip(WHITE_SPACE)
-        if len(front) < len(self._format.begin) and self._format.begin.startswith(front):
+        is_near = len(self._held) - len(front) <= MAX_SPACE
+        if is_near and len(front) < len(self._format.begin) and self._format.begin.startswith(front):
             return False
         self._may_begin = False
-        if front.startswith(self._format.begin):
+        if is_near and front.startswith(self._format.begin):
             self._held = front[len(self._format.begin) :]
             self._is_thinking = self._is_front = self.has_thought = True
         return True
@@ -111,12 +118,12 @@ class ReasoningSplit:
             self._is_front = not self._held
         end = self._held.find(self._format.end)
         if end >= 0:
-            thoughts = self._held[:end].rstrip(WHITE_SPACE)
+            thoughts = self._held[: without_space(self._held, end)]
             self._held = self._held[end + len(self._format.end) :]
             self._is_thinking = False
             self._is_front = True
             return thoughts
-        place = len(self._held[: len(self._held) - overlap(self._held, self._format.end)].rstrip(WHITE_SPACE))
+        place = without_space(self._held, len(self._held) - overlap(self._held, self._format.end))
         thoughts, self._held = self._held[:place], self._held[place:]
         return thoughts
 
@@ -136,6 +143,12 @@ def overlap(text: str, mark: str) -> int:
     while place >= 0 and not mark.startswith(text[place:]):
         place = text.find(mark[0], place + 1)
     return len(text) - place if place >= 0 else 0
+
+
+def without_space(text: str, end: int) -> int:
+    """Return where white space before `end` begins, at most MAX_SPACE characters before it."""
+    start = max(0, end - MAX_SPACE)
+    return start + len(text[start:end].rstrip(WHITE_SPACE))
 
 
 class ReasoningCounter:

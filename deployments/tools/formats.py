@@ -68,11 +68,18 @@ class ToolFormat:
         heads = self.before_name + self.or_before_name + self.before_arguments
         return frozenset(self.opening + heads + self.after_arguments + self.between + self.closing)
 
+    @property
+    def befores(self) -> tuple[tuple[str, ...], ...]:
+        """What may stand before the name in a call's head."""
+        return (self.before_name, self.or_before_name) if self.or_before_name else (self.before_name,)
+
+    def behind(self, tool: str) -> tuple[str, ...]:
+        """Return the pieces of the head of a call to `tool` from its name on."""
+        return (json.dumps(tool) if self.quotes_name else tool, *self.before_arguments)
+
     def heads(self, tool: str) -> tuple[tuple[str, ...], ...]:
         """Return the pieces of a call to `tool` up to its arguments, then those that may stand for them."""
-        befores = (self.before_name, self.or_before_name) if self.or_before_name else (self.before_name,)
-        name = json.dumps(tool) if self.quotes_name else tool
-        return tuple((*before, name, *self.before_arguments) for before in befores)
+        return tuple((*before, *self.behind(tool)) for before in self.befores)
 
     def beginnings(self, tool: str) -> list[str]:
         """Return how an answer that calls `tool` may begin, up to the opening brace of its arguments."""

@@ -28,6 +28,8 @@ from deployments.tools.formats import ToolFormat
 JSON_STYLE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n]{1,24}"}
 
 _SPACE = r"[ \t\r\n]{0,8}"
+_ANY_SPACE = r"[ \t\r\n]*"
+"""In what free text must not match: those who read it look past more white space than a head or a mark may have."""
 _ANYTHING = r"(?s:.*)"
 _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
@@ -73,7 +75,9 @@ def _answer(rules: _Rules, calls: CallRules | None, has_content: bool) -> str:
     tool_format = calls.tool_format
     opening = tool_format.opening
     if tool_format.is_alone:
-        heads = "|".join(_joined((*opening, *head)) for tool in calls.tools for head in tool_format.heads(tool.name))
+        heads = "|".join(
+            _joined((*opening, *head), _ANY_SPACE) for tool in calls.tools for head in tool_format.heads(tool.name)
+        )
         rules.exclude(f"({heads}){_ANYTHING}")
     elif opening[0] not in rules.special_ids:
         rules.add("LEAD", f"/{_ANYTHING}{escaped(opening[0])}/{rules.excluded}")
@@ -125,7 +129,7 @@ def _thinking(rules: _Rules, thinking: ReasoningFormat, has_begun: bool, space: 
     if has_begun:
         return thoughts
     if begin not in rules.special_ids:
-        rules.exclude(_SPACE + escaped(begin) + _ANYTHING)
+        rules.exclude(_ANY_SPACE + escaped(begin) + _ANYTHING)
     return f"({rules.sequence((begin,))} {thoughts})?"
 
 
@@ -226,8 +230,8 @@ class _Rules:
         return name
 
 
-def _joined(pieces: Sequence[str]) -> str:
-    return _SPACE + "".join(escaped(piece) + _SPACE for piece in pieces)
+def _joined(pieces: Sequence[str], space: str = _SPACE) -> str:
+    return space + "".join(escaped(piece) + space for piece in pieces)
 
 
 def escaped(text: str) -> str:

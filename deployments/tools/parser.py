@@ -13,9 +13,11 @@ from itertools import product
 from typing import Any
 
 from deployments.answer_events import CallDelta
-from deployments.stream.reasoning import WHITE_SPACE, overlap
+from deployments.stream.reasoning import MAX_SPACE, WHITE_SPACE, overlap, without_space
 from deployments.tools.formats import ToolFormat
 from deployments.tools.tagged import END, OPENING, TagScan, parameters_of
+
+_SPACES = re.compile(f"[{WHITE_SPACE}]*")
 
 
 class _State(Enum):
@@ -26,6 +28,10 @@ class _State(Enum):
     ARGUMENTS = auto()
     AFTER = auto()
     """After the arguments of a call."""
+    BETWEEN = auto()
+    """After a call, before what closes the calls or another."""
+    CLOSED = auto()
+    """After all calls."""
     PLAIN = auto()
     """All remaining text is content."""
 
@@ -99,6 +105,10 @@ class CallParser:
                 return self._read_arguments(calls)
             case _State.AFTER:
                 return self._leave_call()
+            case _State.BETWEEN:
+                return self._leave_calls()
+            case _State.CLOSED:
+                return self._skip_space() and self._go_to(_State.PLAIN)
         # What comes after a call waits for a result of its own.
         if not calls:
             content.append(self._held)
@@ -112,14 +122,13 @@ class CallParser:
         place, is_call = self._next_call()
         if not is_call:
             # White space before a call is not content.
-            place = len(self._held[:place].rstrip(WHITE_SPACE))
+            place = without_space(self._held, place)
             content.append(self._held[:place])
             self._held = self._held[place:]
             return False
-        content.append(self._held[:place].rstrip(WHITE_SPACE))
+        content.append(self._held[: without_space(self._held, place)])
         self._held = self._held[place:]
-        self._state = _State.HEAD
-        return True
+        return self._go_to(_State.HEAD)
 
     def _next_call(self) -> tuple[int, bool]:
         """Return where the first call begins and True, or where one may begin once there is more text and False."""
@@ -146,22 +155,22 @@ class CallParser:
                 self._begin_call(tool, calls, is_enforced=before == self._before)
                 self._held = self._held[end:]
                 return True
-        if not is_open:
-            self._state = _State.PLAIN
-        return not is_open
+        return not is_open and self._go_to(_State.PLAIN)
 
     def _match_head(self, before: tuple[str, ...], place: int = 0) -> tuple[int | None, str]:
         """Return where the head of a call that begins at `place` ends, as `_match` does, and the tool's name."""
         is_open = False
         # What follows a head proves that it is one; the brace shows that the arguments are an object.
         proofs = ("{",) if not self._format.is_tagged else ("",) if before else (OPENING, END)
-        for tool in self._tools:
-            for head, proof in product(self._format.heads(tool), proofs):
-                end = _match(self._held, (*before, *head, proof), place)
-                if end is None:
-                    is_open = True
-                elif end >= 0:
+        for lead in self._format.befores:
+            # Once for all tools, of which there may be many.
+            start = _match(self._held, (*before, *lead), place)
+            is_open |= start is None
+            for tool, proof in product(self._tools if start is not None and start >= 0 else (), proofs):
+                end = _match(self._held, (*self._format.behind(tool), proof), start or 0)
+                if end is not None and end >= 0:
                     return end - len(proof), tool
+                is_open |= end is None
         return (None if is_open else -1), ""
 
     def _begin_call(self, tool: str, calls: list[CallDelta], *, is_enforced: bool) -> None:
@@ -180,8 +189,8 @@ class CallParser:
         self._held = self._held[length:]
         if self._arguments.is_complete:
             self._num_complete += 1
-            self._state = _State.AFTER
-        return self._arguments.is_complete
+            return self._go_to(_State.AFTER)
+        return self._arguments.is_broken and self._go_to(_State.PLAIN)
 
     def _leave_call(self) -> bool:
         after = self._format.after_arguments
@@ -192,19 +201,30 @@ class CallParser:
         if end is None:
             return False
         if end < 0:
-            self._state = _State.PLAIN
-            return True
-        following = self._held[end:].lstrip(WHITE_SPACE)
-        closed = _match(following, self._format.closing) if self._format.closing else -1
+            return self._go_to(_State.PLAIN)
+        self._held = self._held[end:]
+        return self._go_to(_State.BETWEEN)
+
+    def _leave_calls(self) -> bool:
+        # White space after a call is not content, whether another call follows or nothing.
+        if not self._skip_space():
+            return False
+        closed = _match(self._held, self._format.closing) if self._format.closing else -1
         if closed is None:
             return False
-        # White space after a call is not content, whether another call follows or nothing.
-        following = following[max(0, closed) :].lstrip(WHITE_SPACE)
-        if not following:
-            return False
-        self._held = following
+        if closed >= 0:
+            self._held = self._held[closed:]
+            return self._go_to(_State.CLOSED)
         self._before = self._format.between
-        self._state = _State.PLAIN if closed >= 0 else _State.HEAD
+        return self._go_to(_State.HEAD)
+
+    def _skip_space(self) -> bool:
+        """Drop white space; return whether there is other text behind it."""
+        self._held = self._held.lstrip(WHITE_SPACE)
+        return bool(self._held)
+
+    def _go_to(self, state: _State) -> bool:
+        self._state = state
         return True
 
 
@@ -215,7 +235,7 @@ class _ObjectScan:
         self._depth = 0
         self._is_string = False
         self._is_escaped = False
-        self.is_complete = False
+        self.is_complete = self.is_broken = False
 
     def feed(self, text: str) -> tuple[int, str]:
         """Return the number of characters of the text that belong to the object, and those characters."""
@@ -238,11 +258,20 @@ class _ObjectScan:
 
 
 def _match(text: str, pieces: Sequence[str], place: int = 0) -> int | None:
-    """Return where the pieces that begin at `place` end, None if more text is needed, -1 if they do not match."""
+    """Return where the pieces that begin at `place` end, None if more text is needed, -1 if they do not match.
+
+    At most MAX_SPACE characters of white space may stand before each.
+    """
     for piece in pieces:
-        while place < len(text) and text[place] in WHITE_SPACE:
-            place += 1
+        start, place = place, _spaces_end(text, place)
+        if place - start > MAX_SPACE:
+            return -1
         if not text.startswith(piece, place):
-            return None if piece.startswith(text[place:]) else -1
+            return None if piece.startswith(text[place : place + len(piece)]) else -1
         place += len(piece)
     return place
+
+
+def _spaces_end(text: str, place: int) -> int:
+    found = _SPACES.match(text, place)
+    return place if found is None else found.end()

@@ -134,6 +134,8 @@ class TagScan:
         self._is_at_front = True
         self._num_searched, self._is_in_string = 0, False
         self.is_complete = False
+        self.is_broken = False
+        """Whether neither a parameter nor the end follows, which no grammar allows."""
 
     def feed(self, text: str) -> tuple[int, str]:
         """Return the number of characters consumed and the JSON that is final after them."""
@@ -150,13 +152,19 @@ class TagScan:
         if self._parameter is not None:
             return self._read_value(self._parameter, text)
         start = len(text) - len(text.lstrip(WHITE_SPACE))
-        if text.startswith(END, start):
+        if start:
+            # Of itself: there may be much of it, in many pieces.
+            return start, ""
+        if text.startswith(END):
             self.is_complete = True
-            return start, "}" if self._num else "{}"
-        end = text.find(NAME_END, start)
-        if end < 0 or not text.startswith(OPENING, start):
+            return 0, "}" if self._num else "{}"
+        if not text.startswith(OPENING):
+            self.is_broken = not any(tag.startswith(text[: len(tag)]) for tag in (OPENING, END))
             return 0, ""
-        name = text[start + len(OPENING) : end]
+        end = text.find(NAME_END)
+        if end < 0:
+            return 0, ""
+        name = text[len(OPENING) : end]
         self._parameter = self._by_name.get(name) or _any_parameter(name)
         self._num += 1
         self._is_at_front = True

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.stream.reasoning import (
+    MAX_SPACE,
     MISTRAL_THINK,
     SEED_THINK,
     THINK,
@@ -49,11 +50,32 @@ def test_thoughts_and_content_come_apart(text: str, has_begun: bool, expected: t
 
 @settings(max_examples=300, deadline=None)
 @given(
-    pieces=st.lists(st.sampled_from(["<think>", "</think>", "<th", "ink>", "\n", " ", "word", "<", "/", "</"])),
+    pieces=st.lists(
+        st.sampled_from(["<think>", "</think>", "<th", "ink>", "\n", " ", "word", "<", "/", "</", "\n" * MAX_SPACE])
+    ),
     has_begun=st.booleans(),
 )
 def test_cuts_change_nothing(pieces: list[str], has_begun: bool) -> None:
     assert split(pieces, has_begun=has_begun) == split(["".join(pieces)], has_begun=has_begun)
+
+
+@pytest.mark.parametrize("begun", ["", "<think>", "<think>So.", "<think>So.</think>"])
+def test_white_space_without_end_does_not_wait_for_a_mark(begun: str) -> None:
+    """All of it was held and searched again with each token, for seconds where an answer had nothing else."""
+    reader = ReasoningSplit(THINK, has_begun=False)
+    reader.feed(begun)
+    for _ in range(5 * MAX_SPACE):
+        reader.feed("\n")
+        assert reader.num_held <= MAX_SPACE
+
+
+@pytest.mark.parametrize("num", [1, MAX_SPACE, MAX_SPACE + 1])
+def test_little_white_space_around_thoughts_is_left_out(num: int) -> None:
+    space = "\n" * num
+    text = f"{space}<think>{space}So.{space}</think>{space}Yes."
+    expected = ("So.", "Yes.") if num <= MAX_SPACE else ("", text)
+    assert split([text]) == split(list(text)) == expected
+    assert split([text[2 * num :]], has_begun=True)[1] == "Yes."
 
 
 @pytest.mark.parametrize(

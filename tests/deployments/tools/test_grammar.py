@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from deployments.generation import ToolSpec
 from deployments.stream.reasoning import THINK
-from deployments.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
+from deployments.tools.formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, ToolFormat
 from deployments.tools.grammar import JSON_STYLE, CallRules, write_grammar
 from engine.sampling.grammar_tokenizer import read_tokenizer
 from tests.deployments.tools.test_parser import written
@@ -159,6 +159,15 @@ def test_content_may_begin_like_a_call_as_far_as_it_is_none(tokenizer: LLTokeniz
         assert is_whole(tokenizer, grammar, text), text
     assert not is_whole(tokenizer, grammar, '{"name": "f", "city": "Paris"}')
     assert not is_whole(tokenizer, grammar, '{"name": "g"}')
+
+
+@pytest.mark.parametrize("num", [8, 9, 40])
+def test_free_text_is_no_call_however_much_white_space_is_in_its_head(tokenizer: LLTokenizer, num: int) -> None:
+    """With more of it than a call may have it passed as text, and was read as a call that no schema holds."""
+    text = written(JSON, [("f", '{"town": 1}')]).replace("{", "{" + " " * num, 1)
+    assert not is_whole(tokenizer, write_grammar({}, calls=rules(JSON)), text)
+    text = f"{' ' * num}<think>hm"
+    assert not is_whole(tokenizer, write_grammar({}, thinking=THINK, calls=rules(HERMES)), text)
 
 
 def test_thoughts_and_what_may_come_before_calls_are_asked_for_by_id() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from app.translation.streaming import joined_calls
 from deployments.answer_events import CallDelta
 from deployments.generation import ToolCall
+from deployments.stream.reasoning import MAX_SPACE
 from deployments.tools.formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat
 from deployments.tools.parser import CallParser
 
@@ -108,6 +109,7 @@ def test_calls_are_found_whatever_the_cuts(
             ]
         )
         | st.sampled_from(["</tool_call>", "[TOOL_CALLS]", "[", "]", "get", " ", "\n", '"', "word"])
+        | st.sampled_from([" " * MAX_SPACE, "\n" * MAX_SPACE])
         | st.sampled_from(["<function=", "get>", "<function=get>", "<parameter=a>", "</parameter>", "</function>"])
     ).map("".join),
     places=st.lists(st.integers(0, 10_000), max_size=8),
@@ -157,6 +159,29 @@ def test_what_is_no_call_is_content(tool_format: ToolFormat, text: str) -> None:
 
 
 CALL = '{"name": "get", "arguments": {}}'
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values())
+def test_white_space_without_end_does_not_wait_for_a_call(tool_format: ToolFormat) -> None:
+    """All of it was held and searched again with each token: a thousand line breaks took a gateway 20 seconds."""
+    text = written(tool_format, [("get", "{}")], space="")
+    # Each of these beginnings may go on as a call; what is behind a call is no content.
+    for begun in (text[:place] for place in range(len(text) + 1)):
+        parser = CallParser(tool_format, TOOLS)
+        parser.feed(begun)
+        for _ in range(5 * MAX_SPACE):
+            parser.feed("\n")
+            assert parser.num_held <= len(text) + MAX_SPACE
+
+
+@pytest.mark.parametrize("num", [1, MAX_SPACE, MAX_SPACE + 1])
+def test_little_white_space_before_a_call_is_no_content(num: int) -> None:
+    space, call = "\n" * num, f"<tool_call>{CALL}</tool_call>"
+    for pieces in ([f"Hm.{space}{call}"], ["Hm.", *space, *call]):
+        assert parsed(HERMES, pieces) == ("Hm." + space[MAX_SPACE:], [("get", "{}")], True)
+    for pieces in ([space + CALL], [*space, *CALL]):
+        is_call = num <= MAX_SPACE
+        assert parsed(JSON, pieces) == (("", [("get", "{}")], True) if is_call else (space + CALL, [], False))
 
 
 @pytest.mark.parametrize("behind", ["Done.", CALL])
@@ -215,6 +240,14 @@ def test_a_head_of_qwen_3_coder_that_is_only_mentioned_is_content(told: str, cal
 def test_a_head_of_qwen_3_coder_that_is_mentioned_behind_a_call_is_content(call: str, behind: str) -> None:
     for pieces in ([call, "\n", behind], list(f"{call}\n{behind}")):
         assert parsed(FORMATS["qwen3_coder"], pieces) == (behind, [("get", '{"a": 1}')], True)
+
+
+@pytest.mark.parametrize("behind", ["Then wait.", "</funct\n ion>", "<tool_call>"])
+def test_text_behind_arguments_that_never_end_is_content(behind: str) -> None:
+    """It was held until the end, and lost."""
+    text = f"<function=get><parameter=a>1</parameter>\n{behind}"
+    for pieces in ([text], list(text)):
+        assert parsed(FORMATS["qwen3_coder"], pieces) == (behind, [("get", '{"a": 1')], False)
 
 
 @pytest.mark.parametrize(("opening", "value"), [("", '"5"'), ("<tool_call>", "5")])
