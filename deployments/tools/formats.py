@@ -35,7 +35,7 @@ class ToolFormat:
     """How calls are written: `opening (head arguments after_arguments) (between head ...)* closing`.
 
     Attributes:
-        silent: an optional special token before everything else that is not part of the text.
+        silent: an optional special token before everything else, part of the text only where such tokens are shown.
         is_alone: an answer with calls contains nothing else; only its beginning distinguishes it from text.
         opening: precedes the first call; its first piece marks the start of calls, unless `is_alone`.
         may_lack_opening: models forget the opening now and then; the head of a known tool and a tag then mark a call.
@@ -84,7 +84,8 @@ class ToolFormat:
     def beginnings(self, tool: str) -> list[str]:
         """Return how an answer that calls `tool` may begin, up to the opening brace of its arguments."""
         # The brace shows that the arguments are an object.
-        return ["".join((*self.opening, *head, "{")) for head in self.heads(tool)]
+        begun = ["".join((*self.opening, *head, "{")) for head in self.heads(tool)]
+        return begun + [self.silent + beginning for beginning in begun if self.silent]
 
     def begins(self, sample: CallSample) -> bool:
         """Whether a template's sample begins with a call in this format."""

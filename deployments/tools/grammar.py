@@ -78,7 +78,9 @@ def _answer(rules: _Rules, calls: CallRules | None, has_content: bool) -> str:
         heads = "|".join(
             _joined((*opening, *head), _ANY_SPACE) for tool in calls.tools for head in tool_format.heads(tool.name)
         )
-        rules.exclude(f"({heads}){_ANYTHING}")
+        # Spelled by other tokens, what may come before a call is text to the lexer, but not to who reads it.
+        silent = f"({_ANY_SPACE}{escaped(tool_format.silent)})?" if tool_format.silent else ""
+        rules.exclude(f"{silent}({heads}){_ANYTHING}")
     elif opening[0] not in rules.special_ids:
         rules.add("LEAD", f"/{_ANYTHING}{escaped(opening[0])}/{rules.excluded}")
         rules.exclude(_ANYTHING + escaped(opening[0]) + _ANYTHING)

@@ -147,7 +147,13 @@ class CallParser:
 
     def _read_head(self, calls: list[CallDelta]) -> bool:
         is_open = False
-        for before in {self._before, ()} if self._format.may_lack_opening else {self._before}:
+        befores = [self._before]
+        if self._format.may_lack_opening:
+            befores.append(())
+        if self._format.silent and not self._num_started:
+            # It is text where special tokens are shown.
+            befores.append((self._format.silent, *self._before))
+        for before in befores:
             end, tool = self._match_head(before)
             if end is None:
                 is_open = True

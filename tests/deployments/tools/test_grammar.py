@@ -170,6 +170,14 @@ def test_free_text_is_no_call_however_much_white_space_is_in_its_head(tokenizer:
     assert not is_whole(tokenizer, write_grammar({}, thinking=THINK, calls=rules(HERMES)), text)
 
 
+def test_what_may_come_before_calls_makes_no_text_of_them(tokenizer: LLTokenizer) -> None:
+    call = written(LLAMA3, [("f", '{"town": 1}')])
+    for content in (None, CONTENT):
+        grammar = write_grammar({}, calls=rules(LLAMA3), content=content)
+        assert not is_whole(tokenizer, grammar, f"{LLAMA3.silent}{call}")
+    assert is_whole(tokenizer, write_grammar({}, calls=rules(LLAMA3)), f"{LLAMA3.silent}.{call}")
+
+
 def test_thoughts_and_what_may_come_before_calls_are_asked_for_by_id() -> None:
     tokenizer_json = json.loads(Path("models/stdlib-chat/tokenizer.json").read_text())
     special = {token["content"]: token["id"] for token in tokenizer_json["added_tokens"] if token["special"]}

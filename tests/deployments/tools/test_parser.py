@@ -109,7 +109,7 @@ def test_calls_are_found_whatever_the_cuts(
             ]
         )
         | st.sampled_from(["</tool_call>", "[TOOL_CALLS]", "[", "]", "get", " ", "\n", '"', "word"])
-        | st.sampled_from([" " * MAX_SPACE, "\n" * MAX_SPACE])
+        | st.sampled_from(["<|python_tag|>", "<|python", " " * MAX_SPACE, "\n" * MAX_SPACE])
         | st.sampled_from(["<function=", "get>", "<function=get>", "<parameter=a>", "</parameter>", "</function>"])
     ).map("".join),
     places=st.lists(st.integers(0, 10_000), max_size=8),
@@ -156,6 +156,21 @@ def test_the_beginning_of_a_call_is_no_content(tool_format: ToolFormat) -> None:
 )
 def test_what_is_no_call_is_content(tool_format: ToolFormat, text: str) -> None:
     assert parsed(tool_format, list(text)) == (text, [], False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<|python_tag|>{"name": "get", "parameters": {}}', ("", [("get", "{}")], True)),
+        ('\n<|python_tag|>\n{"name": "get", "parameters": {}}', ("", [("get", "{}")], True)),
+        ('<|python_tag|>{"name": "Bob"}', ('<|python_tag|>{"name": "Bob"}', [], False)),
+        ("<|python", ("<|python", [], False)),
+    ],
+)
+def test_a_special_token_before_a_call_does_not_hide_it(text: str, expected: tuple[str, Any, bool]) -> None:
+    """Where special tokens were shown, the calls of Llama 3 were content."""
+    for pieces in ([text], list(text)):
+        assert parsed(LLAMA3, pieces) == expected
 
 
 CALL = '{"name": "get", "arguments": {}}'
