@@ -124,7 +124,13 @@ class AnswerShape:
             return AnswerParts(split)
         # The grammar reads the same schemas, and both have to agree on which values are quoted.
         tools = {tool.name: without_hints(tool.parameters) for tool in use.tools if tool.name in use.callable_names}
-        calls = CallParser(self._tool_format(), tools, unenforced=self._unenforced, is_required=use.is_required)
+        calls = CallParser(
+            self._tool_format(),
+            tools,
+            unenforced=self._unenforced,
+            is_required=use.is_required,
+            is_either=self._content is not None,
+        )
         return AnswerParts(split, calls)
 
     def counter(self) -> ReasoningCounter | HarmonyCounter | None:

@@ -43,6 +43,7 @@ class CallParser:
         tools: parameter schemas of the callable tools by name.
         unenforced: names of the tools whose schemas the answer's grammar does not enforce.
         is_required: the answer consists of calls only.
+        is_either: it is content or calls, not both, and a grammar holds the content, in which what opens calls is text.
         new_call_id: generates the id of each call.
     """
 
@@ -53,6 +54,7 @@ class CallParser:
         *,
         unenforced: frozenset[str] = frozenset(),
         is_required: bool = False,
+        is_either: bool = False,
         new_call_id: Callable[[], str] | None = None,
     ) -> None:
         self._format = tool_format
@@ -60,7 +62,9 @@ class CallParser:
         self._unenforced = unenforced
         self._is_required = is_required
         self._new_call_id = new_call_id or tool_format.new_call_id
-        self._state = _State.CONTENT
+        # Then the first words tell.
+        self._state = _State.HEAD if tool_format.is_alone or is_either else _State.CONTENT
+        self._may_lack_opening = tool_format.may_lack_opening and not is_either
         self._before: tuple[str, ...] = tool_format.opening
         self._held = ""
         self._arguments: _ObjectScan | TagScan = _ObjectScan()
@@ -89,7 +93,11 @@ class CallParser:
     def close(self) -> str:
         """Return the content held back; a truncated call stays incomplete."""
         # After an opening the held text is a call with an incomplete head, not content.
-        is_open = self._state is _State.HEAD and not self._format.is_alone
+        is_open = (
+            self._state is _State.HEAD
+            and not self._format.is_alone
+            and self._held.lstrip(WHITE_SPACE).startswith(self._format.opening[0])
+        )
         is_call = self._state is not _State.PLAIN and (self._is_required or self._num_started > 0 or is_open)
         content, self._held = ("" if is_call else self._held), ""
         return content
@@ -116,9 +124,6 @@ class CallParser:
         return False
 
     def _leave_content(self, content: list[str]) -> bool:
-        if self._format.is_alone:
-            self._state = _State.HEAD
-            return True
         place, is_call = self._next_call()
         if not is_call:
             # White space before a call is not content.
@@ -135,7 +140,7 @@ class CallParser:
         trigger = self._format.opening[0]
         opened = self._held.find(trigger)
         place = opened if opened >= 0 else len(self._held) - overlap(self._held, trigger)
-        if self._format.may_lack_opening:
+        if self._may_lack_opening:
             start = self._format.before_name[0]
             for found in re.finditer(re.escape(start), self._held[:place]):
                 end, _ = self._match_head((), found.start())
@@ -148,7 +153,7 @@ class CallParser:
     def _read_head(self, calls: list[CallDelta]) -> bool:
         is_open = False
         befores = [self._before]
-        if self._format.may_lack_opening:
+        if self._may_lack_opening:
             befores.append(())
         if self._format.silent and not self._num_started:
             # It is text where special tokens are shown.
@@ -201,7 +206,7 @@ class CallParser:
     def _leave_call(self) -> bool:
         after = self._format.after_arguments
         end = _match(self._held, after)
-        if end == -1 and self._format.may_lack_opening:
+        if end == -1 and self._may_lack_opening:
             # What closes the opening is forgotten with it.
             end = _match(self._held, after[:-1])
         if end is None:

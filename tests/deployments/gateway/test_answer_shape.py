@@ -93,6 +93,13 @@ async def test_a_text_prompt_has_neither_thoughts_nor_marks() -> None:
     assert shape.parts().feed("<think>") == ("", "<think>", ())
 
 
+def test_content_that_a_grammar_holds_may_name_what_opens_a_call() -> None:
+    """A string that ended with it lost the space before it."""
+    answer = '{"note": "x <tool_call>"}'
+    parts = shape_of(ask(grammar=CHOICE, tool_use=USE), replace(THINKING, reasoning=None), "").parts()
+    assert parts.feed(answer) == ("", answer, ())
+
+
 @pytest.mark.parametrize("tail", ["<think>\n", ""])
 async def test_a_grammar_follows_the_thoughts(tail: str) -> None:
     source = await shape_of(ask(grammar=CHOICE), THINKING, tail).grammar()

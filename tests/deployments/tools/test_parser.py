@@ -53,10 +53,12 @@ def tags(arguments: str) -> str:
 
 
 def parsed(
-    tool_format: ToolFormat, pieces: Sequence[str], *, is_required: bool = False
+    tool_format: ToolFormat, pieces: Sequence[str], *, is_required: bool = False, is_either: bool = False
 ) -> tuple[str, list[tuple[str, str]], bool]:
     ids = iter(range(1000))
-    parser = CallParser(tool_format, TOOLS, is_required=is_required, new_call_id=lambda: f"id{next(ids)}")
+    parser = CallParser(
+        tool_format, TOOLS, is_required=is_required, is_either=is_either, new_call_id=lambda: f"id{next(ids)}"
+    )
     content, deltas = "", list[CallDelta]()
     for piece in pieces:
         text, calls = parser.feed(piece)
@@ -113,9 +115,39 @@ def test_calls_are_found_whatever_the_cuts(
         | st.sampled_from(["<function=", "get>", "<function=get>", "<parameter=a>", "</parameter>", "</function>"])
     ).map("".join),
     places=st.lists(st.integers(0, 10_000), max_size=8),
+    is_either=st.booleans(),
 )
-def test_any_text_is_read_alike_whole_and_in_pieces(tool_format: ToolFormat, text: str, places: list[int]) -> None:
-    assert parsed(tool_format, cuts(text, places)) == parsed(tool_format, [text])
+def test_any_text_is_read_alike_whole_and_in_pieces(
+    tool_format: ToolFormat, text: str, places: list[int], *, is_either: bool
+) -> None:
+    pieces = cuts(text, places)
+    assert parsed(tool_format, pieces, is_either=is_either) == parsed(tool_format, [text], is_either=is_either)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    tool_format=st.sampled_from(list(FORMATS.values())),
+    space=st.sampled_from(["", "\n", " \n "]),
+    lead=st.sampled_from(["", "use ", "x  ", "\\n"]),
+    places=st.lists(st.integers(0, 10_000), max_size=12),
+)
+def test_what_opens_a_call_is_text_in_content_that_a_grammar_holds(
+    tool_format: ToolFormat, space: str, lead: str, places: list[int]
+) -> None:
+    """A string of JSON that named it was cut there, and what followed was a call or lost."""
+    call = written(tool_format, [("get", '{"a": 1}')], space)
+    for text in (f'{space}{{"note": "{lead}{call}"}}', f"{space}{{{lead}{tool_format.opening}", call[: len(space)]):
+        assert parsed(tool_format, cuts(text, places), is_either=True) == (text, [], False)
+    assert parsed(tool_format, cuts(space + call, places), is_either=True) == ("", [("get", '{"a": 1}')], True)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values())
+def test_a_cut_answer_that_is_content_or_calls_shows_no_half_call(tool_format: ToolFormat) -> None:
+    text = written(tool_format, [("get", "{}")], space="")
+    num_opening = len(text) if tool_format.is_alone else len(tool_format.opening[0])
+    for place in range(len(text)):
+        content, calls, _ = parsed(tool_format, list(text[:place]), is_either=True)
+        assert content == ("" if calls or place >= num_opening else text[:place])
 
 
 @settings(max_examples=200, deadline=None)
