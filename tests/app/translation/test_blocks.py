@@ -80,3 +80,39 @@ def test_text_stands_behind_the_call_that_it_follows(cuts: set[int]) -> None:
         (BlockKind.CALL, '{"a": "x"}'),
         (BlockKind.TEXT, "Done."),
     ]
+
+
+@given(cuts=st.sets(st.integers(1, 12)), behind=st.sampled_from([[], CALL]))
+def test_the_tokens_of_a_text_keep_their_log_probabilities_though_the_space_in_them_is_held_back(
+    cuts: set[int], behind: list[str]
+) -> None:
+    """The first ones of a batch went missing if space at the end of its last waited, and the last before a call."""
+    text, *_ = blocks_of(["h", "ello ", "é🙂 a", "b\n", *behind], cuts)
+    assert text.text.rstrip() == "hello é🙂 ab"
+    assert [score.token_id for score in text.scores] == [0, 1, 2, 3]
+
+
+def test_a_token_of_which_a_stop_string_left_the_beginning_keeps_its_log_probability() -> None:
+    """Where all came in one batch, no token had one."""
+    scores = tuple(TokenScore(place, token, token.encode(), 0.0) for place, token in enumerate(["It", " is", " so."]))
+    for num in range(3):
+        reader = BlockReader()
+        for delta in (
+            TextDelta(text="It is so"[: 3 * num], scores=scores[:num]),
+            TextDelta(text="It is so"[3 * num :], scores=scores[num:2]),
+            TextDelta(scores=scores[2:]),
+        ):
+            list(reader.feed(delta))
+        assert [score.token_id for score in reader.blocks[0].scores] == [0, 1, 2]
+
+
+@given(text=st.text(st.sampled_from("a\ufffd"), min_size=1, max_size=8), odd=st.sampled_from([b"\xff", b""]))
+def test_a_text_whose_tokens_spell_it_in_another_way_takes_them_as_they_come(text: str, odd: bytes) -> None:
+    """Bytes that are no text are shown as another character, and special tokens have none."""
+    reader = BlockReader()
+    for place, char in enumerate(text):
+        raw = odd if char == "\ufffd" else char.encode()
+        list(reader.feed(TextDelta(text=char, scores=(TokenScore(place, char, raw, 0.0),))))
+    told = [score.token_id for score in reader.blocks[0].scores]
+    first = text.find("a")
+    assert told == ([] if first < 0 else list(range(first, len(text))))
