@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from deployments.answer_events import CallDelta
@@ -26,6 +27,9 @@ from deployments.tools.harmony_grammar import write_harmony
 from deployments.tools.parser import CallParser
 from deployments.tools.tagged import parameters_of
 from engine.errors import GrammarError, RequestError
+
+_CHECKERS = ThreadPoolExecutor(4, thread_name_prefix="check-grammar")
+"""A check that has begun can not be stopped: whatever it takes, other work of the gateway has threads."""
 
 
 class AnswerParts:
@@ -145,7 +149,7 @@ class AnswerShape:
         """
         if self._content is None and self._tool_use is None:
             return None
-        return await asyncio.to_thread(self._checked)
+        return await asyncio.get_running_loop().run_in_executor(_CHECKERS, self._checked)
 
     def _checked(self) -> str | None:
         if self._content is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from deployments.gateway import schema_cost
 from deployments.generation import Grammar, ToolSpec
 from deployments.tools.grammar import JSON_STYLE
 from engine.errors import RequestError
@@ -33,6 +37,9 @@ _ANY_NAME = {"type": "string"}
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords that hold schemas by names of the client's, which are no keywords."""
+
+_EMBEDDED = re.compile(r"%json\s*")
+_JSON = json.JSONDecoder()
 
 MAX_KNOWN = 256
 MAX_REASON_CHARS = 300
@@ -124,7 +131,9 @@ def _followable(index: int, tool: ToolSpec) -> ToolSpec:
 
 @lru_cache(MAX_KNOWN)
 def _reason_against(source: str) -> str:
-    # The library's own limits bound this to a tenth of a second for the largest grammar that a request can hold.
+    # The library's own limits bound neither the patterns nor the alternatives that a schema combines.
+    if reason := next(filter(None, map(schema_cost.reason_against, _schemas_in(source))), ""):
+        return reason
     try:
         complaint = LLMatcher.validate_grammar(source)
     except BaseException as error:
@@ -133,3 +142,17 @@ def _reason_against(source: str) -> str:
         # The library panics when it quotes a long invalid value, and a panic is not an `Exception`.
         return "The grammar library gave up on a value in it."
     return "" if complaint.startswith("WARNING") else " ".join(complaint.split())[:MAX_REASON_CHARS]
+
+
+def _schemas_in(source: str) -> Iterator[Any]:
+    """Yield the schemas in a grammar, which is Lark, or JSON around Lark and schemas."""
+    grammars = json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
+    for grammar in grammars:
+        yield grammar.get("json_schema")
+        lark, end = grammar.get("lark_grammar") or "", 0
+        while embedded := _EMBEDDED.search(lark, end):
+            end = embedded.end()
+            # What this cannot read the library cannot read either, and it allows fewer levels.
+            with suppress(ValueError, RecursionError):
+                schema, end = _JSON.raw_decode(lark, end)
+                yield schema

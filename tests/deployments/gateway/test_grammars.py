@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, StructTag
 from pydantic import UUID4, UUID7, Base64Bytes, Base64UrlBytes, TypeAdapter
 
 from deployments.gateway.grammars import admitted, check_grammar, followable, without_hints
@@ -48,6 +49,33 @@ def test_options_of_the_grammar_library_hide_nothing_that_it_rejects() -> None:
     assert tool.parameters == {"type": "object"}
     with pytest.raises(RequestError, match="cannot be followed"):
         followable([ToolSpec(name="x", parameters=parameters, is_strict=True)])
+
+
+def test_a_schema_that_would_take_the_library_hours_is_refused_wherever_it_stands() -> None:
+    """The library multiplies patterns that meet, and a check that has begun does not end when its client leaves."""
+    costly = {"allOf": [{"type": "string", "pattern": f".*{'a' * number}.*b{{5}}.*"} for number in range(60)]}
+    sources = [
+        LLMatcher.grammar_from_json_schema(costly),
+        LLMatcher.grammar_from_lark(f"start: /x/ %json {{}} | %json\n{json.dumps(costly)}"),
+        StructTag.to_grammar([StructTag(trigger="<", begin="<a>", grammar=costly, end="</a>")]),
+    ]
+    for source in sources:
+        with pytest.raises(RequestError, match=r"^'x' cannot be followed: More than 4 patterns or formats") as refused:
+            check_grammar(Grammar(source=source, field="x"))
+        assert refused.value.field == "x"
+    parameters = {"type": "object", "properties": {"p": costly}}
+    with pytest.raises(RequestError, match="More than 4 patterns") as refused:
+        followable([ToolSpec(name="x", parameters=parameters, is_strict=True)])
+    assert refused.value.field == "tools[0].function.parameters"
+    (tool,) = followable([ToolSpec(name="x", parameters=parameters)])
+    assert tool.parameters == {"type": "object"}
+
+
+def test_what_looks_like_a_schema_in_a_grammar_but_cannot_be_read_is_left_to_the_library() -> None:
+    check_grammar(Grammar(source='start: "%json" /%json \\{/', field="x"))
+    for embedded in ("{,}", "[" * 100_000, ""):
+        with pytest.raises(RequestError, match="cannot be followed"):
+            check_grammar(Grammar(source=f"start: %json {embedded}", field="x"))
 
 
 def test_the_first_beginning_that_a_grammar_admits_is_found() -> None:
