@@ -1,7 +1,7 @@
 """Grammar-constrained answers with llguidance: compiled outside the step, a mask over the vocabulary at every step.
 
-A compiled grammar is copied for each request that follows it. The library's fuel limit bounds its cost: a grammar that
-exceeds it is in error, and stays so. Copies share one lexer, and an error in it fails all of them. Each copy then
+A compiled grammar is copied for each request that follows it. The library's limits bound its cost: a grammar that
+exceeds one is in error, and stays so. Copies share one lexer, and an error in it fails all of them. Each copy then
 continues with a lexer of its own, so that only the request that exceeds the limit fails.
 """
 
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 MAX_KEPT = 256
 NUM_TRIED_TOKENS = 8
 """Tokens of an answer that are tried when a grammar is compiled, besides those that it forces."""
+MAX_ITEMS = 20_000
+"""Of the parser, for one mask. All requests wait for a mask, and an ambiguous grammar takes time quadratic in these:
+some 0.1 s for so many, 0.7 s for the library's 50,000. With 128 K tokens, 100 optional properties need 15,000."""
+MIN_ITEMS = 5_000
+"""Of the parser, for a small vocabulary: a mask tries all tokens, so larger ones need more."""
 
 
 class GrammarFollower:
@@ -147,26 +152,22 @@ class GrammarStore:
 
     def _renewed(self, grammar: str, failed: LLMatcher) -> LLMatcher:
         """Return a matcher that shares nothing, and drop the failed one from the store."""
-        from llguidance import LLMatcher
-
         with self._lock:
             if self._compiled.get(grammar) is failed:
                 del self._compiled[grammar]
         assert self._tokenizer is not None
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = _limited(self._tokenizer, grammar)
         # The fuel limit takes effect with the first mask.
         matcher.compute_bitmask()
         return matcher
 
     def _matcher(self, grammar: str) -> LLMatcher:
-        from llguidance import LLMatcher
-
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
                 return self._compiled[grammar]
             tokenizer = self._tokenizer = self._tokenizer or self._read_tokenizer()
-        matcher = self._tried(LLMatcher(tokenizer, grammar, log_level=0))
+        matcher = self._tried(_limited(tokenizer, grammar))
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > MAX_KEPT:
@@ -192,6 +193,14 @@ class GrammarStore:
             return read_tokenizer(self._file.read_text(encoding="utf-8"), self._vocab_size, self._eos_ids)
         except (OSError, ValueError) as error:
             raise RequestError(f"This model cannot follow grammars: {error}") from None
+
+
+def _limited(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """Return a matcher at the grammar's start, in error if it is invalid."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    max_items = min(MAX_ITEMS, MIN_ITEMS + tokenizer.vocab_size // 8)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(step_max_items=max_items))
 
 
 def _allowed(matcher: LLMatcher, vocab_size: int) -> npt.NDArray[np.bool_]:

@@ -214,6 +214,9 @@ def test_the_end_comes_only_where_the_grammar_ends(store: GrammarStore) -> None:
             defaults=JSON_STYLE,
         ),
         grammar_from("choice", json.dumps([f"{number:05}" for number in range(2101)])),
+        # Each step of these took half a second, of all requests.
+        "start: ((/[a-z]/{0,300}){0,300}){0,100}",
+        "start: a*\na: b{0,1000}\nb: c{0,1000}\nc: /[a-z]/",
         'start: "a" start',
         "start: start",
         "no grammar at all",
