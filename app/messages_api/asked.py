@@ -6,7 +6,17 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from app.messages_api.schemas import ContentBlock, CountRequest, MessagesRequest, MessagesToolChoice
+from pydantic import Field
+
+from app.messages_api.schemas import (
+    MAX_NAME_CHARS,
+    ContentBlock,
+    CountRequest,
+    MessagesRequest,
+    MessagesTool,
+    MessagesToolChoice,
+    ToolName,
+)
 from app.schemas.chat import ChatCompletionRequest, Message
 from app.schemas.structured import JsonSchemaFormat, ResponseFormat
 from app.schemas.tools import (
@@ -14,8 +24,9 @@ from app.schemas.tools import (
     CalledFunction,
     ChosenFunction,
     EarlierCall,
+    FunctionDefinition,
+    Tool,
     ToolChoice,
-    function_tool,
 )
 from app.translation.bounds import check_count, check_depth
 from engine.errors import RequestError
@@ -45,6 +56,18 @@ class ChatWithHints(ChatCompletionRequest):
     EFFORT_IS_HINT: ClassVar[bool] = True
 
 
+class _Definition(FunctionDefinition):
+    name: ToolName
+
+
+class _Chosen(ChosenFunction):
+    name: ToolName
+
+
+class _Called(CalledFunction):
+    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+
+
 def chat_of(body: CountRequest) -> ChatCompletionRequest:
     """Return the chat request.
 
@@ -71,7 +94,7 @@ def chat_of(body: CountRequest) -> ChatCompletionRequest:
     return ChatWithHints(
         model=body.model,
         messages=messages,
-        tools=[function_tool(t.name, t.description, t.input_schema, t.strict) for t in body.tools or ()],
+        tools=[_tool(tool) for tool in body.tools or ()],
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         reasoning_effort=_effort(body),
@@ -145,9 +168,7 @@ def _of_assistant(blocks: Sequence[ContentBlock], field: str) -> Message:
     calls = [
         EarlierCall(
             id=block.id or "",
-            function=CalledFunction(
-                name=block.name or "", arguments=_arguments(block.input, f"{field}[{index}].input")
-            ),
+            function=_Called(name=block.name or "", arguments=_arguments(block.input, f"{field}[{index}].input")),
         )
         for index, block in enumerate(blocks)
         if block.type == "tool_use"
@@ -165,6 +186,13 @@ def _is_empty_answer(turn: Message) -> bool:
     return turn.role == "assistant" and not (turn.content or turn.tool_calls or turn.reasoning_content)
 
 
+def _tool(tool: MessagesTool) -> Tool:
+    function = _Definition(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+    return Tool(type="function", function=function)
+
+
 def _arguments(given: dict[str, Any] | None, field: str) -> str:
     check_depth(given, MAX_INPUT_DEPTH, field=field)
     return json.dumps(given, ensure_ascii=False)
@@ -179,5 +207,5 @@ def _check(blocks: Sequence[ContentBlock], allowed: Sequence[str], field: str) -
 
 def _choice(choice: MessagesToolChoice) -> Any:
     if choice.type == "tool":
-        return ToolChoice(type="function", function=ChosenFunction(name=choice.name or ""))
+        return ToolChoice(type="function", function=_Chosen(name=choice.name or ""))
     return _CHOICES[choice.type]

@@ -7,8 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from app.schemas.structured import JsonSchema
-from app.schemas.tools import FunctionName, not_too_many
+from app.schemas.tools import not_too_many
 from app.schemas.wire import ASKS_NOTHING, IfAny, ModelName, WireRequest, WireResponse, checked_type, missing
+
+MAX_NAME_CHARS = 128
+"""Of a tool. Anthropic's clients join the names of a server and of its tool, which makes more than OpenAI's 64."""
+ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}$")]
 
 _CACHE_HINT: tuple[object, ...] = (
     None,
@@ -55,7 +59,7 @@ class ContentBlock(WireRequest):
     signature: str | None = Field(default=None, description="Of thinking; accepted, no effect.")
     data: str | None = Field(default=None, description="Of redacted thinking; accepted, no effect.")
     id: str | None = Field(default=None, min_length=1, max_length=128)
-    name: str | None = Field(default=None, min_length=1, max_length=64)
+    name: str | None = Field(default=None, min_length=1, max_length=MAX_NAME_CHARS)
     input: dict[str, Any] | None = None
     tool_use_id: str | None = Field(default=None, min_length=1, max_length=128)
     content: str | list[ContentBlock] | None = None
@@ -96,7 +100,7 @@ class MessagesTool(WireRequest):
     }
 
     type: Literal["custom"] | None = None
-    name: FunctionName
+    name: ToolName
     description: str | None = None
     input_schema: JsonSchema
     strict: bool | None = None
@@ -110,7 +114,7 @@ class MessagesToolChoice(WireRequest):
     """Whether the model may, must or must not call a tool, or which."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: FunctionName | None = None
+    name: ToolName | None = None
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")

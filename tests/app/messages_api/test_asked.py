@@ -107,6 +107,24 @@ def test_every_option_reaches_the_chat(choice: dict[str, Any], expected: dict[st
     )
 
 
+async def test_a_tool_s_name_may_have_128_characters_unlike_those_of_chats(client: httpx.AsyncClient) -> None:
+    """Agents join the names of a server and its tool; one such tool made each request of a session a 400."""
+    name = "mcp__server__" + "a" * 115
+    call = TOOL_USE | {"name": name}
+    turns = [*GOOD["messages"], {"role": "assistant", "content": [call]}, {"role": "user", "content": RESULTS[:1]}]
+    choice = {"type": "tool", "name": name}
+    body = GOOD | {"messages": turns, "tools": [TOOL | {"name": name}], "tool_choice": choice}
+    assert (await client.post("/v1/messages", json=body)).status_code == 200
+    found = chat(messages=turns, tools=body["tools"], tool_choice=choice)
+    assert found["tools"][0]["function"]["name"] == found["tool_choice"]["function"]["name"] == name
+    assert found["messages"][1]["tool_calls"][0]["function"]["name"] == name
+    refused = await client.post("/v1/messages", json=body | {"tools": [TOOL | {"name": name + "a"}]})
+    assert (refused.status_code, "'tools[0].name'" in refused.json()["error"]["message"]) == (400, True)
+    function = {"type": "function", "function": {"name": name}}
+    chatted = {"model": "base", "messages": GOOD["messages"], "tools": [function]}
+    assert (await client.post("/v1/chat/completions", json=chatted)).status_code == 400
+
+
 @pytest.mark.parametrize("empty", [{}, {"content": ""}, {"content": []}])
 def test_a_tool_that_failed_without_a_word_is_told_from_one_that_had_nothing_to_say(empty: dict[str, Any]) -> None:
     def result(**more: Any) -> Any:
