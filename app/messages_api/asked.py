@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -86,6 +87,7 @@ def chat_of(body: CountRequest) -> ChatCompletionRequest:
             messages.append(_of_system(blocks, f"messages[{index}].content"))
         else:
             messages.append(_of_assistant(blocks, f"messages[{index}].content"))
+    messages = list(_combined(messages))
     if len(messages) > 1 and _is_empty_answer(messages[-1]):
         # Anthropic allows it, and there is nothing to continue.
         messages.pop()
@@ -156,6 +158,38 @@ def _of_user(blocks: Sequence[ContentBlock], field: str) -> Iterator[Message]:
     text = "".join(block.text or "" for block in blocks if block.type == "text")
     if text or all(block.type == "text" for block in blocks):
         yield Message(role="user", content=text)
+
+
+def _combined(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield messages of which the user's and the assistant's alternate, as Anthropic's API reads them.
+
+    Many templates refuse others. What belongs to one turn of the user are tool results, then a text.
+    """
+    for role, run in groupby(messages, lambda message: "user" if message.role == "tool" else message.role):
+        turns = list(run)
+        if role == "assistant":
+            yield _joined(turns)
+        elif role == "user":
+            yield from (turn for turn in turns if turn.role == "tool")
+            if said := [turn for turn in turns if turn.role == "user"]:
+                yield _joined(said)
+        else:
+            yield from turns
+
+
+def _joined(turns: Sequence[Message]) -> Message:
+    """Return one turn of the same role that says what these do."""
+    first, *others = turns
+    if not others:
+        return first
+    calls = [call for turn in turns for call in turn.tool_calls or ()]
+    check_count(len(calls), MAX_EARLIER_CALLS, "calls in a row", field="messages")
+    update = {
+        "content": "\n\n".join(str(turn.content) for turn in turns if turn.content),
+        "tool_calls": calls or None,
+        "reasoning_content": "".join(turn.reasoning_content or "" for turn in turns) or None,
+    }
+    return first.model_copy(update=update)
 
 
 def _of_system(blocks: Sequence[ContentBlock], field: str) -> Message:

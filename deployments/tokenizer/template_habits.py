@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from jinja2 import TemplateError
@@ -41,6 +41,7 @@ class TemplateHabits:
         switch: variable that turns reasoning on or off; None if it has none.
         refused_efforts: values of `reasoning_effort` that it rejects.
         knows_no_effort: it has the effort "none", rather than one that it would show to the model as any other word.
+        wants_answer_to_result: it rejects a user turn behind the result of a call.
     """
 
     shows_system: bool
@@ -51,9 +52,12 @@ class TemplateHabits:
     switch: str | None
     refused_efforts: frozenset[str] = frozenset()
     knows_no_effort: bool = False
+    wants_answer_to_result: bool = False
 
     def turns(self, turns: Sequence[Turn]) -> list[Turn]:
         """Return turns in the form that the template accepts."""
+        if self.wants_answer_to_result:
+            turns = _with_results_extended(turns)
         if self.wants_short_ids:
             turns = [_with_short_ids(turn) for turn in turns]
         if self.wants_one_text:
@@ -100,13 +104,14 @@ def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> T
         return frozenset(effort for effort in EFFORTS if rendered(first[-1], reasoning_effort=effort) is None)
 
     def takes(call_id: str, arguments: object = _NO_ARGUMENTS, **fields: str) -> bool:
-        call = {"type": "function", "id": call_id, "function": {"name": "f", "arguments": arguments}}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call], **fields}
-        return shows("", _USER, turn, tools=({"type": "function", "function": _TOOL},))
+        return takes_turns(_USER, _calling(call_id, arguments, **fields))
+
+    def takes_turns(*turns: Turn) -> bool:
+        return shows("", *turns, tools=({"type": "function", "function": _TOOL},))
 
     wants_parts = not shows(_TEXT, _USER) and shows(_TEXT, _in_parts(_USER))
     first = (_in_parts(_SYSTEM), _in_parts(_USER)) if wants_parts else (_SYSTEM, _USER)
-    return TemplateHabits(
+    habits = TemplateHabits(
         shows_system=shows(_SYSTEM["content"], *first),
         wants_parts=wants_parts,
         wants_short_ids=takes(_short("call_1")) and not takes("call_1"),
@@ -116,6 +121,25 @@ def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> T
         refused_efforts=refused_efforts(),
         knows_no_effort=EFFORT in template.variables and bool(_SPELLED_NONE.search(template.source)),
     )
+    result: Turn = {"role": "tool", "content": _TEXT, "name": "f", "tool_call_id": "call_1"}
+    answered = habits.turns([_USER, _calling("call_1"), result, _USER])
+    return replace(habits, wants_answer_to_result=takes_turns(*answered[:-1]) and not takes_turns(*answered))
+
+
+def _calling(call_id: str, arguments: object = _NO_ARGUMENTS, **fields: str) -> Turn:
+    call = {"type": "function", "id": call_id, "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call], **fields}
+
+
+def _with_results_extended(turns: Sequence[Turn]) -> list[Turn]:
+    """Return turns in which what the user says behind a result is part of it."""
+    extended: list[Turn] = []
+    for turn in turns:
+        if turn["role"] == "user" and extended and extended[-1]["role"] == "tool":
+            extended[-1] = extended[-1] | {"content": f"{extended[-1]['content']}\n\n{turn['content']}"}
+        else:
+            extended.append(turn)
+    return extended
 
 
 def _in_parts(turn: Turn) -> Turn:

@@ -62,6 +62,36 @@ def test_blocks_become_the_turns_of_a_chat() -> None:
     assert chat(messages=begun)["continue_final_message"] is True
 
 
+def test_turns_in_a_row_are_one() -> None:
+    """Anthropic's API combines them, and templates that want user and assistant to alternate refused them."""
+    other_call = TOOL_USE | {"id": "2"}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": [{"type": "text", "text": ""}]},
+        {"role": "user", "content": [{"type": "text", "text": "there"}]},
+        {"role": "assistant", "content": [THINKING]},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}]},
+        {"role": "assistant", "content": [TOOL_USE]},
+        {"role": "assistant", "content": [other_call]},
+        {"role": "user", "content": "Wait"},
+        {"role": "user", "content": [RESULTS[0], {"type": "text", "text": "and see."}]},
+        {"role": "user", "content": [RESULTS[0] | {"tool_use_id": "2"}]},
+        {"role": "assistant", "content": "So"},
+        {"role": "assistant", "content": ""},
+    ]
+    found = chat(messages=messages)
+    assert found["continue_final_message"] is True
+    calls = [{"id": number, "type": "function", "function": {"name": "f", "arguments": "{}"}} for number in ("1", "2")]
+    assert found["messages"] == [
+        {"role": "user", "content": "Hi\n\nthere"},
+        {"role": "assistant", "content": "I look.", "tool_calls": calls, "reasoning_content": "Hm."},
+        {"role": "tool", "content": "5", "tool_call_id": "1"},
+        {"role": "tool", "content": "5", "tool_call_id": "2"},
+        {"role": "user", "content": "Wait\n\nand see."},
+        {"role": "assistant", "content": "So"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
@@ -193,6 +223,7 @@ async def test_an_effort_is_a_hint_also_where_tokens_are_counted(
         ),
         ({"messages": [{"role": "user", "content": RESULTS}]}, "messages[0].content[1].content[0].type"),
         ({"messages": [{"role": "assistant", "content": [TOOL_USE] * 129}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": [TOOL_USE] * 65}] * 2}, "messages"),
         ({"messages": [*GOOD["messages"], {"role": "assistant", "content": [THINKING]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "a" * 6000}]}, "messages"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),

@@ -87,6 +87,27 @@ def test_arguments_may_have_to_be_text() -> None:
     assert [call["function"]["arguments"] for call in turn["tool_calls"]] == ['{"a": "ö"}', '{"a": ']
 
 
+ALTERNATING = (
+    "{% set ns = namespace(place=0) %}{% for m in messages if m.role != 'tool' and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (ns.place % 2 == 0) %}{{ raise_exception('alternate!') }}{% endif %}"
+    "{% set ns.place = ns.place + 1 %}{% endfor %}{{ tools and '' }}"
+)
+
+
+@pytest.mark.parametrize("content", ["{{ m.content }}", PARTS])
+def test_a_user_turn_behind_a_result_may_be_refused(content: str) -> None:
+    """What agents add to the results of their tools was a 400 with Mistral's templates."""
+    assert not habits(content).wants_answer_to_result
+    found = habits(content, call="{{ '>>>' + c.function.arguments }}", before=ALTERNATING)
+    assert found.wants_answer_to_result
+    result, user = {"role": "tool", "content": "5"}, {"role": "user", "content": "Go on."}
+    turns = [user, result, result, user, user, {"role": "assistant", "content": "Yes."}, user]
+    extended = replace(found, wants_parts=False).turns(turns)
+    assert [turn["role"] for turn in extended] == ["user", "tool", "tool", "assistant", "user"]
+    assert extended[1] == result
+    assert extended[2]["content"] == "5\n\nGo on.\n\nGo on."
+
+
 def test_a_template_that_refuses_everything_has_no_wishes() -> None:
     refusing = habits(before="{{ raise_exception('never') }}")
     assert refusing == replace(USUAL, shows_system=False)
