@@ -60,7 +60,8 @@ class DeviceSlots:
         self._reserve_s = reserve_s
         # Least recently used first.
         self._slot_by_digest: OrderedDict[AdapterDigest, _Slot] = OrderedDict()
-        self._pinned: set[AdapterDigest] = set()
+        # Replaced on every change, so that other threads may read it and tell by its identity that it is the same.
+        self._pinned: frozenset[AdapterDigest] = frozenset()
 
     def __contains__(self, digest: AdapterDigest) -> bool:
         return digest in self._slot_by_digest
@@ -75,8 +76,8 @@ class DeviceSlots:
 
     @property
     def pinned(self) -> frozenset[AdapterDigest]:
-        """The pinned adapters; any thread."""
-        return frozenset(self._pinned)
+        """The pinned adapters; any thread. The same object until an adapter is pinned first or unpinned last."""
+        return self._pinned
 
     @property
     def num_bytes(self) -> int:
@@ -138,7 +139,8 @@ class DeviceSlots:
             raise KeyError(f"adapter {digest} is not on the device")
         slot.pins += 1
         slot.reserved_until_s = 0.0
-        self._pinned.add(digest)
+        if slot.pins == 1:
+            self._pinned |= {digest}
         self._slot_by_digest.move_to_end(digest)
 
     def unpin(self, digest: AdapterDigest) -> None:
@@ -148,7 +150,7 @@ class DeviceSlots:
             raise KeyError(f"adapter {digest} is not pinned")
         slot.pins -= 1
         if not slot.pins:
-            self._pinned.discard(digest)
+            self._pinned -= {digest}
 
     def drop(self, digest: AdapterDigest) -> None:
         """Free the slot of an adapter that has not landed; a landed one stays."""

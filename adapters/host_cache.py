@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -34,6 +34,14 @@ class _Failure:
     passes: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """`num_bytes`: remembered, as `weights.num_bytes` adds up all tensors."""
+
+    weights: AdapterWeights
+    num_bytes: int
+
+
 class HostCache:
     """Adapter weights by digest, at most `max_bytes` in total. Thread-safe.
 
@@ -46,7 +54,8 @@ class HostCache:
         load: reads one adapter; called on a loader thread; raises AdapterError for a faulty adapter.
         on_change: called on a loader thread, without locks, when a load has succeeded or failed.
         held: returns entries whose memory others use, so that evicting them would free nothing; called with this
-            object's lock held.
+            object's lock held. While they are the same, it had better return the same object: their bytes are then
+            not added up again for each request.
     """
 
     def __init__(
@@ -55,7 +64,7 @@ class HostCache:
         *,
         max_bytes: int,
         on_change: Callable[[], None] = lambda: None,
-        held: Callable[[], Collection[AdapterDigest]] = frozenset,
+        held: Callable[[], frozenset[AdapterDigest]] = frozenset,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
@@ -65,9 +74,13 @@ class HostCache:
         self._clock = clock
         self._lock = threading.Lock()
         # Least recently used first.
-        self._weights_by_digest: OrderedDict[AdapterDigest, AdapterWeights] = OrderedDict()
-        # Load times of entries that no `get` has returned yet, the oldest first.
+        self._entry_by_digest: OrderedDict[AdapterDigest, _Entry] = OrderedDict()
+        # Load times of entries that no `get` has returned yet, the oldest first, and the bytes of these.
         self._loaded_s_by_digest: dict[AdapterDigest, float] = {}
+        self._reserved_bytes = 0
+        # What `held` returned when its bytes were last added up; None if entries have come or gone since.
+        self._counted: frozenset[AdapterDigest] | None = None
+        self._counted_bytes = 0
         self._failure_by_digest: dict[AdapterDigest, _Failure] = {}
         self._loading: set[AdapterDigest] = set()
         self._num_bytes = 0
@@ -77,7 +90,7 @@ class HostCache:
     def request(self, digest: AdapterDigest) -> None:
         """Start loading an adapter unless it is cached, loading, has just failed, or must wait for room."""
         with self._lock:
-            if self._is_closed or digest in self._weights_by_digest or digest in self._loading:
+            if self._is_closed or digest in self._entry_by_digest or digest in self._loading:
                 return
             if self._failure(digest) is not None or not self._has_room():
                 return
@@ -87,15 +100,17 @@ class HostCache:
     def get(self, digest: AdapterDigest) -> AdapterWeights | None:
         """Return an adapter if it is cached, and make it the most recently used."""
         with self._lock:
-            weights = self._weights_by_digest.get(digest)
-            if weights is not None:
-                self._loaded_s_by_digest.pop(digest, None)
-                self._weights_by_digest.move_to_end(digest)
-            return weights
+            entry = self._entry_by_digest.get(digest)
+            if entry is None:
+                return None
+            self._end_reservation(digest)
+            self._entry_by_digest.move_to_end(digest)
+            return entry.weights
 
     def peek(self, digest: AdapterDigest) -> AdapterWeights | None:
         """Return an adapter if it is cached, without changing its reservation or its LRU position."""
-        return self._weights_by_digest.get(digest)
+        entry = self._entry_by_digest.get(digest)
+        return None if entry is None else entry.weights
 
     def error(self, digest: AdapterDigest) -> str | None:
         """Return why the last load failed, while that is remembered."""
@@ -135,7 +150,7 @@ class HostCache:
     def places(self) -> dict[AdapterDigest, str]:
         """Return "host" for each cached adapter and "loading" for each load in progress."""
         with self._lock:
-            return dict.fromkeys(self._loading, "loading") | dict.fromkeys(self._weights_by_digest, "host")
+            return dict.fromkeys(self._loading, "loading") | dict.fromkeys(self._entry_by_digest, "host")
 
     @property
     def num_bytes(self) -> int:
@@ -143,10 +158,10 @@ class HostCache:
         return self._num_bytes
 
     def __contains__(self, digest: AdapterDigest) -> bool:
-        return digest in self._weights_by_digest
+        return digest in self._entry_by_digest
 
     def __len__(self) -> int:
-        return len(self._weights_by_digest)
+        return len(self._entry_by_digest)
 
     def close(self) -> None:
         """Drop everything and end the threads once the loads in progress are done; idempotent."""
@@ -154,10 +169,9 @@ class HostCache:
             self._is_closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
         with self._lock:
-            self._weights_by_digest.clear()
-            self._loaded_s_by_digest.clear()
+            for digest in list(self._entry_by_digest):
+                self._remove(digest)
             self._loading.clear()
-            self._num_bytes = 0
 
     def _run(self, digest: AdapterDigest) -> None:
         """Load one adapter on a loader thread. The thread ends here: no exception may escape unlogged."""
@@ -182,52 +196,75 @@ class HostCache:
             self._loading.discard(digest)
             if self._is_closed:
                 return
-            self._weights_by_digest[digest] = weights
+            entry = self._entry_by_digest[digest] = _Entry(weights, weights.num_bytes)
             self._loaded_s_by_digest[digest] = self._clock()
-            self._num_bytes += weights.num_bytes
+            self._reserved_bytes += entry.num_bytes
+            self._num_bytes += entry.num_bytes
+            self._counted = None
             self._evict(keep=digest)
 
     def _evict(self, keep: AdapterDigest) -> None:
-        """Evict in LRU order until the bound holds, or only `keep` and kept entries are left; the lock is held."""
-        kept = self._kept()
-        for digest in list(self._weights_by_digest):
+        """Evict in LRU order until the bound holds, or only `keep`, held and reserved entries are left.
+
+        The lock is held.
+        """
+        self._end_old_reservations()
+        held = self._held()
+        for digest in list(self._entry_by_digest):
             if self._num_bytes <= self._max_bytes:
                 return
-            if digest != keep and digest not in kept:
+            if digest != keep and digest not in held and digest not in self._loaded_s_by_digest:
                 self._remove(digest)
 
     def _remove(self, digest: AdapterDigest) -> int:
         """Remove an entry, if there is one; return the bytes freed; the lock is held."""
-        weights = self._weights_by_digest.pop(digest, None)
-        self._loaded_s_by_digest.pop(digest, None)
-        freed = 0 if weights is None else weights.num_bytes
-        self._num_bytes -= freed
-        return freed
+        self._end_reservation(digest)
+        entry = self._entry_by_digest.pop(digest, None)
+        if entry is None:
+            return 0
+        self._num_bytes -= entry.num_bytes
+        self._counted = None
+        return entry.num_bytes
 
     def _has_room(self) -> bool:
-        """Tell whether one more adapter fits beside the loads and the kept entries; the lock is held."""
-        num_loading, num_entries = len(self._loading), len(self._weights_by_digest)
-        if not num_entries:
+        """Tell whether one more adapter fits beside the loads, the held and the reserved entries; the lock is held."""
+        num_loading = len(self._loading)
+        if not self._entry_by_digest:
             # No entry yet from which to estimate the size of a load.
             return num_loading < NUM_THREADS
-        kept = self._kept()
-        if not kept and not num_loading:
+        self._end_old_reservations()
+        return self._fits(self._reserved_bytes + self._held_bytes(), num_loading)
+
+    def _fits(self, kept_bytes: int, num_loading: int) -> bool:
+        """Tell whether one more adapter fits beside these; alone it always does; the lock is held."""
+        if not kept_bytes and not num_loading:
             return True
-        kept_bytes = sum(self._weights_by_digest[digest].num_bytes for digest in kept)
-        return kept_bytes + (num_loading + 1) * self._num_bytes / num_entries <= self._max_bytes
+        mean_bytes = self._num_bytes / max(1, len(self._entry_by_digest))
+        return kept_bytes + (num_loading + 1) * mean_bytes <= self._max_bytes
 
-    def _kept(self) -> Collection[AdapterDigest]:
-        """Return the entries that are not evicted; the lock is held.
+    def _held_bytes(self) -> int:
+        """Return the bytes of the held entries; the lock is held."""
+        held = self._held()
+        if held is not self._counted:
+            self._counted = held
+            self._counted_bytes = sum(
+                entry.num_bytes for digest in held if (entry := self._entry_by_digest.get(digest)) is not None
+            )
+        return self._counted_bytes
 
-        These are the held ones, and those loaded within `RESERVE_S` that no `get` has returned yet.
-        """
-        now_s = self._clock()
+    def _end_reservation(self, digest: AdapterDigest) -> None:
+        """End the reservation of an entry, if it has one; the lock is held."""
+        if self._loaded_s_by_digest.pop(digest, None) is not None:
+            self._reserved_bytes -= self._entry_by_digest[digest].num_bytes
+
+    def _end_old_reservations(self) -> None:
+        """End the reservations that have lasted for `RESERVE_S`; the lock is held."""
+        until_s = self._clock() - RESERVE_S
         while self._loaded_s_by_digest:
             digest, loaded_s = next(iter(self._loaded_s_by_digest.items()))
-            if now_s - loaded_s < RESERVE_S:
-                break
-            del self._loaded_s_by_digest[digest]
-        return self._loaded_s_by_digest.keys() | (self._weights_by_digest.keys() & self._held())
+            if loaded_s > until_s:
+                return
+            self._end_reservation(digest)
 
     def _failure(self, digest: AdapterDigest) -> _Failure | None:
         """Return the failure if it is still remembered; the lock is held."""

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adapters.errors import AdapterError, AdapterUnavailableError
-from adapters.host_cache import PASSING_S, HostCache
+from adapters.host_cache import NUM_THREADS, PASSING_S, RESERVE_S, HostCache
 from adapters.identity import AdapterDigest
 from adapters.weights import AdapterWeights, RawProjection
 from tests.adapters.handmade import packed
@@ -247,3 +250,90 @@ def test_closing_waits_for_the_loads_under_way_and_keeps_nothing(disk: Disk) -> 
     assert len(cache) == 0
     assert cache.num_bytes == 0
     assert disk.loaded == ["a"]
+
+
+class Sized(AdapterWeights):
+    """Weights of any size, which count how often they are asked for it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__({}, torch.float32)
+        self.size = size
+        self.num_asked = 0
+
+    @property
+    def num_bytes(self) -> int:
+        self.num_asked += 1
+        return self.size
+
+
+class Later(ThreadPoolExecutor):
+    """Runs what is submitted when told to, on the caller's thread."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)
+        self.jobs: list[Callable[[], object]] = []
+
+    def submit(self, job, /, *args, **options):  # type: ignore[no-untyped-def]
+        self.jobs.append(lambda: job(*args, **options))
+
+
+def test_who_waits_for_room_makes_nobody_measure_the_entries_again() -> None:
+    """Each waiting adapter added up all tensors of all pinned ones before every step: seconds with some hundreds."""
+    weights = [Sized(10) for _ in range(4)]
+    held = frozenset(AdapterDigest(name) for name in "0123")
+    cache = HostCache(lambda digest: weights[int(digest)], max_bytes=40, held=lambda: held)
+    cache._threads = later = Later()
+    for digest in sorted(held):
+        cache.request(digest)
+        later.jobs.pop()()
+        cache.get(digest)
+    before = [item.num_asked for item in weights]
+    for index in range(4, 50):
+        cache.request(AdapterDigest(str(index)))
+    assert not later.jobs
+    assert [item.num_asked for item in weights] == before
+    cache.close()
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_the_room_that_is_left_is_what_adding_everything_up_tells(data: st.DataObject) -> None:
+    held: frozenset[AdapterDigest] = frozenset()
+    now_s = 0.0
+    max_bytes = data.draw(st.integers(0, 60))
+    names = [AdapterDigest(name) for name in "abcdef"]
+    cache = HostCache(
+        lambda digest: Sized(data.draw(st.integers(1, 20))),
+        max_bytes=max_bytes,
+        held=lambda: held,
+        clock=lambda: now_s,
+    )
+    cache._threads = later = Later()
+    for _ in range(data.draw(st.integers(1, 30))):
+        name = data.draw(st.sampled_from(names))
+        match data.draw(st.sampled_from(["request", "load", "get", "hold", "let go", "drop", "wait"])):
+            case "request":
+                cache.request(name)
+            case "load" if later.jobs:
+                later.jobs.pop(0)()
+            case "get":
+                cache.get(name)
+            case "hold" if cache.get(name) is not None:
+                held |= {name}
+            case "let go" if name in held:
+                held -= {name}
+            case "drop" if name not in held:
+                cache.drop(name)
+            case "wait":
+                now_s += data.draw(st.sampled_from([1.0, RESERVE_S]))
+        size_by_digest = {digest: entry.weights.num_bytes for digest, entry in cache._entry_by_digest.items()}
+        reserved = {digest for digest, loaded_s in cache._loaded_s_by_digest.items() if now_s - loaded_s < RESERVE_S}
+        kept, num_loading = held | reserved, len(cache._loading)
+        has_room = num_loading < NUM_THREADS
+        if size_by_digest:
+            load_bytes = (num_loading + 1) * sum(size_by_digest.values()) / len(size_by_digest)
+            kept_bytes = sum(size_by_digest[digest] for digest in kept)
+            has_room = (not kept and not num_loading) or kept_bytes + load_bytes <= max_bytes
+        assert cache.num_bytes == sum(size_by_digest.values())
+        assert cache._has_room() == has_room
+    cache.close()
