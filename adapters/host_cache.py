@@ -46,9 +46,12 @@ class HostCache:
     """Adapter weights by digest, at most `max_bytes` in total. Thread-safe.
 
     A new entry is reserved until its first `get`, for at most `RESERVE_S`. A load in progress counts as the mean size
-    of the entries. If loads and reserved entries leave no room for a request, it is ignored and the caller must repeat
-    it, so that many new adapters cannot evict one another. Eviction happens after a load, so the adapters being loaded
-    may briefly exceed the bound.
+    of the entries. If loads, reserved and held entries leave no room for a request, it is ignored and the caller must
+    repeat it, so that many new adapters cannot evict one another. Eviction happens after a load, so the adapters being
+    loaded may briefly exceed the bound.
+
+    Of callers that repeat their requests by turns, the first gets the room that comes: requests ahead of need are
+    ignored while others wait for room. It comes in the end, unless the held entries leave none (`waits_for_held`).
 
     Args:
         load: reads one adapter; called on a loader thread; raises AdapterError for a faulty adapter.
@@ -85,17 +88,34 @@ class HostCache:
         self._loading: set[AdapterDigest] = set()
         self._num_bytes = 0
         self._is_closed = False
+        # Whether a request was refused for want of room since one was last granted.
+        self._has_refused = False
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="adapter-load")
 
-    def request(self, digest: AdapterDigest) -> None:
-        """Start loading an adapter unless it is cached, loading, has just failed, or must wait for room."""
+    def request(self, digest: AdapterDigest, *, is_ahead: bool = False) -> None:
+        """Start loading an adapter unless it is cached, loading, has just failed, or must wait for room.
+
+        Args:
+            is_ahead: it is not needed yet.
+        """
         with self._lock:
             if self._is_closed or digest in self._entry_by_digest or digest in self._loading:
                 return
-            if self._failure(digest) is not None or not self._has_room():
+            if self._failure(digest) is not None or (is_ahead and self._has_refused):
                 return
+            if not self._has_room():
+                self._has_refused = self._has_refused or not is_ahead
+                return
+            self._has_refused = False
             self._loading.add(digest)
             self._threads.submit(self._run, digest)
+
+    def waits_for_held(self, digest: AdapterDigest) -> bool:
+        """Tell whether an adapter is neither cached nor loading, and finds no room before held entries are let go."""
+        with self._lock:
+            if digest in self._entry_by_digest or digest in self._loading:
+                return False
+            return not self._fits(self._held_bytes(), num_loading=0)
 
     def get(self, digest: AdapterDigest) -> AdapterWeights | None:
         """Return an adapter if it is cached, and make it the most recently used."""

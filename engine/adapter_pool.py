@@ -117,10 +117,10 @@ class AdapterPool:
             return self._host.places() | dict.fromkeys(self._weights_by_digest, "device")
 
     def prepare(self, digest: AdapterDigest) -> None:
-        """Start loading the adapter into host memory."""
+        """Start loading the adapter into host memory, unless others that are tried to be pinned wait for room there."""
         with self._lock:
             if digest in self._ref_by_digest and digest not in self._slots:
-                self._host.request(digest)
+                self._host.request(digest, is_ahead=True)
 
     def try_pin(self, digest: AdapterDigest) -> bool:
         """Pin the adapter on the device for one running request; return False if it is loading or no slot is free."""
@@ -141,9 +141,12 @@ class AdapterPool:
             return 0.0 if digest in self._slots or digest in self._host else self._load_s
 
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
-        """Return whether the adapter is in host memory but has no device slot."""
+        """Return whether the adapter is in host memory but has no device slot, or finds no room beside the pinned ones.
+
+        The second happens on a CPU, where the pinned ones are in host memory.
+        """
         with self._lock:
-            return digest not in self._slots and digest in self._host
+            return digest not in self._slots and (digest in self._host or self._host.waits_for_held(digest))
 
     def lacked_room(self) -> bool:
         """Return whether, since the last call, an adapter needed more device memory than was free."""
@@ -239,7 +242,8 @@ class AdapterPool:
         """Give a slot to an adapter that has none, evicting others if necessary; the caller holds the lock."""
         host = self._host.peek(digest)
         if host is None:
-            self.prepare(digest)
+            if digest in self._ref_by_digest:
+                self._host.request(digest)
             return False
         evicted = self._slots.try_take(digest, host.num_bytes, self._clock(), host.num_pages)
         if evicted is None:

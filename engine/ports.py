@@ -22,11 +22,17 @@ class AdapterGate(Protocol):
     """Adapter residency, called by the scheduler on the engine's thread; no call blocks or accesses a disk."""
 
     def prepare(self, digest: AdapterDigest) -> None:
-        """Start loading the adapter in the background; idempotent. Called when a request is queued."""
+        """Start loading the adapter in the background, if there is room; idempotent. Called when a request is queued.
+
+        Those that `try_pin` is called for come first.
+        """
         ...
 
     def try_pin(self, digest: AdapterDigest) -> bool:
-        """Pin the adapter on the device for one running request; return False if it is loading or no slot is free."""
+        """Pin the adapter on the device for one running request; return False if it is loading or no slot is free.
+
+        If it is not loaded, its load starts as soon as there is room.
+        """
         ...
 
     def swap_s(self, digest: AdapterDigest) -> float:
@@ -34,7 +40,7 @@ class AdapterGate(Protocol):
         ...
 
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
-        """Return whether the adapter is loaded and lacks only a slot on the device."""
+        """Return whether the adapter waits for others to be unpinned: for a slot, or for memory to be loaded into."""
         ...
 
     def unpin(self, digest: AdapterDigest) -> None:

@@ -9,7 +9,8 @@ from engine.ports import AdapterGate
 from engine.scheduling.live_request import LiveRequest
 
 MAX_SKIPS = 64
-"""A request skipped more often than this for lack of an adapter slot gets the next free slot."""
+"""A request skipped more often than this because pinned adapters leave its own no slot, or no memory to be loaded into,
+gets the next that is free."""
 
 
 def is_ready(gate: AdapterGate, is_coming: Callable[[LiveRequest], bool], live: LiveRequest) -> bool:

@@ -19,8 +19,8 @@ request ends. The last one rests on three bounds:
   (`engine.scheduling.fair_queue`), which virtual time reaches, with bounded head starts for priorities and for
   deadlines at risk (`Rank`). So only finitely many requests can ever come before it. A prompt of several steps leaves
   at most half of its share of each to shorter ones (`engine.scheduling.overtaking`).
-- Once a request has been skipped `MAX_SKIPS` times for lack of an adapter slot, no adapter request that ranks behind
-  it is admitted before it: the pins that hold the slots run out.
+- Once a request has been skipped `MAX_SKIPS` times because pinned adapters leave its own no slot or no memory, no
+  adapter request that ranks behind it is admitted before it: the pins run out.
 """
 
 from __future__ import annotations

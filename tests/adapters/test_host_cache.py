@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from adapters.host_cache import NUM_THREADS, PASSING_S, RESERVE_S, HostCache
 from adapters.identity import AdapterDigest
 from adapters.weights import AdapterWeights, RawProjection
 from tests.adapters.handmade import packed
+from tests.adapters.stepwise import Later, Sized
 
 WAIT_S = 20.0
 
@@ -252,31 +252,6 @@ def test_closing_waits_for_the_loads_under_way_and_keeps_nothing(disk: Disk) -> 
     assert disk.loaded == ["a"]
 
 
-class Sized(AdapterWeights):
-    """Weights of any size, which count how often they are asked for it."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__({}, torch.float32)
-        self.size = size
-        self.num_asked = 0
-
-    @property
-    def num_bytes(self) -> int:
-        self.num_asked += 1
-        return self.size
-
-
-class Later(ThreadPoolExecutor):
-    """Runs what is submitted when told to, on the caller's thread."""
-
-    def __init__(self) -> None:
-        super().__init__(max_workers=1)
-        self.jobs: list[Callable[[], object]] = []
-
-    def submit(self, job, /, *args, **options):  # type: ignore[no-untyped-def]
-        self.jobs.append(lambda: job(*args, **options))
-
-
 def test_who_waits_for_room_makes_nobody_measure_the_entries_again() -> None:
     """Each waiting adapter added up all tensors of all pinned ones before every step: seconds with some hundreds."""
     weights = [Sized(10) for _ in range(4)]
@@ -292,6 +267,50 @@ def test_who_waits_for_room_makes_nobody_measure_the_entries_again() -> None:
         cache.request(AdapterDigest(str(index)))
     assert not later.jobs
     assert [item.num_asked for item in weights] == before
+    cache.close()
+
+
+def test_the_room_that_comes_is_for_who_waited_for_it_not_for_requests_ahead_of_need() -> None:
+    """New arrivals took it each time before it was asked for again."""
+    now_s = 0.0
+    cache = HostCache(lambda digest: Sized(10), max_bytes=15, clock=lambda: now_s)
+    cache._threads = later = Later()
+    first, waiting, newcomer = (AdapterDigest(name) for name in "abc")
+    cache.request(first)
+    later.jobs.pop()()
+    cache.request(newcomer, is_ahead=True)
+    cache.request(waiting)
+    now_s = RESERVE_S
+    cache.request(newcomer, is_ahead=True)
+    assert not later.jobs
+    cache.request(waiting)
+    assert cache.places() == {first: "host", waiting: "loading"}
+    later.jobs.pop()()
+    assert cache.get(waiting) is not None
+    cache.request(newcomer, is_ahead=True)
+    assert cache.places() == {waiting: "host", newcomer: "loading"}
+    cache.close()
+
+
+def test_only_what_finds_no_room_beside_held_entries_waits_for_them() -> None:
+    one, two, other = (AdapterDigest(name) for name in ("one", "two", "other"))
+    held = [one]
+    cache = HostCache(lambda digest: Sized(10), max_bytes=25, held=lambda: frozenset(held))
+    cache._threads = later = Later()
+    cache.request(one)
+    later.jobs.pop()()
+    cache.get(one)
+    cache.request(two)
+    later.jobs.pop()()
+    cache.request(other)
+    assert not later.jobs
+    assert not cache.waits_for_held(other), "it waits for one that is reserved"
+    cache.get(two)
+    held.append(two)
+    assert cache.waits_for_held(other)
+    assert not cache.waits_for_held(two)
+    held.clear()
+    assert not cache.waits_for_held(other)
     cache.close()
 
 

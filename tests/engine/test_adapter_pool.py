@@ -184,8 +184,10 @@ def test_on_a_cpu_nothing_is_loaded_beside_pinned_adapters_that_fill_the_memory(
     for ref in pinned:
         bench.pin(pool, ref.digest)
     assert not pool.try_pin(other.digest)
+    assert pool.waits_for_slot(other.digest)
     assert pool.places() == {ref.digest: "device" for ref in pinned}
     pool.unpin(pinned[0].digest)
+    assert not pool.waits_for_slot(other.digest)
     bench.pin(pool, other.digest)
     assert pool.places().keys() == {ref.digest for ref in (*pinned[1:], other)}
 
