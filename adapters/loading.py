@@ -7,6 +7,7 @@ computed once per recipe, and each further adapter only costs reading its data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -32,7 +33,6 @@ BaseTensors = Callable[[str], torch.Tensor]
 """Returns a tensor of the base by its checkpoint name, with the values that the engine computes with.
 
 Raises `NoBaseTensorError` if there is none of this name."""
-
 
 LayOut = Callable[[RawAdapter], AdapterWeights]
 """Converts an adapter to the layout that the device multiplies with."""
@@ -84,7 +84,8 @@ class AdapterLoader:
         shapes: the modules of the base that take an adapter.
         dtype: of the engine's activations.
         widths: for fused modules, the output widths of the parts that the device multiplies separately.
-        base: called only for an adapter whose effect depends on the base's weights.
+        open_base: entered once for each load, on its thread; what it yields is called only for an adapter whose effect
+            depends on the base's weights.
         norm_offset: what the decoder adds to a checkpoint's norm weights.
         is_tied: the output matrix is the embedding.
         lay_out: called on the loading thread.
@@ -95,7 +96,7 @@ class AdapterLoader:
         shapes: ModuleShapes,
         max_rank: int,
         dtype: torch.dtype,
-        base: BaseTensors,
+        open_base: Callable[[], AbstractContextManager[BaseTensors]],
         lay_out: LayOut = RawAdapter.scaled,
         widths: Mapping[str, Mapping[str, int]] | None = None,
         norm_offset: float = 0.0,
@@ -106,7 +107,7 @@ class AdapterLoader:
         self._norm_offset = norm_offset
         self._shapes = dict(shapes)
         self._dtype = dtype
-        self._base = base
+        self._open_base = open_base
         self._lay_out = lay_out
         self._make_recipe = partial(_Recipe, shapes=self._shapes, max_rank=max_rank, is_tied=is_tied)
         self._known_recipe = lru_cache(MAX_RECIPES)(self._make_recipe)
@@ -126,9 +127,11 @@ class AdapterLoader:
             # Serving other content under this digest would corrupt every cache that is keyed by it.
             raise AdapterError(ref.name, "the files of this version have been overwritten; load it again")
         tensors = TensorFile(entry_by_name=recipe.entry_by_name, data=data)
-        reading = _Reading(ref.name, tensors, recipe.shapes, self._dtype, self._read_base, self._norm_offset)
         try:
-            raw = reading.adapter(recipe.layouts)
+            with self._open_base() as base:
+                read_base = partial(self._read_base, base)
+                reading = _Reading(ref.name, tensors, recipe.shapes, self._dtype, read_base, self._norm_offset)
+                raw = reading.adapter(recipe.layouts)
         except NoBaseTensorError as error:
             raise AdapterError(
                 ref.name,
@@ -139,10 +142,10 @@ class AdapterLoader:
             raise AdapterError(ref.name, _find_not_finite(tensors, recipe.layouts, self._dtype))
         return weights
 
-    def _read_base(self, name: str) -> torch.Tensor:
+    def _read_base(self, base: BaseTensors, name: str) -> torch.Tensor:
         """Return a tensor of the base by the adapter's name for it, which may be a part or a fusion of base modules."""
         module, _, kind = name.rpartition(".")
-        parts = [self._base(f"{stored}.{kind}")[rows] for stored, rows in stored_parts(self._shapes, module)]
+        parts = [base(f"{stored}.{kind}")[rows] for stored, rows in stored_parts(self._shapes, module)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _recipe(self, name: str, config_bytes: bytes, header: bytes, data_bytes: int) -> _Recipe:

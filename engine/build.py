@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from adapters.errors import NoBaseTensorError
 from adapters.identity import AdapterRef
-from adapters.loading import AdapterLoader, LayOut
+from adapters.loading import AdapterLoader, BaseTensors, LayOut
 from engine.adapter_pool import AdapterPool, Locate
 from engine.config import EngineConfig, ResolvedConfig
 from engine.cpu.build import cpu_parts
@@ -20,7 +21,7 @@ from engine.decoder.spec import DecoderSpec
 from engine.engine import Engine
 from engine.errors import CheckpointError
 from engine.hardware import DTYPE_BY_NAME, probe
-from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
+from engine.loading.checkpoint import WeightSource, load_parameters, tensor_reader
 from engine.loading.spec import read_checkpoint_spec, read_model_spec
 from engine.metrics import StepTimes
 from engine.parts import Parts
@@ -102,19 +103,25 @@ def _adapter_loader(spec: ModelSpec, config: ResolvedConfig, lay_out: LayOut) ->
     dtype = DTYPE_BY_NAME[config.dtype]
     norms = spec.norms if isinstance(spec, DecoderSpec) else PLAIN_NORMS
 
-    def base(name: str) -> torch.Tensor:
-        is_wide = norms.is_wide and name.endswith("norm.weight")
-        try:
-            return read_tensor(config.model_path, spec, name, torch.float32 if is_wide else dtype)
-        except CheckpointError as error:
-            # transformers calls some modules otherwise than their checkpoints do.
-            raise NoBaseTensorError(name) from error
+    @contextmanager
+    def open_base() -> Iterator[BaseTensors]:
+        with tensor_reader(config.model_path, spec) as read:
+
+            def base(name: str) -> torch.Tensor:
+                is_wide = norms.is_wide and name.endswith("norm.weight")
+                try:
+                    return read(name, torch.float32 if is_wide else dtype)
+                except CheckpointError as error:
+                    # transformers calls some modules otherwise than their checkpoints do.
+                    raise NoBaseTensorError(name) from error
+
+            yield base
 
     return AdapterLoader(
         spec.module_shapes(),
         config.max_adapter_rank,
         dtype,
-        base=base,
+        open_base=open_base,
         lay_out=lay_out,
         widths=spec.widths(),
         norm_offset=norms.offset,

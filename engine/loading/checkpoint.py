@@ -7,6 +7,8 @@ Every tensor must be used or known to be ignorable, and every parameter of the d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -23,6 +25,8 @@ from kernels.arena import lazy_zeros
 
 WeightSource = Callable[[str, DecoderSpec, torch.dtype, torch.device], Iterable[tuple[str, Weight]]]
 """Signature of `load_parameters`: a source of decoder parameters."""
+TensorReader = Callable[[str, torch.dtype], torch.Tensor]
+"""Returns one tensor by its name, cast."""
 
 
 def load_parameters(
@@ -45,22 +49,33 @@ def load_parameters(
             yield parameter.name, _read(parameter, stored, dtype, device, tensors)
 
 
-def read_tensor(model_path: str, spec: ModelSpec, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return one tensor, cast, of a checkpoint that `load_parameters` accepted; `lm_head.weight` works if tied too.
+@contextmanager
+def tensor_reader(model_path: str, spec: ModelSpec) -> Iterator[TensorReader]:
+    """Yield what reads single tensors of a checkpoint that `load_parameters` accepted, `lm_head.weight` also if tied.
 
-    Raises:
-        CheckpointError: the tensor is no longer there.
+    Its first call opens the files, which takes longer than reading most tensors; they stay open until the context ends.
+    Each call raises CheckpointError if the tensor is no longer there.
     """
-    if spec.is_tied and name == HEAD:
-        name = EMBEDDING
-    with opened(Path(model_path), "pt") as tensors:
-        try:
-            if spec.stored is not None and name.removesuffix(".weight") in spec.linear_shapes():
-                module = Parameter(name=name, parts=())
-                return dense(_read_stored(name, spec.stored, dtype, torch.device("cpu"), tensors, module))
-            return tensors[name].read().to(dtype)
-        except KeyError as error:
-            raise CheckpointError(f"{model_path}: the tensor {error.args[0]} is missing.") from None
+    with ExitStack() as stack:
+        tensors = cache(lambda: stack.enter_context(opened(Path(model_path), "pt")))
+
+        def read(name: str, dtype: torch.dtype) -> torch.Tensor:
+            name = EMBEDDING if spec.is_tied and name == HEAD else name
+            return _read_one(model_path, spec, name, dtype, tensors())
+
+        yield read
+
+
+def _read_one(
+    model_path: str, spec: ModelSpec, name: str, dtype: torch.dtype, tensors: Mapping[str, StoredTensor]
+) -> torch.Tensor:
+    try:
+        if spec.stored is not None and name.removesuffix(".weight") in spec.linear_shapes():
+            module = Parameter(name=name, parts=())
+            return dense(_read_stored(name, spec.stored, dtype, torch.device("cpu"), tensors, module))
+        return tensors[name].read().to(dtype)
+    except KeyError as error:
+        raise CheckpointError(f"{model_path}: the tensor {error.args[0]} is missing.") from None
 
 
 def _read(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from adapters.loading import BaseTensors
 from adapters.weights import AdapterWeights, Extras, RawAdapter, RawProjection
 
 HIDDEN, KV, INNER = 16, 8, 24
@@ -49,6 +52,11 @@ def make_tensors(
             tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, in_features, generator=generator).to(dtype)
             tensors[f"{prefix}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator).to(dtype)
     return tensors
+
+
+def opens(base: BaseTensors) -> Callable[[], AbstractContextManager[BaseTensors]]:
+    """The base's tensors as `AdapterLoader` opens them."""
+    return lambda: nullcontext(base)
 
 
 def write(folder: Path, config: dict[str, Any] | None = None, tensors: dict[str, torch.Tensor] | None = None) -> str:

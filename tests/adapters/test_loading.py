@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,10 @@ import torch
 
 from adapters.errors import AdapterError, NoBaseTensorError
 from adapters.experts import Stack
-from adapters.loading import AdapterLoader, unstack
+from adapters.loading import AdapterLoader, BaseTensors, unstack
 from adapters.registry import reference
 from adapters.weights import AdapterWeights
-from tests.adapters.handmade import SHAPES, VOCAB, make_config, make_tensors, write
+from tests.adapters.handmade import SHAPES, VOCAB, make_config, make_tensors, opens, write
 
 
 def no_base(name: str) -> torch.Tensor:
@@ -19,12 +20,12 @@ def no_base(name: str) -> torch.Tensor:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> object:
-    return AdapterLoader(SHAPES, 64, dtype, no_base).load(reference("demo", str(folder)))
+    return AdapterLoader(SHAPES, 64, dtype, opens(no_base)).load(reference("demo", str(folder)))
 
 
 def test_an_adapter_loads_with_its_scaling_in_b(tmp_path: Path) -> None:
     write(tmp_path, make_config(lora_alpha=2))
-    weights = AdapterLoader(SHAPES, 64, torch.float32, no_base).load(reference("demo", str(tmp_path)))
+    weights = AdapterLoader(SHAPES, 64, torch.float32, opens(no_base)).load(reference("demo", str(tmp_path)))
     projection = weights.projection(1, "q_proj")
     assert projection is not None
     prefix = "base_model.model.model.layers.1.self_attn.q_proj"
@@ -55,7 +56,7 @@ def test_files_that_changed_after_the_declaration_are_refused(tmp_path: Path) ->
     ref = reference("demo", str(tmp_path))
     write(tmp_path, tensors=make_tensors(seed=1))
     with pytest.raises(AdapterError, match="have been overwritten"):
-        AdapterLoader(SHAPES, 64, torch.float32, no_base).load(ref)
+        AdapterLoader(SHAPES, 64, torch.float32, opens(no_base)).load(ref)
 
 
 PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -72,7 +73,7 @@ def test_magnitudes_and_biases_are_measured_by_the_base(tmp_path: Path) -> None:
     write(tmp_path, make_config(use_dora=True, bias="all"), tensors)
     base = {"weight": weight, "bias": bias}
     ref = reference("demo", str(tmp_path))
-    weights = AdapterLoader(SHAPES, 64, torch.float32, lambda name: base[name.rpartition(".")[2]]).load(ref)
+    weights = AdapterLoader(SHAPES, 64, torch.float32, opens(lambda name: base[name.rpartition(".")[2]])).load(ref)
     a, b = tensors[f"{PREFIX}.lora_A.weight"], tensors[f"{PREFIX}.lora_B.weight"]
     gain = magnitude / (weight + 2 * b @ a).norm(dim=1)
     columns, projection = weights.extras.columns[(0, "q_proj")], weights.projection(0, "q_proj")
@@ -83,6 +84,25 @@ def test_magnitudes_and_biases_are_measured_by_the_base(tmp_path: Path) -> None:
     assert not weights.changes_whole_model
 
 
+def test_the_base_is_opened_once_for_each_load_and_closed_after_it(tmp_path: Path) -> None:
+    is_open = []
+
+    @contextmanager
+    def open_base() -> Iterator[BaseTensors]:
+        is_open.append(True)
+        yield lambda _: torch.ones(16, 16)
+        is_open[-1] = False
+
+    tensors = make_tensors()
+    for layer in range(2):
+        tensors[f"{PREFIX.replace('layers.0', f'layers.{layer}')}.lora_magnitude_vector"] = torch.ones(16)
+    write(tmp_path, make_config(use_dora=True), tensors)
+    loader = AdapterLoader(SHAPES, 64, torch.float32, open_base)
+    for _ in range(2):
+        loader.load(reference("demo", str(tmp_path)))
+    assert is_open == [False, False]
+
+
 def test_an_embedding_of_another_base_is_refused(tmp_path: Path) -> None:
     added = {
         "base_model.model.model.embed_tokens.lora_embedding_A": torch.randn(4, VOCAB),
@@ -91,10 +111,10 @@ def test_an_embedding_of_another_base_is_refused(tmp_path: Path) -> None:
     }
     write(tmp_path, make_config(target_modules=["q_proj", "embed_tokens"]), make_tensors() | added)
     ref = reference("demo", str(tmp_path))
-    weights = AdapterLoader(SHAPES, 64, torch.float32, lambda _: torch.ones(VOCAB, 16)).load(ref)
+    weights = AdapterLoader(SHAPES, 64, torch.float32, opens(lambda _: torch.ones(VOCAB, 16))).load(ref)
     assert weights.changes_whole_model
     with pytest.raises(AdapterError, match=r"embed_tokens .* not that of the base"):
-        AdapterLoader(SHAPES, 64, torch.float32, lambda _: torch.zeros(VOCAB, 16)).load(ref)
+        AdapterLoader(SHAPES, 64, torch.float32, opens(lambda _: torch.zeros(VOCAB, 16))).load(ref)
 
 
 AT = {"embed_tokens": "base_model.model.model.embed_tokens", "lm_head": "base_model.model.lm_head"}
@@ -111,7 +131,7 @@ def load_rows(
     tensors = {f"{AT[end]}.token_adapter.trainable_tokens_delta": rows_of(end) for end in saved}
     config = make_config(trainable_token_indices=tokens, modules_to_save=["lm_head"] if added else None)
     ref = reference("demo", write(folder, config, make_tensors() | tensors | (added or {})))
-    return AdapterLoader(SHAPES, 64, torch.float32, lambda _: OLD, is_tied=is_tied).load(ref)
+    return AdapterLoader(SHAPES, 64, torch.float32, opens(lambda _: OLD), is_tied=is_tied).load(ref)
 
 
 @pytest.mark.parametrize(
@@ -160,14 +180,16 @@ def test_what_it_depends_on_and_the_checkpoint_has_not_is_named(tmp_path: Path) 
 
     write(tmp_path, make_config(bias="all"), make_tensors() | {f"{PREFIX}.base_layer.bias": torch.ones(16)})
     with pytest.raises(AdapterError, match=r"'demo' .* depends on model.layers.0.self_attn.q_proj.bias"):
-        AdapterLoader(SHAPES, 64, torch.float32, base).load(reference("demo", str(tmp_path)))
+        AdapterLoader(SHAPES, 64, torch.float32, opens(base)).load(reference("demo", str(tmp_path)))
 
 
 def test_a_norm_that_is_zero_in_the_base_cannot_be_scaled(tmp_path: Path) -> None:
     tensors = make_tensors() | {"base_model.model.model.norm.weight": torch.ones(16)}
     write(tmp_path, make_config(modules_to_save=["model.norm"]), tensors)
     with pytest.raises(AdapterError, match="norms of length 0"):
-        AdapterLoader(SHAPES, 64, torch.float32, lambda _: torch.zeros(16)).load(reference("demo", str(tmp_path)))
+        AdapterLoader(SHAPES, 64, torch.float32, opens(lambda _: torch.zeros(16))).load(
+            reference("demo", str(tmp_path))
+        )
 
 
 def test_weights_of_a_norm_that_are_zero_in_the_base_and_stay_zero_change_nothing(tmp_path: Path) -> None:
@@ -176,13 +198,13 @@ def test_weights_of_a_norm_that_are_zero_in_the_base_and_stay_zero_change_nothin
     own = torch.where(old > 5, 2 * old, old)
     tensors = make_tensors() | {"base_model.model.model.norm.weight": own}
     write(tmp_path, make_config(modules_to_save=["model.norm"]), tensors)
-    weights = AdapterLoader(SHAPES, 128, torch.float32, base=lambda _: old).load(reference("a", str(tmp_path)))
+    weights = AdapterLoader(SHAPES, 128, torch.float32, opens(lambda _: old)).load(reference("a", str(tmp_path)))
     assert torch.equal(weights.extras.columns[-1, "norm"].gain, torch.where(old > 5, 2.0, 1.0))
 
 
 def test_adapters_of_one_recipe_are_checked_each_for_itself(tmp_path: Path) -> None:
     """What follows from configuration and header is known after the first; numbers, digest and name are its own."""
-    loader = AdapterLoader(SHAPES, 64, torch.float32, no_base)
+    loader = AdapterLoader(SHAPES, 64, torch.float32, opens(no_base))
     refs = []
     for seed in range(3):
         refs.append(reference(f"a{seed}", write(tmp_path / str(seed), tensors=make_tensors(seed=seed))))

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from engine.decoder.model_spec import ModelSpec
 from engine.decoder.reading import read_spec
+from engine.loading.checkpoint import tensor_reader
 from engine.loading.names import parameters
 
 CONFIG: dict[str, Any] = {
@@ -48,6 +50,12 @@ def write_checkpoint(folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
     tensors = random_tensors(folder)
     save_file(tensors, folder / "model.safetensors")
     return tensors
+
+
+def read_tensor(folder: str, spec: ModelSpec, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """Read one tensor as adapters that need it do."""
+    with tensor_reader(folder, spec) as read:
+        return read(name, dtype)
 
 
 def quantize_each(

@@ -17,7 +17,7 @@ from engine.adapter_pool import AdapterPool
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
 from engine.gpu.tabled_adapter import TabledAdapter
-from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
+from tests.adapters.handmade import SHAPES, make_config, make_tensors, opens, write
 
 WAIT_S = 20.0
 BYTES = 2 * 4 * 4 * (16 + 16)
@@ -72,7 +72,7 @@ class Bench:
     ) -> AdapterPool:
         pool = AdapterPool(
             refs,
-            loader or AdapterLoader(SHAPES, 16, torch.float32, no_base),
+            loader or AdapterLoader(SHAPES, 16, torch.float32, opens(no_base)),
             replace(make_resolved(slots, host), max_device_adapter_bytes=max_bytes),
             torch.device("cpu"),
             on_change=self.changes.release,
@@ -218,7 +218,7 @@ def test_what_finds_no_room_lies_in_what_the_cache_lends_until_that_is_wanted_ba
     one = 2 * 4 * (4 * 16 + 8 * 16)  # two layers, float32, A of q_proj and B with its rows of 4 made 8
     memory = {run: [torch.zeros(one // 2, dtype=torch.uint8) for _ in range(4)] for run in (range(4, 8), range(4))}
     loader = AdapterLoader(
-        SHAPES, 16, torch.float32, no_base, lambda raw: TabledAdapter.of(raw.scaled(), 2, page_bytes=one // 2)
+        SHAPES, 16, torch.float32, opens(no_base), lambda raw: TabledAdapter.of(raw.scaled(), 2, page_bytes=one // 2)
     )
     pool = bench.pool(refs, slots=8, host=32, max_bytes=one, loader=loader, lent_memory=memory.__getitem__)
     bench.pin(pool, refs[0].digest)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
-from engine.loading.checkpoint import load_parameters
+from engine.loading import checkpoint
+from engine.loading.checkpoint import load_parameters, tensor_reader
+from engine.loading.contents import StoredTensor, opened
 from engine.loading.weight_files import INDEX, SINGLE
 from tests.engine.checkpoint_folder import write_checkpoint, write_config
 
@@ -187,3 +191,30 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
     write_config(tmp_path)
     (tmp_path / INDEX).write_text(content)
     assert INDEX in refusal(tmp_path)
+
+
+def test_the_files_are_opened_once_for_all_that_an_adapter_needs_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were for each tensor: some adapters of large models took ten seconds for it."""
+    tensors = write_checkpoint(tmp_path)
+    num_opened = 0
+
+    @contextmanager
+    def counted(folder: Path, framework: str) -> Iterator[Mapping[str, StoredTensor]]:
+        nonlocal num_opened
+        num_opened += 1
+        with opened(folder, framework) as found:
+            yield found
+
+    monkeypatch.setattr(checkpoint, "opened", counted)
+    spec = read_spec(str(tmp_path))
+    with tensor_reader(str(tmp_path), spec):
+        pass
+    assert not num_opened, "most adapters need none"
+    with tensor_reader(str(tmp_path), spec) as read:
+        for name, tensor in tensors.items():
+            assert torch.equal(read(name, torch.float32), tensor)
+        with pytest.raises(CheckpointError, match="another is missing"):
+            read("another", torch.float32)
+    assert num_opened == 1

@@ -11,11 +11,11 @@ import torch
 
 from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
-from engine.loading.checkpoint import load_parameters, read_tensor
+from engine.loading.checkpoint import load_parameters
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.weight import dense
 from kernels.streamed_linear.reference import FP8
-from tests.engine.checkpoint_folder import write_config, write_stored
+from tests.engine.checkpoint_folder import read_tensor, write_config, write_stored
 from tests.engine.fp8_checkpoints import CONFIGS, quantize_layers
 
 CPU = torch.device("cpu")

@@ -17,11 +17,11 @@ from engine.decoder.reading import read_spec
 from engine.decoder.stored import parse_stored
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import CheckpointError
-from engine.loading.checkpoint import load_parameters, read_tensor
+from engine.loading.checkpoint import load_parameters
 from engine.loading.int4 import AWQ_PLACES, IN_ORDER, Int4Weight, read_int4, unpack
 from engine.loading.weight import dense
 from kernels.streamed_linear.reference import from_int4
-from tests.engine.checkpoint_folder import random_tensors, write_config, write_stored
+from tests.engine.checkpoint_folder import random_tensors, read_tensor, write_config, write_stored
 from tests.engine.int4_checkpoints import AWQ_ORDER, KINDS, config_of, packed_rows, quantize, quantize_layers
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from engine.decoder.reading import read_spec
 from engine.errors import CheckpointError
-from engine.loading.checkpoint import load_parameters, read_tensor
+from engine.loading.checkpoint import load_parameters
 from kernels.packed_linear_int8.reference import quantize_rows
-from tests.engine.checkpoint_folder import random_tensors, write_config, write_stored
+from tests.engine.checkpoint_folder import random_tensors, read_tensor, write_config, write_stored
 from tests.engine.number_checkpoints import CONFIGS, quantize_layers
 
 CPU = torch.device("cpu")

@@ -21,6 +21,7 @@ from adapters.validate import ModuleShapes
 from adapters.weights import AdapterWeights
 from engine.lora import AdapterSegment, LoraBatch, Segment, WeightsOf, collect_segments
 from engine.request import FinishReason
+from tests.adapters.handmade import opens
 from tests.parity.adapter_serving import NUM_TOKENS, VOCAB, Serving, make_base, prompt_of, starting
 from tests.parity.peft_adapters import CONFIGS, generated, load_adapters, save_adapters
 
@@ -64,7 +65,7 @@ class Loaded:
 
     def __init__(self, path_by_name: dict[str, str], shapes: ModuleShapes) -> None:
         refs = {name: reference(name, path) for name, path in path_by_name.items()}
-        loader = AdapterLoader(shapes, 64, torch.float32, no_base)
+        loader = AdapterLoader(shapes, 64, torch.float32, opens(no_base))
         self.digest_by_name = {name: ref.digest for name, ref in refs.items()}
         self._weights = {ref.digest: loader.load(ref) for ref in refs.values()}
 
