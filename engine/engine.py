@@ -118,7 +118,7 @@ class Engine:
                 if request.request_id in self._live_ids:
                     raise RequestError(f"A request with the id {request.request_id!r} is alive.", field="request_id")
                 self._live_ids.add(request.request_id)
-                self._scheduler.expected_hits.add(request.request_id, outlook)
+                self._scheduler.expected_hits.add(request, outlook)
                 self._inbox.append(request)
                 self._num_queued += 1
                 self._wake.set()

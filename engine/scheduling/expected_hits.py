@@ -48,13 +48,14 @@ class ExpectedHits:
         self._num_found = num_found
         self._lock = threading.Lock()
         self._coming = Counter[BlockName]()
-        self._outlooks: dict[RequestId, Outlook] = {}
+        self._outlooks: dict[RequestId, tuple[Request, Outlook]] = {}
 
     def look(self, request: Request) -> Outlook:
         """Return the outlook of a request that is added after all others."""
         known = self._outlooks.get(request.request_id)
-        if known is not None:
-            return known
+        # Names must be those of its own tokens, whoever has had its id.
+        if known is not None and known[0] is request:
+            return known[1]
         num_tokens = len(request.prompt_ids) + len(request.prior_output_ids)
         if not self._is_on:
             return Outlook((), False, num_tokens, num_tokens)
@@ -72,17 +73,17 @@ class ExpectedHits:
             names, True, num_tokens - num_held * self._block_tokens, num_tokens - num_shared * self._block_tokens
         )
 
-    def add(self, request_id: RequestId, outlook: Outlook) -> None:
+    def add(self, request: Request, outlook: Outlook) -> None:
         """Count on what a request will compute, unless it is added already."""
         with self._lock:
-            if request_id not in self._outlooks:
-                self._outlooks[request_id] = outlook
+            if request.request_id not in self._outlooks:
+                self._outlooks[request.request_id] = request, outlook
                 self._coming.update(outlook.names)
 
     def end(self, request_id: RequestId) -> None:
         """Count no longer on a request that has ended; what it computed is in the cache."""
         with self._lock:
-            outlook = self._outlooks.pop(request_id, None)
+            _, outlook = self._outlooks.pop(request_id, (None, None))
             for name in () if outlook is None else outlook.names:
                 self._coming[name] -= 1
                 if not self._coming[name]:

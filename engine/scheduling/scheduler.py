@@ -115,7 +115,7 @@ class Scheduler:
         """Queue a request that `check_request` has accepted; its id must not belong to a live request."""
         assert request.request_id not in self._live, "a request has the id of another"
         outlook = self.expected_hits.look(request)
-        self.expected_hits.add(request.request_id, outlook)
+        self.expected_hits.add(request, outlook)
         swap_s = 0.0 if request.adapter is None else self._gate.swap_s(request.adapter)
         tag = self._fair_queue.tag(
             flow_of(request),

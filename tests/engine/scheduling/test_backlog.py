@@ -19,7 +19,7 @@ def backlog(harness: Harness, *unread: Request, **fields: object) -> Backlog:
 def backlog_of(harness: Harness, asking: Request, *unread: Request) -> Backlog:
     hits = harness.scheduler.expected_hits
     for request in unread:
-        hits.add(request.request_id, hits.look(request))
+        hits.add(request, hits.look(request))
     return harness.scheduler.admission.backlog(asking, hits.look(asking), unread, 0.0)
 
 

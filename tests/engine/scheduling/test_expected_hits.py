@@ -32,7 +32,7 @@ def test_each_computes_what_neither_the_cache_nor_any_before_it_holds(
         shared = max([num_cached * BLOCK, *(common(prompt, other) for other in prompts[:place])])
         assert outlook.num_own == len(prompt) - min(shared, (len(prompt) - 1) // BLOCK * BLOCK)
         assert outlook.num_missing == len(prompt) - min(num_cached, (len(prompt) - 1) // BLOCK) * BLOCK
-        hits.add(request.request_id, outlook)
+        hits.add(request, outlook)
     for first, second in pairwise(range(len(prompts))):
         names = [hits.look(a_request(str(place), prompts[place])).names for place in (first, second)]
         shared = common(prompts[first], prompts[second])
@@ -58,7 +58,15 @@ def test_nothing_is_expected_where_nothing_is_shared() -> None:
     assert hits.look(a_request("r", range(1, 10))).num_own == 9
     hits = ExpectedHits(a_config(block_tokens=BLOCK, num_snapshots=4), lambda names: 0)
     first = a_request("first", range(1, 10))
-    hits.add(first.request_id, hits.look(first))
+    hits.add(first, hits.look(first))
     second = hits.look(a_request("second", range(1, 10)))
     assert second.num_own == 9
     assert hits.num_common(second.names, hits.look(first).names, 0) == 0
+
+
+def test_names_are_those_of_the_tokens_whoever_had_the_id() -> None:
+    hits = ExpectedHits(a_config(block_tokens=BLOCK), lambda names: 0)
+    first = a_request("r", range(1, 10))
+    hits.add(first, hits.look(first))
+    assert hits.look(first) is hits.look(first)
+    assert hits.look(a_request("r", range(2, 11))).names[0] != hits.look(first).names[0]
