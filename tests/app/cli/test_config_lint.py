@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ import yaml
 from safetensors.numpy import save_file
 
 from app.cli.config_lint import deployment_names, lint_config
+from app.resolved import accounts_config
 from app.settings import Settings
+from deployments.database import sqlite_folder
 from engine.loading import fingerprint
 from tests.architecture.source_tree import ROOT
 from tests.deployments.tiny_models import write_tokenizer
@@ -441,9 +444,28 @@ def test_a_start_is_not_held_up_by_adapters_that_it_will_read_anyway(lint: Lint)
     assert lint_config(lint.folder / "config.yaml", reads_all=False) == []
 
 
-def test_what_the_manifest_for_kubernetes_configures_is_good(tmp_path: Path) -> None:
+def kubernetes_service() -> dict[str, Any]:
     service, *_ = yaml.safe_load_all((ROOT / "examples/kubernetes/rayservice.yaml").read_text())
+    return dict(service["spec"])
+
+
+def test_what_the_manifest_for_kubernetes_configures_is_good(tmp_path: Path) -> None:
     config = tmp_path / "serve.yaml"
     # The image has the repository there.
-    config.write_text(service["spec"]["serveConfigV2"].replace("/opt/antiphon", str(ROOT)))
+    config.write_text(kubernetes_service()["serveConfigV2"].replace("/opt/antiphon", str(ROOT)))
     assert lint_config(str(config)) == []
+
+
+def test_the_manifest_for_kubernetes_keeps_what_must_outlive_a_pod_on_its_volume() -> None:
+    """Usage and keys lay in the head's own file system, and were lost with its pod."""
+    service = kubernetes_service()
+    [head] = service["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"]
+    [mount] = head["volumeMounts"]
+    args = yaml.safe_load(service["serveConfigV2"])["applications"][0]["args"]
+    settings = Settings.model_validate(args)
+    assert settings.registry is not None
+    assert settings.accounts is not None
+    assert settings.batches is not None
+    database = sqlite_folder(accounts_config(settings.accounts).database_url)
+    for folder in (settings.registry.folder, settings.batches.folder, database):
+        assert Path(folder or "").is_relative_to(mount["mountPath"])
