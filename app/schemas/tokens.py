@@ -68,6 +68,6 @@ class DetokenizeRequest(WireRequest):
 
 
 class DetokenizeResponse(WireResponse):
-    """The text, without special tokens."""
+    """The text, special tokens included."""
 
     prompt: str
