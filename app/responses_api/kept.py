@@ -133,7 +133,7 @@ def items_of(kept: Iterable[KeptResponse], *, with_last_output: bool = True) -> 
 
 
 def _plain(item: InputItem) -> dict[str, Any]:
-    plain = item.model_dump(mode="json", exclude_none=True, exclude={"parsed_arguments"})
+    plain = item.model_dump(mode="json", exclude_none=True)
     if isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"
         plain["content"] = [{"type": kind, "text": item.content}]

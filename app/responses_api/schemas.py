@@ -28,8 +28,11 @@ class InputPart(WireRequest):
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str | None = None
     refusal: str | None = None
-    logprobs: list[dict[str, Any]] | None = Field(default=None, description="From an earlier answer; no effect.")
-    parsed: Any = Field(default=None, description=PARSED)
+    # Not stored: they say nothing, and may be deeper than what JSON can be written of.
+    logprobs: list[dict[str, Any]] | None = Field(
+        default=None, exclude=True, description="From an earlier answer; no effect."
+    )
+    parsed: Any = Field(default=None, exclude=True, description=PARSED)
 
     @model_validator(mode="before")
     @classmethod
@@ -76,7 +79,7 @@ class InputItem(WireRequest):
         default=None, min_length=1, max_length=64, description="Namespace of the called function."
     )
     arguments: str | None = None
-    parsed_arguments: Any = Field(default=None, description=PARSED)
+    parsed_arguments: Any = Field(default=None, exclude=True, description=PARSED)
     output: str | list[InputPart] | None = None
     summary: list[ThoughtsPart] | None = None
 

@@ -38,6 +38,18 @@ def test_what_is_stored_of_an_input_is_the_same_chat(given: Any) -> None:
     assert own_items(read, RESPONSE) == stored
 
 
+def test_what_parse_helpers_add_is_not_stored_however_deep_it_is() -> None:
+    """Of what was too deep no JSON could be written, and a finished answer was a 500."""
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    part = {"type": "output_text", "text": "x", "parsed": deep, "logprobs": [{"a": deep}]}
+    call = ITEMS[4] | {"parsed_arguments": deep}
+    message, stored = own_items(request([{"role": "assistant", "content": [part]}, call]).input, RESPONSE)
+    assert message["content"] == [{"type": "output_text", "text": "x"}]
+    assert "parsed_arguments" not in stored
+
+
 def test_items_have_the_ids_and_parts_of_openai_s() -> None:
     stored = own_items(request(ITEMS).input, RESPONSE)
     identity = RESPONSE.removeprefix("resp_")
