@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from app.http.errors import ApiError
 from app.http.sse import typed_frame
 from app.messages_api.schemas import (
@@ -38,7 +40,7 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thre
 
 
 def message(head: ResponseHead, answer: Answer, *, max_tokens: int) -> MessageObject:
-    """Return a whole answer; a truncated call, whose input is not valid JSON, has an empty one."""
+    """Return a whole answer; a call whose input is not valid JSON, as that of a truncated one, has an empty one."""
     return MessageObject(
         id=head.response_id,
         model=head.model,
@@ -144,7 +146,20 @@ def _content(block: Block, *, is_open: bool = False) -> dict[str, Any]:
         case BlockKind.TEXT:
             return {"type": "text", "text": "" if is_open else block.text}
         case BlockKind.CALL:
-            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": block.arguments() or {}}
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(block)}
+
+
+def _input(block: Block) -> dict[str, Any]:
+    """Return a call's input; it is empty if the call was cut, or if JSON cannot be written of it.
+
+    The writer supports less depth than the reader, and no lone surrogates. A stream sends what the model wrote.
+    """
+    found = block.arguments() or {}
+    try:
+        to_json(found)
+    except PydanticSerializationError:
+        return {}
+    return found
 
 
 def _whole_usage(finished: Finished) -> MessagesUsage:

@@ -72,6 +72,24 @@ async def test_integers_of_any_size_stay_what_they_are(client: httpx.AsyncClient
     assert answer["content"][-1]["input"] == {"a": 123456789012345678901}
 
 
+@pytest.mark.parametrize("text", ['{"a": "\\ud83d"}', '{"\\ud83d": 1}', '{"a":' * 300 + "1" + "}" * 300])
+async def test_input_of_which_json_cannot_be_written_is_empty(
+    client: httpx.AsyncClient, calling: ScriptedGateway, text: str
+) -> None:
+    """The finished answer was a 500."""
+
+    async def asked(arguments: str) -> Any:
+        calling.deltas = [TextDelta(calls=(CallDelta(index=0, call_id="c", name="f", arguments=arguments),))]
+        answer = await client.post(PATH, json=GOOD)
+        assert answer.status_code == 200
+        return answer.json()["content"][-1]["input"]
+
+    assert await asked(text) == {}
+    # The whole message is written wherever its input alone is.
+    found = [await asked('{"a":' * depth + "1" + "}" * depth) for depth in range(245, 265)]
+    assert found[0] != found[-1] == {}
+
+
 async def test_a_stream_opens_fills_and_closes_its_blocks(client: httpx.AsyncClient, calling: ScriptedGateway) -> None:
     events = await streamed(client)
     assert [event["type"] for event in events] == [
