@@ -74,4 +74,7 @@ def new_config(model: str, *, adapters: str | None = None, device: str = "cpu", 
 
 def _scalar(text: str) -> str:
     """Return a string as YAML; quoted only if it needs to be."""
-    return text if re.fullmatch(r"[\w./-]+", text) and yaml.safe_load(text) == text else json.dumps(text)
+    if re.fullmatch(r"[\w./-]+", text) and yaml.safe_load(text) == text:
+        return text
+    # Beyond U+FFFF, JSON escapes each half of a character, and YAML reads two characters.
+    return '"' + "".join(char if ord(char) > 0xFFFF else json.dumps(char)[1:-1] for char in text) + '"'

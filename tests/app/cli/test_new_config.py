@@ -58,7 +58,15 @@ def test_the_command_writes_a_valid_configuration_once(
 
 @pytest.mark.parametrize(
     ("folder", "name"),
-    [("a model (v2)", "a-model-v2"), ("1.5", "1.5"), ("no", "no"), ("模型", "model"), ("x" * 200, "x" * 100)],
+    [
+        ("a model (v2)", "a-model-v2"),
+        ("1.5", "1.5"),
+        ("no", "no"),
+        ("模型", "model"),
+        ("x" * 200, "x" * 100),
+        ("a 😀\x85é 𠀀", "a"),
+        ('"\\ud83d" 😀', "ud83d"),
+    ],
 )
 def test_whatever_a_folder_is_called_its_model_gets_a_name(tmp_path: Path, folder: str, name: str) -> None:
     (tmp_path / folder).mkdir()
