@@ -30,7 +30,7 @@ from rich.table import Table
 
 from app.cli import cli_client, haproxy, preflight, serve_environment
 from app.cli.config_file import our_applications, read_config
-from app.cli.new_config import DEVICES, new_config
+from app.cli.new_config import DEVICES, new_config, write_new
 from app.cli.server_process import ServerProcess, end_without, tell
 from engine.errors import CheckpointError
 from kernels import compiling
@@ -101,8 +101,7 @@ def init(
     try:
         name, text = new_config(model, adapters=adapters, device=device, port=port)
         path = output or f"{name}.yaml"
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
+        write_new(path, text)
     except ValueError as error:
         raise typer.Exit(_refuse(str(error))) from None
     except FileExistsError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -70,6 +71,23 @@ def new_config(model: str, *, adapters: str | None = None, device: str = "cpu", 
         sizes=_SIZES_BY_DEVICE[device],
         port=port,
     )
+
+
+def write_new(path: str, text: str) -> None:
+    """Write a file that does not exist yet, whole or not at all.
+
+    Raises:
+        FileExistsError: there is something of this name.
+        OSError: the folder does not exist, or the text cannot be written to it.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(path)
+    part = Path(f"{path}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _scalar(text: str) -> str:

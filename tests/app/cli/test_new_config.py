@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,26 @@ def test_a_configuration_that_is_wrong_is_not_left_behind(
     told = capsys.readouterr().err
     assert "the tokenizer" in told
     assert told.endswith(f"{model.name}.yaml was not kept.\n")
+    assert list(tmp_path.iterdir()) == [model]
+
+
+@pytest.fixture
+def small_files(model: Path) -> Iterator[None]:
+    """Once there is a model, files cannot grow beyond some bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_configuration_that_cannot_be_written_whole_is_not_left_behind(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next attempt was refused for the file of the first."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", str(model)]) == 2
+    assert f"{model.name}.yaml cannot be written: File too large" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [model]
 
 
