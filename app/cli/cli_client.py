@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,10 @@ class AskError(Exception):
     """The server is unreachable or returned an error; the text is shown to the user."""
 
 
+class WrongInputError(AskError):
+    """The command cannot mean what its arguments say; nothing was sent."""
+
+
 class RefusedError(AskError):
     """This request failed, but another one may be answered: not about the key or the model."""
 
@@ -47,10 +52,11 @@ def connected(url: str, key: str) -> Iterator[httpx.Client]:
     """Open an HTTP client; its transport errors, and answers of another form than ours, become one line.
 
     Raises:
-        AskError: the server did not respond or is of another kind, or the key cannot be sent.
+        AskError: the server did not respond or is of another kind.
+        WrongInputError: the key cannot be sent.
     """
     if not (key.isascii() and key.isprintable()):
-        raise AskError("the key has characters that no header can carry: only printable ASCII is taken (--key)")
+        raise WrongInputError("the key has characters that no header can carry: only printable ASCII is taken (--key)")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     # As OpenAI's clients have it, or a browser.
     url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
@@ -126,7 +132,7 @@ def load_adapter(
 ) -> None:
     """Load an adapter under a name on every replica."""
     if expect is not None and canary is None:
-        raise AskError("--expect requires --canary")
+        raise WrongInputError("--expect requires --canary")
     body: dict[str, Any] = {"lora_name": name, "lora_path": folder, "load_inplace": replace, "percent": percent}
     if base is not None:
         body["base_model_name"] = base
@@ -162,16 +168,27 @@ def route_adapter(
     key: AdminKey = "",
 ) -> None:
     """Promote a version, roll back to one, or split a name's traffic among versions."""
-    shares = {}
-    for part in split:
-        number, _, percent = part.partition("=")
-        if not (part.isascii() and number.isdigit() and percent.isdigit()):
-            raise AskError(f"'{part}' is not VERSION=PERCENT")
-        shares[number] = int(percent)
+    shares = _shares(split)
     with connected(url, key) as client:
         routed = answered(client.post(f"/v1/adapters/{quote(name, safe='')}/route", json={"split": shares}))["id"]
     told = ", ".join(f"version {number} {percent} %" for number, percent in shares.items())
     console.print(Text(f"{routed}: {told}"), soft_wrap=True)
+
+
+def _shares(split: list[str]) -> dict[str, int]:
+    """Return the percent of each version of VERSION=PERCENT pairs; raise WrongInputError if one is none."""
+    shares: dict[str, int] = {}
+    for pair in split:
+        number, _, percent = pair.partition("=")
+        if not (number.isascii() and number.isdigit() and percent):
+            raise WrongInputError(f"'{pair}' is not VERSION=PERCENT, such as 3=90")
+        if not re.fullmatch("0*([0-9]{1,2}|100)", percent):
+            raise WrongInputError(f"'{pair}': a share is a whole number of percent from 0 to 100")
+        number = number.lstrip("0") or "0"
+        if number in shares:
+            raise WrongInputError(f"version {number} is named twice")
+        shares[number] = int(percent)
+    return shares
 
 
 def chat(

@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else EXIT_FAILED
     except cli_client.AskError as error:
-        return _refuse(str(error), status=EXIT_FAILED)
+        is_ours = isinstance(error, cli_client.WrongInputError)
+        return _refuse(str(error), status=EXIT_WRONG_INPUT if is_ours else EXIT_FAILED)
     return 0
 
 

@@ -49,7 +49,7 @@ def test_rows_of_a_list_are_whole_lines_in_a_pipe(
 @pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
 def test_a_key_that_no_header_can_carry_is_refused(url: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The first ended in a traceback, and of the second it was said that the server did not respond."""
-    assert run(url, "models", "--key", key) == 1
+    assert run(url, "models", "--key", key) == 2
     assert capsys.readouterr().err.startswith("error: the key has characters that no header can carry")
 
 
@@ -79,7 +79,7 @@ def test_a_canary_is_asked_from_the_command_line_too(
     assert run(url, *load, "--canary", "Who?", "--expect", "Hello") == 0
     assert run(url, *load, "--canary", "Who?", "--expect", "Nobody") == 1
     assert "has failed its canary" in capsys.readouterr().err
-    assert run(url, *load, "--expect", "Hello") == 1
+    assert run(url, *load, "--expect", "Hello") == 2
     assert "--canary" in capsys.readouterr().err
 
 
@@ -90,10 +90,28 @@ def test_what_the_server_says_is_one_line(url: str, capsys: pytest.CaptureFixtur
     assert told.endswith("Set it with --key.\n")
     assert run("http://127.0.0.1:1", "models") == 1
     assert "did not respond" in capsys.readouterr().err
-    for split in ("all", "²=100", "1=-5"):
-        assert run(url, "adapters", "route", "sql", split) == 1
-        assert "VERSION=PERCENT" in capsys.readouterr().err
     assert run(f"{url}/nowhere", "models") == 1
+
+
+@pytest.mark.parametrize(
+    ("split", "told"),
+    [
+        (["all"], "'all' is not VERSION=PERCENT, such as 3=90"),
+        (["1="], "'1=' is not VERSION=PERCENT"),
+        (["²=100"], "'²=100' is not VERSION=PERCENT"),
+        (["1=-5"], "'1=-5': a share is a whole number of percent from 0 to 100"),
+        (["1=2.5"], "'1=2.5': a share is a whole number"),
+        (["1=5²"], "'1=5²': a share is a whole number"),
+        (["1=101"], "'1=101': a share is a whole number"),
+        (["3=10", "4=100", "03=0"], "version 3 is named twice"),
+    ],
+)
+def test_a_split_of_traffic_that_is_none_is_refused_before_it_is_sent(
+    split: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit status was that of a failed server, and of a version named twice the last share was taken."""
+    assert run("http://127.0.0.1:1", "adapters", "route", "sql", *split) == 2
+    assert capsys.readouterr().err.startswith(f"error: {told}")
 
 
 @pytest.mark.parametrize(
