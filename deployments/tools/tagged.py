@@ -135,7 +135,7 @@ class TagScan:
         self._num_searched, self._is_in_string = 0, False
         self.is_complete = False
         self.is_broken = False
-        """Whether neither a parameter nor the end follows, which no grammar allows."""
+        """Whether neither a parameter that may have its name nor the end follows, which no grammar allows."""
 
     def feed(self, text: str) -> tuple[int, str]:
         """Return the number of characters consumed and the JSON that is final after them."""
@@ -161,17 +161,17 @@ class TagScan:
         if not text.startswith(OPENING):
             self.is_broken = not any(tag.startswith(text[: len(tag)]) for tag in (OPENING, END))
             return 0, ""
-        end = text.find(NAME_END)
-        if end < 0:
+        name, is_whole, _ = text[len(OPENING) :].partition(NAME_END)
+        self.is_broken = "<" in name or "\n" in name
+        if self.is_broken or not is_whole:
             return 0, ""
-        name = text[len(OPENING) : end]
         self._parameter = self._by_name.get(name) or _any_parameter(name)
         self._num += 1
         self._is_at_front = True
         self._num_searched, self._is_in_string = 0, False
         opening = "{" if self._num == 1 else ", "
         quote = '"' if self._parameter.is_plain else ""
-        return end + 1, f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}"
+        return len(OPENING) + len(name) + 1, f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}"
 
     def _read_value(self, parameter: Parameter, text: str) -> tuple[int, str]:
         end = self._find_end(parameter, text)

@@ -289,7 +289,9 @@ def test_a_head_of_qwen_3_coder_that_is_mentioned_behind_a_call_is_content(call:
         assert parsed(FORMATS["qwen3_coder"], pieces) == (behind, [("get", '{"a": 1}')], True)
 
 
-@pytest.mark.parametrize("behind", ["Then wait.", "</funct\n ion>", "<tool_call>"])
+@pytest.mark.parametrize(
+    "behind", ["Then wait.", "</funct\n ion>", "<tool_call>", "<parameter=\n is > a", "<parameter=a<"]
+)
 def test_text_behind_arguments_that_never_end_is_content(behind: str) -> None:
     """It was held until the end, and lost."""
     text = f"<function=get><parameter=a>1</parameter>\n{behind}"
