@@ -141,8 +141,9 @@ class Registry:
             return []
         # A request may have reached no replica yet, or be between two of them: its gateway knows that it has not ended.
         asked = await ask_all(self._handle(GATEWAY), "until_unused", ref.digest, timeout_s=RELEASE_TIMEOUT_S)
-        # A gateway that is draining is not in the handle.
-        while self._followers.use(ref.digest, but=asked):
+        # A gateway that is draining is not in the handle. If the content has been loaded again meanwhile, its answers
+        # may never end, and what they need is not deleted.
+        while self._followers.use(ref.digest, but=asked) and ref.digest not in self._server.catalogue.digests():
             await asyncio.sleep(CONFIRM_POLL_S)
         return await ask_all(replicas, "release_adapter", ref.digest, timeout_s=RELEASE_TIMEOUT_S)
 

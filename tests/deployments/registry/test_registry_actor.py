@@ -180,6 +180,32 @@ async def test_no_replica_forgets_what_a_gateway_that_drains_is_about_to_send_it
     await actor.end(registry)
 
 
+async def test_an_unload_ends_though_its_content_is_loaded_again_and_never_unused(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for as long as a gateway that was not asked used the content, under its new name."""
+    registry = await actor.open(monkeypatch)
+    catalogue = await registry.register(actor.put("a"))
+    digest = catalogue.entries["a"].versions[0].ref.digest
+
+    async def confirm_for_ever() -> None:
+        now = catalogue
+        while True:
+            now = await registry.catalogue("unasked", now.store, now.revision, frozenset({digest})) or now
+            await asyncio.sleep(0.001)
+
+    confirming = asyncio.create_task(confirm_for_ever())
+    await until(lambda: bool(registry._followers.use(digest, but=())))
+    unload = asyncio.create_task(registry.unload("a"))
+    await until(lambda: actor.gateways.asked[-1] == ("until_unused", digest))
+    assert not actor.replicas.asked
+    await registry.register(actor.put("b"))
+    await asyncio.wait_for(unload, 30)
+    assert actor.kept() == {digest}
+    confirming.cancel()
+    await actor.end(registry)
+
+
 async def test_adapters_that_a_new_checkpoint_cannot_serve_are_told_after_a_restart(
     actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
