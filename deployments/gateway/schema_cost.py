@@ -140,7 +140,7 @@ class _Places:
         target = self._root
         for part in unquote(reference).split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            if isinstance(target, list) and key.isdecimal() and len(key) < 10 and int(key) < len(target):
                 target = target[int(key)]
             else:
                 target = _member(target, key)

@@ -9,6 +9,7 @@ as long, while there are such, and they wait as if only others of their kind wer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 
 from engine.scheduling.live_request import BY_RANK, LiveRequest
 from engine.scheduling.step_draft import StepDraft
@@ -44,11 +45,13 @@ def in_turn(
         is_at_risk: returns whether a request might miss its deadline if others passed; then none does.
     """
     ordered = sorted(candidates, key=BY_RANK)
+    # Asked once, and only if it matters: of each it is a forecast.
+    keeps_order = cache(lambda: any(map(is_at_risk, ordered)))
     for place, live in enumerate(ordered, start=1):
         share, end = draft.share(live), draft.end_of(live)
         if not share:
             return
-        if live.wants_scores or end + share == live.num_tokens or any(map(is_at_risk, ordered)):
+        if live.wants_scores or end + share == live.num_tokens or keeps_order():
             yield live
             continue
         draft.num_held_back = share // 2

@@ -101,3 +101,9 @@ def test_a_schema_that_combines_too_much_of_everything_is_refused_soon() -> None
 def test_what_is_no_schema_is_left_to_the_library(schema: Any) -> None:
     assert reason_against(schema) == ""
     assert reason_against({"anyOf": MANY, "allOf": [schema], "$ref": "#/nothing/0"}) == ""
+
+
+def test_a_reference_to_an_item_that_no_list_has_is_left_to_the_library() -> None:
+    """Python reads no number of 5,000 digits, which made it a server's error."""
+    reference = {"$ref": f"#/allOf/{'9' * 5000}"}
+    assert reason_against({"allOf": [{}], "properties": {"a": {"anyOf": MANY}, "b": reference}}) == ""

@@ -80,6 +80,18 @@ def test_nobody_passes_while_a_deadline_is_at_risk(deadline_s: float) -> None:
     assert shape(harness) == (passed if deadline_s > 100 else kept)
 
 
+def test_it_is_looked_once_whether_a_deadline_is_at_risk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hundreds of long prompts without room, each looked at all others in every step."""
+    harness = Harness(replace(WIDE, max_num_seqs=1))
+    harness.add(a_request("runs", max_tokens=9))
+    harness.step()
+    harness.add(*(a_request(str(number), LONG, deadline_s=1e9) for number in range(20)))
+    looked: list[object] = []
+    monkeypatch.setattr(harness.scheduler.admission, "is_at_risk", lambda live, now_s: looked.append(live))
+    harness.step()
+    assert len(looked) <= 20
+
+
 def test_nobody_passes_a_deadline_while_it_is_not_known_what_a_step_takes() -> None:
     harness = under_way(deadline_s=1e9)
     harness.add(a_request("short"))
