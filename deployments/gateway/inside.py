@@ -65,7 +65,12 @@ async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
 
 
 async def beating(work: Coroutine[Any, Any, T]) -> AsyncGenerator[T | None, None]:
-    """Yield None every `BEAT_S` seconds, as a sign of life, then what the work returns; closing cancels the work."""
+    """Yield None at once and every `BEAT_S` seconds, as a sign of life, then what the work returns.
+
+    Closing cancels the work.
+    """
+    # Before the work: it may be what ends this process.
+    yield None
     task = asyncio.create_task(work)
     try:
         while not (await asyncio.wait({task}, timeout=BEAT_S))[0]:

@@ -108,6 +108,10 @@ class HeldEngine:
     def is_alive(self) -> bool:
         return self._engine.is_alive
 
+    @property
+    def has_failed(self) -> bool:
+        return self._engine.has_failed
+
     def run(self, on_emissions: Callable[[list[Emission]], None]) -> None:
         def held(emissions: list[Emission]) -> None:
             on_emissions(emissions)
