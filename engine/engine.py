@@ -111,8 +111,7 @@ class Engine:
             self.compile_grammar(request.params.grammar)
         with self._door:
             self._check_alive()
-            outlook = self._scheduler.expected_hits.look(request)
-            self._refuse_if_overloaded(request, outlook)
+            outlook = self._checked(request)
             with self._lock:
                 self._check_alive()
                 if request.request_id in self._live_ids:
@@ -354,12 +353,13 @@ class Engine:
             self._num_ended += len(ended)
         return emissions
 
-    def _refuse_if_overloaded(self, request: Request, outlook: Outlook) -> None:
+    def _checked(self, request: Request) -> Outlook:
+        """Return the outlook of a request, or raise OverloadError."""
         admission, scheduler = self._scheduler.admission, self._scheduler
         rate = self._num_ended / self._busy_s if self._busy_s > 0 else 0.0
         admission.check_queue(self._num_queued + scheduler.num_waiting, scheduler.num_running, rate)
+        outlook, now_s = scheduler.expected_hits.look(request), self._clock()
         # The inbox is read before the queues: a request that moves in between is counted twice rather than missed.
-        now_s = self._clock()
         backlog = admission.backlog(request, outlook, self._unread(), now_s)
         under_way = tuple(self._under_way)
         admission.check_time(
@@ -371,3 +371,4 @@ class Engine:
             self._pace.num_tokens,
             now_s,
         )
+        return outlook
