@@ -17,6 +17,8 @@ MAX_PATTERNS = 4
 """Different patterns and formats that may apply to one string: four take milliseconds, fourteen 12 s."""
 MAX_ALTERNATIVES = 256
 """Combinations of alternatives that may apply to one place."""
+MAX_NAME_PATTERNS = 64
+"""Patterns of names (`patternProperties`) that may apply to one object: each is compared with all others."""
 MAX_STEPS = 200_000
 """Schemas and names that are looked at, about 0.3 s; 64 K characters that combine nothing take half at most."""
 
@@ -56,7 +58,9 @@ def _is_simple(schema: Any) -> bool:
     nodes = [value for value in _inner(schema) if isinstance(value, dict)]
     patterns = {node[name] for node in nodes for name in _PATTERNS if isinstance(node.get(name), str)}
     sizes = (len(node[name]) for node in nodes for name in _ALTERNATIVES if isinstance(node.get(name), list))
-    return len(patterns) <= MAX_PATTERNS and prod(size for size in sizes if size) <= MAX_ALTERNATIVES
+    num_names = len(_name_patterns(nodes))
+    few = len(patterns) <= MAX_PATTERNS and num_names <= MAX_NAME_PATTERNS
+    return few and prod(size for size in sizes if size) <= MAX_ALTERNATIVES
 
 
 class _Places:
@@ -147,6 +151,8 @@ class _Places:
         return target
 
     def _add_properties(self, nodes: Sequence[dict[str, Any]]) -> None:
+        if len(_name_patterns(nodes)) > MAX_NAME_PATTERNS:
+            raise _TooCostlyError(f"More than {MAX_NAME_PATTERNS} patterns of names apply to one object.")
         names: set[str] = set(chain.from_iterable(_members(node, "properties") for node in nodes))
         # The name None stands for all others.
         for name in (*names, None):
@@ -175,6 +181,10 @@ class _Places:
 def _check_patterns(nodes: Sequence[dict[str, Any]]) -> None:
     if len({node[name] for node in nodes for name in _PATTERNS if isinstance(node.get(name), str)}) > MAX_PATTERNS:
         raise _TooCostlyError(f"More than {MAX_PATTERNS} patterns or formats apply to one string.")
+
+
+def _name_patterns(nodes: Iterable[dict[str, Any]]) -> set[str]:
+    return set(chain.from_iterable(_members(node, "patternProperties") for node in nodes))
 
 
 def _of_property(node: dict[str, Any], name: str | None) -> list[tuple[Any, ...]]:
