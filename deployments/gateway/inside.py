@@ -69,16 +69,20 @@ async def beating(work: Coroutine[Any, Any, T]) -> AsyncGenerator[T | None, None
 
     Closing cancels the work.
     """
-    # Before the work: it may be what ends this process.
-    yield None
-    task = asyncio.create_task(work)
+    task = None
     try:
+        # Before the work, which may be what ends this process.
+        yield None
+        task = asyncio.create_task(work)
         while not (await asyncio.wait({task}, timeout=BEAT_S))[0]:
             yield None
         yield task.result()
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        if task is None:
+            work.close()
+        else:
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def _seconds(text: str | None) -> float | None:

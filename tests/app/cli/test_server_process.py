@@ -66,7 +66,7 @@ def shutdown():
 def get_deployment_handle(deployment, application):
     def broadcast(method, limit_s):
         print("asked", deployment, application, method, limit_s, flush=True)
-        async def results_async():
+        async def results_async(*, return_exceptions):
             asked.append(application)
             if len(asked) > 1:
                 print("waited", flush=True)

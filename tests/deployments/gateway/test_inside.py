@@ -89,9 +89,12 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_not_computed(monkeypa
             ended.set()
 
     signs = beating(work())
-    assert await anext(signs) is None
+    assert [await anext(signs) for _ in range(2)] == [None, None]
     await signs.aclose()
     assert ended.is_set()
+    at_once = beating(work())
+    assert await anext(at_once) is None
+    await at_once.aclose()
 
 
 async def test_it_never_leaves_and_its_end_is_the_application_s() -> None:
