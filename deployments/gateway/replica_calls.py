@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -81,8 +82,12 @@ class ChannelSource:
                 control.cancel()
 
     async def vector(self, call: GenerationCall) -> GenerationResult:
-        """Request a vector; see `ask_vector`."""
-        return await ask_vector(self._handle, self._board, replace(call, reply_to=self._address))
+        """Request a vector; see `ask_vector`. Its replica's silence on the token channel ends the wait."""
+        subscription = self._listener.subscribe(call.request_id)
+        try:
+            return await ask_vector(self._handle, self._board, replace(call, reply_to=self._address), subscription)
+        finally:
+            self._listener.unsubscribe(call.request_id)
 
     async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Exception:
         """Return the error of a failed attempt: the frame has only its message, the call's result also its type."""
@@ -121,18 +126,22 @@ class HandleSource:
                 response.cancel()
 
 
-async def ask_vector(handle: DeploymentHandle, board: Board, call: GenerationCall) -> GenerationResult:
+async def ask_vector(
+    handle: DeploymentHandle, board: Board, call: GenerationCall, subscription: Subscription | None = None
+) -> GenerationResult:
     """Request a vector from a replica; cancelling the coroutine cancels the call.
 
     Args:
         board: the state that replicas are chosen by; updated when the call ends.
+        subscription: if it fails, the call is canceled and its error raised. A vector itself comes as the result.
 
     Raises:
         ReplicaLostError: the replica is gone.
         UnavailableError, OverloadError, EngineError: as `serve_error`.
     """
     try:
-        result = await _result(handle.pool.remote(call))
+        answer = _result(handle.pool.remote(call))
+        result = await (answer if subscription is None else _unless_failed(answer, subscription))
         if isinstance(result.fault, ReplicaLostError):
             raise result.fault
         return result
@@ -149,6 +158,20 @@ async def _result(response: DeploymentResponse) -> GenerationResult:
     except (RayError, RayServeException) as error:
         raise serve_error(error) from error
     return result
+
+
+async def _unless_failed(answer: Coroutine[Any, Any, GenerationResult], subscription: Subscription) -> GenerationResult:
+    """Await a call's answer; if its subscription fails first, cancel the call and raise that error."""
+    answering, failing = asyncio.create_task(answer), asyncio.create_task(subscription.get())
+    try:
+        await asyncio.wait((answering, failing), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            await failing
+        return await answering
+    finally:
+        for task in (answering, failing):
+            task.cancel()
+        await asyncio.gather(answering, failing, return_exceptions=True)
 
 
 def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult]) -> None:
