@@ -56,30 +56,28 @@ class ChannelSource:
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield the output of one attempt; see `deployments.gateway.resumption.TokenSource`."""
         subscription = self._listener.subscribe(call.request_id)
-        response = self._handle.generate.remote(replace(call, reply_to=self._address))
-        control = asyncio.ensure_future(_result(response))
-        # The event loop keeps only weak references to tasks, and this one may outlive the reader.
-        self._controls.add(control)
-        control.add_done_callback(self._controls.discard)
-        control.add_done_callback(partial(_settle, subscription))
-        is_whole = False
         try:
-            while not is_whole:
-                emission = await subscription.get()
-                if emission.finish_reason in _WITHOUT_ANSWER:
-                    raise await self._fault(control, emission)
-                is_whole = emission.finish_reason is not None
-                yield emission
+            response = self._handle.generate.remote(replace(call, reply_to=self._address))
+            control = self._watched(response, subscription)
+            is_whole = False
+            try:
+                while not is_whole:
+                    emission = await subscription.get()
+                    if emission.finish_reason in _WITHOUT_ANSWER:
+                        raise await self._fault(control, emission)
+                    is_whole = emission.finish_reason is not None
+                    yield emission
+            finally:
+                # The call of a complete answer returns by itself, and Serve then counts it as a success.
+                if not is_whole and not control.done():
+                    response.cancel()
+                    control.cancel()
         except ReplicaLostError:
             self._board.lose_request(call.request_id, time.monotonic())
             raise
         finally:
             self._board.end(call.request_id)
             self._listener.unsubscribe(call.request_id)
-            # The call of a complete answer returns by itself, and Serve then counts it as a success.
-            if not is_whole and not control.done():
-                response.cancel()
-                control.cancel()
 
     async def vector(self, call: GenerationCall) -> GenerationResult:
         """Request a vector; see `ask_vector`. Its replica's silence on the token channel ends the wait."""
@@ -88,6 +86,15 @@ class ChannelSource:
             return await ask_vector(self._handle, self._board, replace(call, reply_to=self._address), subscription)
         finally:
             self._listener.unsubscribe(call.request_id)
+
+    def _watched(self, response: DeploymentResponse, subscription: Subscription) -> asyncio.Future[GenerationResult]:
+        """Return the result of a stream's call, which ends the stream if its frames do not."""
+        control = asyncio.ensure_future(_result(response))
+        # The event loop keeps only weak references to tasks, and this one may outlive the reader.
+        self._controls.add(control)
+        control.add_done_callback(self._controls.discard)
+        control.add_done_callback(partial(_settle, subscription))
+        return control
 
     async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Exception:
         """Return the error of a failed attempt: the frame has only its message, the call's result also its type."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve.exceptions import RayServeException
 
 from app.translation.blocks import BlockReader
 from deployments.answer_events import EndReason, Finished, GenerationEvent, Started, TextDelta
@@ -19,7 +20,8 @@ from deployments.errors import ReplicaLostError
 from deployments.gateway import answering
 from deployments.gateway.replica_calls import ChannelSource
 from deployments.generation import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from deployments.generation_calls import TokenAddress
+from deployments.generation_calls import GenerationCall, TokenAddress
+from deployments.routing.board import Board
 from deployments.stream.harmony import MARKS
 from engine.errors import RequestError
 from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
@@ -193,6 +195,23 @@ async def test_a_cancelation_that_a_frame_tells_of_first_is_not_the_readers(tiny
     canceled.cancel()
     with pytest.raises(ReplicaLostError):
         await reading
+
+
+@pytest.mark.parametrize("method", ["tokens", "vector"])
+async def test_a_call_that_cannot_even_be_made_leaves_no_subscription(tiny_model: ModelConfig, method: str) -> None:
+    def refuse(call: GenerationCall) -> Response:
+        raise RayServeException("deleted")
+
+    serving = Serving(tiny_model, ChannelConfig(transport="tcp", secret=SECRET, host="127.0.0.1"))
+    await events_of(await serving.gateway(), ask())
+    await serving.replicas.server.stop()
+    listener = ChannelListener(ChannelConfig(transport="tcp", secret=SECRET), "gateway")
+    handle: Any = SimpleNamespace(generate=Method(refuse), pool=Method(refuse))
+    source = ChannelSource(handle, listener, TokenAddress(gateway_id="gateway", host="", port=1), Board())
+    asked = source.vector if method == "vector" else lambda call: anext(source.tokens(call))
+    with pytest.raises(RayServeException):
+        await asked(serving.replicas.calls[-1])
+    assert not listener._subscriptions
 
 
 @pytest.mark.parametrize("params", [{}, {"num_logprobs": 1, "num_prompt_logprobs": 1}])
