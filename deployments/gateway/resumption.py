@@ -126,7 +126,7 @@ class Resumption:
         )
 
     def _noted(self, batch: Emission) -> Emission:
-        if self._lost_at_s is None:
+        if self._lost_at_s is None or not self._token_ids:
             self._num_cached_tokens = batch.num_cached_tokens or self._num_cached_tokens
         # A second replica computes the prompt's log-probabilities again; a reader that has tokens has had them.
         prompt_logprobs = () if self._token_ids else batch.prompt_logprobs

@@ -162,3 +162,10 @@ async def test_what_a_prompt_scored_is_told_once_and_what_was_cached_each_time()
         ).tokens()
     ]
     assert first.num_cached_tokens == last.num_cached_tokens == 3
+
+
+async def test_what_was_cached_is_told_of_the_replica_that_gave_the_first_token() -> None:
+    """A request whose replica was lost before its first token was billed as if nothing had been cached."""
+    lost = Lost([], [emission(1, 0, 0)], [replace(LAST, num_cached_tokens=9)])
+    batches = [batch async for batch in Resumption(lost, CALL, max_resumes=2).tokens()]
+    assert [batch.num_cached_tokens for batch in batches] == [3, 3]
