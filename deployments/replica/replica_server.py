@@ -212,6 +212,10 @@ class ReplicaServer:
                 self._reporter.note(call.reply_to, call.request_id)
         except (RequestError, OverloadError, EngineError) as error:
             self._end(generation, GenerationResult(fault=_fault_of(error)))
+        except BaseException:
+            # Otherwise whoever waits for the generations of its adapter would wait forever.
+            del self._generations[call.request_id]
+            raise
         return generation
 
     def _close(self, request_id: RequestId, generation: _Generation) -> None:

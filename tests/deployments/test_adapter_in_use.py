@@ -180,3 +180,23 @@ async def test_unloading_does_not_wait_for_those_who_ask_after_it_was_loaded_aga
     engine.release()
     assert text_of(await streams[1]) == expected
     streams[0].cancel()
+
+
+async def test_a_call_that_fails_as_it_is_taken_does_not_keep_its_adapter(
+    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its generation stayed open for ever, and so did the adapter's unloading."""
+
+    def fail(request: object) -> None:
+        raise ZeroDivisionError
+
+    catalogue, _ = make_adapter(serving, tmp_path / "a")
+    opened = await gateway()
+    opened.adapters.adopt(catalogue)
+    await events_of(opened, ask(model="a"))
+    call, server = serving.replicas.calls[-1], serving.replicas.server
+    assert call.adapter is not None
+    monkeypatch.setattr(serving.replicas.engine, "add", fail)
+    with pytest.raises(ZeroDivisionError):
+        await server.pool(call)
+    assert await asyncio.wait_for(server.release_adapter(call.adapter.digest), 20) > 0
