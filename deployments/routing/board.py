@@ -73,10 +73,11 @@ class Board:
             self._state_by_id = {i: known.get(i) or ReplicaState(i) for i in replica_ids}
             self._replica_by_request = {r: i for r, i in self._replica_by_request.items() if i in self._state_by_id}
 
-    def wants_reports(self) -> bool:
-        """Whether there are several replicas and some have not reported, so that they should be asked to."""
+    def unheard(self) -> frozenset[str]:
+        """Return the replicas that have not reported and should be asked to: none unless there are several."""
         with self._lock:
-            return self._is_several and any(state.report is None for state in self._state_by_id.values())
+            states = self._state_by_id.values() if self._is_several else ()
+            return frozenset(state.replica_id for state in states if state.report is None)
 
     def hear(self, report: LoadReport, now_s: float, source: object = None) -> None:
         """Apply a report that came over the connection `source`; ignored if the replica is not on Serve's list."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 
@@ -14,7 +15,11 @@ from deployments.routing.board import Board, board_of
 from deployments.routing.report import LoadReport
 from engine.request import RequestId
 
+_logger = logging.getLogger(__name__)
+
 POLL_S = 0.25
+MAX_PAUSE_S = 60.0
+"""The pause between two rounds doubles up to this while the same replicas are not heard: they may be unable to dial."""
 ASK_TIMEOUT_S = 5.0
 
 
@@ -28,6 +33,7 @@ class ReplicaWatch:
     def __init__(self, handles: Mapping[str, DeploymentHandle]) -> None:
         self._handles = handles
         self.boards: dict[str, Board] = {name: board_of(name) for name in handles}
+        self._paces = {name: _Pace() for name in handles}
         self._task: asyncio.Task[None] | None = None
 
     def start(self, address: TokenAddress) -> None:
@@ -47,9 +53,33 @@ class ReplicaWatch:
 
     async def _run(self, address: TokenAddress) -> None:
         while True:
-            unheard = [name for name, board in self.boards.items() if board.wants_reports()]
-            # Replicas that do not answer are asked again in the next round.
-            await asyncio.gather(
-                *(ask_all(self._handles[name], "watch", address, timeout_s=ASK_TIMEOUT_S) for name in unheard)
-            )
+            try:
+                await self._ask(address)
+            except Exception:
+                # Without this task, replicas that are new would never be heard, and so look idle.
+                _logger.exception("replicas could not be asked for reports")
             await asyncio.sleep(POLL_S)
+
+    async def _ask(self, address: TokenAddress) -> None:
+        now_s = time.monotonic()
+        due = [name for name, board in self.boards.items() if self._paces[name].is_due(board.unheard(), now_s)]
+        await asyncio.gather(*(ask_all(self._handles[name], "watch", address, timeout_s=ASK_TIMEOUT_S) for name in due))
+
+
+class _Pace:
+    """When to ask a model's replicas again: all of them answer with whole reports, though one may never be heard."""
+
+    def __init__(self) -> None:
+        self._unheard: frozenset[str] = frozenset()
+        self._pause_s = self._due_s = 0.0
+
+    def is_due(self, unheard: frozenset[str], now_s: float) -> bool:
+        """Return whether to ask now, given the replicas that have not reported."""
+        if unheard != self._unheard:
+            self._unheard, self._pause_s = unheard, POLL_S
+        elif not unheard or now_s < self._due_s:
+            return False
+        else:
+            self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
+        self._due_s = now_s + self._pause_s
+        return bool(unheard)

@@ -79,7 +79,7 @@ def test_the_dead_are_forgotten_and_left_alone() -> None:
     assert board.lose_source("a", 1.0) == ["sent"]
     board.end("sent")
     assert board.choose(asked("r", *range(20)), AB, 1.0) == ["b"]
-    assert board.wants_reports()
+    assert board.unheard()
     # It was only the connection: it is as one that nothing is known of.
     assert board.choose(asked("r", *range(20)), AB, 1.0 + LOST_S)[0] == "a"
     board.lose("b")

@@ -136,9 +136,9 @@ async def test_the_dead_are_not_chosen_and_all_dead_are_waited_for() -> None:
     assert not waiting.done()
     routed.hear("b")
     assert await waiting == "b"
-    assert routed.board.wants_reports()
+    assert routed.board.unheard()
     routed.router.on_replica_actor_died(routed.replicas["a"].replica_id)
-    assert not routed.board.wants_reports()
+    assert not routed.board.unheard()
     assert await routed.place(call_of("r3")) == "b"
 
 
@@ -171,12 +171,12 @@ async def test_a_call_for_a_vector_counts_until_it_ends_and_a_lost_one_goes_else
 async def test_one_replica_and_other_calls_cost_nothing() -> None:
     routed = Routed("a")
     assert await routed.place(call_of("r")) == "a"
-    assert not routed.board.wants_reports()
+    assert not routed.board.unheard()
     routed.router.update_replicas([FakeReplica("a"), FakeReplica("b")])
     assert await routed.place("something else") in ("a", "b")
     assert await routed.place() in ("a", "b")
     assert len(routed.board._replica_by_request) == 0
-    assert routed.board.wants_reports()
+    assert routed.board.unheard()
 
 
 def test_serve_can_carry_it_to_another_process() -> None:

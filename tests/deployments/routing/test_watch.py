@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,42 @@ async def test_only_replicas_that_were_not_heard_are_asked_and_of_models_that_ha
     assert len(asked) <= num_asked + 1
 
 
+def test_replicas_that_stay_unheard_are_asked_ever_less_often_and_new_ones_at_once() -> None:
+    """Where one could not dial the gateway, all were asked for their whole reports four times a second, for ever."""
+    pace, now_s, asked_s = watch_module._Pace(), 0.0, list[float]()
+    while now_s < 1000:
+        if pace.is_due(frozenset("a"), now_s):
+            asked_s.append(now_s)
+        now_s += watch_module.POLL_S
+    pauses = [after - before for before, after in pairwise(asked_s)]
+    assert pauses[:4] == [0.25, 0.5, 1.0, 2.0]
+    assert set(pauses[8:]) == {watch_module.MAX_PAUSE_S}
+    assert pace.is_due(frozenset("ab"), now_s)
+    assert not pace.is_due(frozenset("ab"), now_s)
+    assert not pace.is_due(frozenset(), now_s)
+    assert pace.is_due(frozenset("a"), now_s)
+
+
+async def test_a_round_that_fails_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """New replicas would not have been heard any more, and so looked idle."""
+    monkeypatch.setattr(watch_module, "POLL_S", 0)
+    failures, asked = [ZeroDivisionError()], asyncio.Event()
+
+    def broadcast(*_: object) -> Broadcasted:
+        if failures:
+            raise failures.pop()
+        asked.set()
+        return Broadcasted()
+
+    watch = ReplicaWatch({"chat": SimpleNamespace(broadcast=broadcast)})  # type: ignore[dict-item]
+    watch.boards["chat"].set_replicas(["a", "b"])
+    watch.start(TokenAddress(gateway_id="gateway", host="", port=1))
+    await asyncio.wait_for(asked.wait(), 20)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
 async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny_model: ModelConfig) -> None:
     names = ["a", "b"]
     dial = partial(ChannelDialer, CHANNEL)
@@ -75,7 +112,7 @@ async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny
     watch.start(address)
 
     async def until_heard() -> None:
-        while board.wants_reports():
+        while board.unheard():
             await asyncio.sleep(0.01)
 
     await asyncio.wait_for(until_heard(), 20)
@@ -99,7 +136,7 @@ async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny
     await servers[1].stop()
 
     async def until_lost() -> None:
-        while not board.wants_reports():
+        while not board.unheard():
             await asyncio.sleep(0.01)
 
     await asyncio.wait_for(until_lost(), 20)
@@ -168,7 +205,7 @@ async def test_a_vector_is_asked_for_elsewhere_once_its_replica_s_channel_has_en
     )
     source = ChannelSource(SimpleNamespace(pool=Method(pool)), listener, address, board)  # type: ignore[arg-type]
     async with asyncio.timeout(20):
-        while board.wants_reports():
+        while board.unheard():
             await asyncio.sleep(0.01)
         asked = asyncio.create_task(source.vector(call))
         while not responses:
