@@ -56,6 +56,8 @@ LARGEST_INPUT = 7.0
 """Largest random input: a 64th of the largest 8-bit float, so that a row's scale is a power of two."""
 TOLERANCE = 0.02
 """Allowed difference of two results, relative to the largest value: a kernel that is wrong on a device is not used."""
+WIDENS = torch.version.hip is None and "dtype_out" in torch.ops.aten.mm.overloads()
+"""Whether the library multiplies 16-bit matrices into float32, as our kernels do."""
 FUSED = "norm and product at once"
 """What messages call the kernel of both."""
 
@@ -145,8 +147,15 @@ class StreamedLinear:
             found = _scaled_linear(rounded, self._weight, self._bias, x.dtype)
         else:
             weight = from_int4(self._weight) if isinstance(self._weight, Int4Matrix) else self._weight
+            if out is not None and self._is_widened(x, out):
+                # Rounded first, a row's results would depend on how many rows there are.
+                return torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
             found = functional.linear(x, weight, self._bias)
         return found if out is None else out.copy_(found)
+
+    def _is_widened(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+        """Return whether the library can write this product to `out` unrounded."""
+        return WIDENS and x.is_cuda and self._bias is None and x.dtype != out.dtype == torch.float32
 
     def gate(self, x: torch.Tensor, way: Way) -> torch.Tensor:
         """Multiply by the given kernel and combine gate and up, fused if the kernel can."""

@@ -40,7 +40,14 @@ def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
     return aten._softmax(x.float() if half_to_float else x, dim, False)
 
 
-ON_A_HOST = {aten._scaled_mm: _scaled_mm, aten._softmax: _softmax}
+def _mm(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    found = torch.mm(a, b) if out_dtype is None else torch.mm(a.to(out_dtype), b.to(out_dtype))
+    return found if out is None else out.copy_(found)
+
+
+ON_A_HOST = {aten._scaled_mm: _scaled_mm, aten._softmax: _softmax, aten.mm: _mm}
 """What takes the place of operators that a CPU has not, or not all of, or in later versions of torch only."""
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.errors import OutOfResources
 
+from engine.gpu import streamed_linear
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import ROWS, StreamedLinear, Way, measure
 from kernels.gated_activation.reference import activate_and_multiply
@@ -20,6 +22,18 @@ from tests.kernels.gpu.conftest import DEVICE
 @pytest.fixture
 def weight() -> torch.Tensor:
     return torch.randn(48, 128, device=DEVICE).half()
+
+
+class Operators(TorchDispatchMode):
+    """Notes the names of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
 
 
 class Timed(CudaRuntime):
@@ -116,6 +130,40 @@ def test_all_ways_multiply_by_the_same_weights(weight: torch.Tensor) -> None:
     for way in dense.open_ways(40):
         expected = x.double() @ weight.double().T
         torch.testing.assert_close(dense.multiply(x, way).double(), expected, atol=0.1, rtol=2e-3)
+
+
+def test_the_library_does_not_round_what_is_kept_in_float32() -> None:
+    """Logits were rounded to bfloat16 in a crowd and not alone, so the greedy choice was another one."""
+    weight = torch.randn(48, 128, device=DEVICE).bfloat16()
+    linear, x = StreamedLinear(weight, None, out_dtype=torch.float32), weight[:3]
+    alone, together = linear.room(1), linear.room(3)
+    assert linear.multiply(x, Way.LIBRARY, together) is together
+    torch.testing.assert_close(together.double(), x.double() @ weight.double().T, atol=1e-4, rtol=1e-5)
+    for number in range(3):
+        linear.multiply(x[number : number + 1], Way.ROWS, alone)
+        torch.testing.assert_close(together[number : number + 1], alone, atol=1e-4, rtol=1e-5)
+
+
+def test_a_step_takes_no_memory_for_logits_of_the_library() -> None:
+    """They were computed in memory of their own and copied from there, once more in each step."""
+    weight = torch.randn(48, 128, device=DEVICE).bfloat16()
+    linear, x = StreamedLinear(weight, None, out_dtype=torch.float32), weight[:3]
+    room = linear.room(3)
+    with Operators() as seen:
+        linear.multiply(x, Way.LIBRARY, room)
+    assert seen.names == ["aten::t", "aten::mm"]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_where_the_library_only_rounds_its_results_are_copied(
+    weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch, has_bias: bool
+) -> None:
+    monkeypatch.setattr(streamed_linear, "WIDENS", has_bias)
+    bias = torch.ones(48, dtype=weight.dtype, device=DEVICE) if has_bias else None
+    linear = StreamedLinear(weight, bias, out_dtype=torch.float32)
+    room = linear.room(3)
+    assert linear.multiply(weight[:3], Way.LIBRARY, room) is room
+    assert torch.equal(room, linear.multiply(weight[:3], Way.LIBRARY).float())
 
 
 def test_a_kernel_that_is_wrong_is_not_taken(weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
