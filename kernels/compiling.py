@@ -6,6 +6,7 @@ Does not import torch, so that a server can start compiling immediately.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -23,7 +24,8 @@ HEADERS = tuple(sorted(_FOLDER.glob("*.h")))
 COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: the engine checks for NaN and infinity, so these must propagate.
 FLAGS = ("-std=c++20", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fPIC", "-shared", "-pthread")
-COMPILE_TIMEOUT_S = 120
+COMPILE_TIMEOUT_S = 900
+"""A compiler that hangs is given up; one takes half a minute of a core, which others may need as well at a start."""
 
 
 def cache_folder() -> Path:
@@ -55,16 +57,28 @@ def build(folder: Path, compiler: str | None = None) -> Path:
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as work:
+    with _alone(folder), tempfile.TemporaryDirectory(dir=folder) as work:
+        if target.exists():
+            return target
         source, library = Path(work) / "all.cpp", Path(work) / "all.so"
         source.write_text("".join(f'#include "{path}"\n' for path in SOURCES), encoding="utf-8")
         _run([*command, *flags, str(source), "-o", str(library)])
         # If the name survived a power failure but the bytes did not, every process that loads it would crash.
         with library.open("rb") as file:
             os.fsync(file.fileno())
-        # A concurrent build replaces it with the same bytes.
+        # A concurrent build, where files cannot be locked, replaces it with the same bytes.
         os.replace(library, target)
     return target
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process compiles for this folder: the server and each replica that starts would at once."""
+    with (folder / "compiling.lock").open("w") as lock:
+        # Some network file systems have no locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def begin() -> None:
