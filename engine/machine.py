@@ -52,7 +52,7 @@ def available_bytes(root: Path = ROOT) -> int:
         )
         if len(limit_and_use) == 2:
             limit, used = limit_and_use
-            available = min(available, max(0, limit - used + _unread_file_bytes(group)))
+            available = min(available, max(0, limit - used + _file_bytes(group)))
     return available
 
 
@@ -72,10 +72,14 @@ def _meminfo_bytes(root: Path) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
-def _unread_file_bytes(group: Path) -> int:
-    """Return the reclaimable file pages charged to a group, for instance those of a checkpoint."""
+def _file_bytes(group: Path) -> int:
+    """Return the file pages charged to a group, which can be reclaimed as those in MemAvailable.
+
+    Those of a checkpoint are active once it has been read twice: by a replica, and by the one that replaces it.
+    """
     count_by_name = _counts(group / "memory.stat")
-    return count_by_name.get("total_inactive_file", count_by_name.get("inactive_file", 0))
+    names = ("inactive_file", "active_file")
+    return sum(count_by_name.get(f"total_{name}", count_by_name.get(name, 0)) for name in names)
 
 
 def _counts(file: Path) -> dict[str, int]:

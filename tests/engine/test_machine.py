@@ -43,6 +43,8 @@ def test_no_more_threads_run_than_a_quota_has_time_for(tmp_path: Path, quota: st
 
 
 def test_the_limits_of_all_groups_around_hold(tmp_path: Path) -> None:
+    """Of a checkpoint in the page cache only what had been read once counted as free, and a replica that began anew
+    found too little."""
     outer, inner = "sys/fs/cgroup/outer.slice", "sys/fs/cgroup/outer.slice/server.service"
     files = {
         f"{outer}/cpu.max": "300000 100000",
@@ -51,8 +53,8 @@ def test_the_limits_of_all_groups_around_hold(tmp_path: Path) -> None:
         f"{outer}/memory.current": 5 * GIB,
         f"{inner}/memory.max": 4 * GIB,
         f"{inner}/memory.current": 3 * GIB,
-        # A checkpoint that has been read.
-        f"{inner}/memory.stat": f"anon 7\ninactive_file {2 * GIB}\nactive_file 9",
+        # A checkpoint of which a half has been read twice.
+        f"{inner}/memory.stat": f"anon 7\ninactive_file {GIB}\nactive_file {GIB}",
     }
     root = machine(tmp_path, "0::/outer.slice/server.service", **files)
     assert (num_cores(root), available_bytes(root)) == (3, 3 * GIB)
@@ -64,7 +66,9 @@ def test_version_1_of_groups_is_known_and_a_container_that_is_told_of_a_path_out
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": 100000,
         "sys/fs/cgroup/memory/memory.limit_in_bytes": 2 * GIB,
         "sys/fs/cgroup/memory/memory.usage_in_bytes": GIB,
-        "sys/fs/cgroup/memory/memory.stat": f"inactive_file 3\ntotal_inactive_file {GIB // 2}",
+        "sys/fs/cgroup/memory/memory.stat": (
+            f"inactive_file 3\ntotal_inactive_file {GIB // 4}\nactive_file 3\ntotal_active_file {GIB // 4}"
+        ),
     }
     root = machine(tmp_path, "4:memory:/docker/0a\n2:cpu,cpuacct:/docker/0a\n1:cpuset:/docker/0a\n0::/", **files)
     assert (num_cores(root), available_bytes(root)) == (2, 3 * GIB // 2)
