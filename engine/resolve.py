@@ -21,8 +21,9 @@ BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEVICES_BY_QUANTIZATION = {"int8": ("cpu",), "fp8": ("cuda",), "int4": ("cpu", "cuda")}
 FP8_MULTIPLE, INT4_MULTIPLE_BY_DEVICE = 16, {"cpu": 32, "cuda": 128}
 CACHE_DTYPES = ("int8", "fp8")
-CPU_CACHE_SHARE = 0.2
-"""Share of the free memory; a laptop runs other programs too."""
+UNLIMITED_BYTES = 1 << 62
+CPU_CACHE_SHARE, MOST_CPU_CACHE_SHARE = 0.2, 0.5
+"""Share of the free memory; a laptop runs other programs too. And the most, if one request of full length needs it."""
 MAX_UNASKED_BLOCKS = 1 << 18
 """Blocks that a GPU's cache has at most, unless more are asked for or in use: each costs the host memory, too."""
 HOST_ADAPTER_SHARE, MAX_HOST_ADAPTER_BYTES = 0.25, 32 << 30
@@ -47,8 +48,8 @@ class Hardware:
 
     Attributes:
         num_cores: threads of this process that can run continuously.
-        free_bytes: on a CPU, free memory; on a GPU, memory that this process may still take, or, after a full step was
-            measured, what is left for the cache.
+        free_bytes: on a CPU, free memory beside the weights; on a GPU, memory that this process may still take, or,
+            after a full step was measured, what is left for the cache.
         host_bytes: free host memory; on a CPU the same as `free_bytes`.
         has_fast_bfloat16: whether the device has instructions that multiply bfloat16.
         has_fp8: whether it has instructions that convert e4m3.
@@ -90,12 +91,11 @@ def check(config: EngineConfig, spec: ModelSpec) -> None:
     Raises:
         ConfigError: as `resolve` does on a machine with unlimited memory and all instructions.
     """
-    room = 1 << 62
     everything = Hardware(
         device=config.device or "cpu",
         num_cores=1,
-        free_bytes=room,
-        host_bytes=room,
+        free_bytes=UNLIMITED_BYTES,
+        host_bytes=UNLIMITED_BYTES,
         has_fast_bfloat16=True,
         has_fp8=True,
         has_fp8_products=True,
@@ -162,10 +162,17 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     )
 
 
-def _cache_bytes(config: EngineConfig, hardware: Hardware, state_bytes: int) -> int:
-    # On a GPU the states are already allocated when free memory is measured.
-    share, taken = (CPU_CACHE_SHARE, state_bytes) if hardware.device == "cpu" else (1.0, 0)
-    return config.kv_cache_bytes or max(0, int(hardware.free_bytes * share) - taken)
+def _cache_bytes(config: EngineConfig, hardware: Hardware, sizes: _Sizes) -> int:
+    if config.kv_cache_bytes:
+        return config.kv_cache_bytes
+    free_bytes = hardware.free_bytes
+    if hardware.device != "cpu":
+        # The states are already allocated when free memory is measured.
+        return free_bytes
+    states_bytes = sizes.num_rows * sizes.state_bytes
+    least_bytes = sizes.least_blocks * sizes.block_bytes + states_bytes
+    share_bytes = max(int(free_bytes * CPU_CACHE_SHARE), min(least_bytes, int(free_bytes * MOST_CPU_CACHE_SHARE)))
+    return max(0, share_bytes - states_bytes)
 
 
 def _most_blocks(config: EngineConfig, hardware: Hardware, num_in_use: int) -> int:
@@ -180,7 +187,7 @@ def _most_blocks(config: EngineConfig, hardware: Hardware, num_in_use: int) -> i
 
 def _shared_out(config: EngineConfig, hardware: Hardware, sizes: _Sizes) -> _Shares:
     """Divide memory between KV cache blocks and state snapshots."""
-    cache_bytes = _cache_bytes(config, hardware, sizes.num_rows * sizes.state_bytes)
+    cache_bytes = _cache_bytes(config, hardware, sizes)
     num_snapshots = _num_snapshots(config, cache_bytes, sizes)
     if config.kv_cache_bytes is None:
         cache_bytes = max(0, cache_bytes - num_snapshots * sizes.state_bytes)
@@ -224,6 +231,8 @@ def _too_small(
         adapters = config.max_device_adapter_bytes
         kept = "" if adapters is None else f", max_device_adapter_bytes ({adapters}), which are kept for adapters,"
         advice = f" Raise it, or lower max_model_len{kept} or max_batched_tokens ({config.max_batched_tokens})."
+    elif config.kv_cache_bytes is None:
+        advice = f" {hardware.free_bytes} bytes of memory are free beside the weights; lower max_model_len."
     states_bytes, kept_bytes = sizes.num_rows * sizes.state_bytes, num_snapshots * sizes.state_bytes
     return ConfigError(
         f"{knob} {cache_bytes} bytes, which hold {num_tokens} tokens, fewer than one request of max_model_len "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from engine.backend import Backend
 from engine.buffers import InputBuffers
 from engine.config import EngineConfig, ResolvedConfig
 from engine.cpu.called_backend import CalledBackend, leaves_experts_to_torch
+from engine.cpu.held import beside_weights, held_bytes, warn_if_too_much
 from engine.cpu.native_backend import NativeBackend, can_run
 from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.panels import can_attend
@@ -29,7 +31,7 @@ from engine.loading.checkpoint import WeightSource, load_parameters
 from engine.loading.spec import read_checkpoint_spec
 from engine.parts import Parts
 from engine.ports import PauseWish
-from engine.resolve import Hardware, resolve
+from engine.resolve import UNLIMITED_BYTES, Hardware, resolve
 from engine.runner import Runner, StepModel
 from engine.sampling.sampler import Sampler
 from engine.speculation.draft_config import resolve_draft
@@ -45,13 +47,16 @@ def cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights
 
     Raises:
         CheckpointError: weights are missing, broken or unexpected.
-        ConfigError: options are out of range or exclude each other.
+        ConfigError: options are out of range or exclude each other, or the weights do not fit into free memory.
     """
-    resolved = resolve(config, spec, hardware)
+    draft_spec = None if config.draft_model is None else read_checkpoint_spec(config.draft_model)
+    left = _beside_weights(config, spec, draft_spec, hardware)
+    resolved = resolve(config, spec, left)
     threads = start_threads(spec, resolved)
     # Our kernels have their own thread pool; two pools that spin while waiting for each other are slower than none.
     torch.set_num_threads(resolved.num_threads if threads is None else 1)
     buffers, model, cache = build_model(spec, resolved, threads, weights)
+    warn_if_too_much(spec, resolved, resolved.num_blocks * cache.block_bytes, left)
 
     def lay_out(raw: RawAdapter) -> AdapterWeights:
         if threads is None or leaves_experts_to_torch(spec):
@@ -61,8 +66,11 @@ def cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights
 
     pause_wish = model.pause_wish if isinstance(model, RecordedModel) else None
     draft_model = None
-    if config.draft_model is not None:
-        draft_model = _draft_model(config, spec, hardware, threads, pause_wish)
+    if draft_spec is not None:
+        # A share of what this model's cache and adapters certainly leave.
+        half = replace(left, free_bytes=left.free_bytes // 2)
+        draft_config = resolve_draft(config, spec, draft_spec, partial(resolve, hardware=half))
+        draft_model = _draft_model(draft_config, spec, draft_spec, threads, pause_wish)
     return Parts(
         config=resolved,
         buffers=buffers,
@@ -81,9 +89,7 @@ def start_threads(spec: ModelSpec, config: ResolvedConfig, others: Pool | None =
         others: those of another model, to use for this one, too: two pools that spin while the other works would take
             each other's cores.
     """
-    block_tokens = config.block_tokens
-    can = can_run(spec, block_tokens) if isinstance(spec, DecoderSpec) else can_attend(spec, block_tokens)
-    kernels = native.load() if can else None
+    kernels = _kernels(spec, config.block_tokens)
     return None if kernels is None else others or Pool(kernels, config.num_threads, machine.NICENESS)
 
 
@@ -134,14 +140,31 @@ def build_model(
     return buffers, RecordedModel(decoder, backend, buffers.whole(), cache), cache
 
 
+def _kernels(spec: ModelSpec, block_tokens: int) -> native.NativeKernels | None:
+    can = can_run(spec, block_tokens) if isinstance(spec, DecoderSpec) else can_attend(spec, block_tokens)
+    return native.load() if can else None
+
+
+def _beside_weights(
+    config: EngineConfig, spec: ModelSpec, draft_spec: ModelSpec | None, hardware: Hardware
+) -> Hardware:
+    """Return the machine with the memory that weights will leave, which are not read yet."""
+    roomy = replace(hardware, free_bytes=UNLIMITED_BYTES, host_bytes=UNLIMITED_BYTES)
+
+    def weight_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+        resolved = resolve(config, spec, roomy)
+        return held_bytes(spec, resolved, in_panels=_kernels(spec, resolved.block_tokens) is not None)
+
+    own_bytes = weight_bytes(config, spec)
+    draft_bytes = 0 if draft_spec is None else resolve_draft(config, spec, draft_spec, weight_bytes)
+    return beside_weights(config, hardware, own_bytes, draft_bytes)
+
+
 def _draft_model(
-    config: EngineConfig, spec: ModelSpec, hardware: Hardware, threads: Pool | None, pause_wish: PauseWish | None
+    config: ResolvedConfig, spec: ModelSpec, draft_spec: ModelSpec, threads: Pool | None, pause_wish: PauseWish | None
 ) -> DraftModel:
-    assert config.draft_model is not None
-    draft_spec = read_checkpoint_spec(config.draft_model)
-    resolved = resolve_draft(config, spec, draft_spec, partial(resolve, hardware=hardware))
-    _logger.info("draft model: %s", resolved)
-    buffers, model, cache = build_model(draft_spec, resolved, start_threads(draft_spec, resolved, threads))
-    sampler = Sampler(resolved.num_rows, draft_spec.vocab_size, torch.device("cpu"), draft_spec.eos_ids)
+    _logger.info("draft model: %s", config)
+    buffers, model, cache = build_model(draft_spec, config, start_threads(draft_spec, config, threads))
+    sampler = Sampler(config.num_rows, draft_spec.vocab_size, torch.device("cpu"), draft_spec.eos_ids)
     runner = Runner(buffers, model, cache, sampler, no_weights)
-    return DraftModel(resolved, runner, spec.vocab_size, pause_wish=pause_wish)
+    return DraftModel(config, runner, spec.vocab_size, pause_wish=pause_wish)

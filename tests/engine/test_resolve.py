@@ -354,6 +354,6 @@ def test_what_does_not_go_with_states_is_refused(spec: DecoderSpec) -> None:
         with pytest.raises(ConfigError, match=match):
             resolve(config(**fields, **FEW), rows, PLAIN)
     with pytest.raises(ConfigError, match=r"The states of max_num_seqs 64 take 285212672 more"):
-        resolve(config(dtype="float32"), rows, PLAIN)
+        resolve(config(dtype="float32"), rows, replace(PLAIN, free_bytes=1 << 29))
     with pytest.raises(ConfigError, match="state_cache_bytes: 1, but this model has no recurrent layers"):
         resolve(config(state_cache_bytes=1), spec, PLAIN)
