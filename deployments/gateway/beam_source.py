@@ -9,16 +9,15 @@ is aborted or the gateway dies.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from deployments.errors import ABORTED
+from deployments.errors import ABORTED, ReplicaLostError
 from deployments.gateway.beam_search import Beam, BeamSearch
-from deployments.gateway.resumption import TokenSource
+from deployments.gateway.resumption import Resumption, TokenSource
 from deployments.generation import BeamShare
 from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.waits import side_by_side
@@ -75,6 +74,8 @@ class BeamSource:
         searches: this gateway's running searches by group of answers; only the answers hold strong references.
         eos_ids: token ids that end an answer, unless it ignores them.
         on_expansion: called with the id of each call made for the answer, and the tokens of the beam that it expands.
+        max_resumes: bounds the replicas that one call may lose.
+        on_resume: called before a call is repeated because its replica was lost.
     """
 
     def __init__(
@@ -84,12 +85,17 @@ class BeamSource:
         share: BeamShare,
         eos_ids: frozenset[int],
         on_expansion: OnExpansion,
+        *,
+        max_resumes: int,
+        on_resume: Callable[[], None],
     ) -> None:
         self._shared = searches.setdefault(share.group, SharedSearch())
         self._replicas = replicas
         self._share = share
         self._eos_ids = eos_ids
         self._on_expansion = on_expansion
+        self._max_resumes = max_resumes
+        self._on_resume = on_resume
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield the whole answer in one batch; raises the errors of the replicas."""
@@ -120,10 +126,8 @@ class BeamSource:
         params = replace(call.params, temperature=0.0, ignore_eos=True, stop_token_ids=(), num_logprobs=num_top)
         num_cached_tokens: int | None = None
         while search.open:
-            calls = [
-                self._expansion(replace(call, params=params), place, beam) for place, beam in enumerate(search.open)
-            ]
-            batches = await side_by_side(map(self._expanded, calls))
+            template = replace(call, params=params)
+            batches = await side_by_side(self._expanded(template, *placed) for placed in enumerate(search.open))
             if num_cached_tokens is None:
                 num_cached_tokens = batches[0].num_cached_tokens
             search.advance([batch.logprobs[0] for batch in batches])
@@ -131,23 +135,29 @@ class BeamSource:
             raise EngineError("The vocabulary is too small for so many beams.")
         return _Found(search.found, num_cached_tokens or 0)
 
-    def _expansion(self, call: GenerationCall, place: int, beam: Beam) -> GenerationCall:
-        """Return the call for the next token of a beam, made for the answer at `place`."""
+    async def _expanded(self, call: GenerationCall, place: int, beam: Beam) -> Emission:
+        """Return the next token of a beam, asked for on behalf of the answer at `place`; lost replicas cost only it."""
         askers = self._shared.askers
         asker = askers.get(place) or next(iter(askers.values()))
-        request_id = RequestId(f"{uuid.uuid4().hex}-beam")
-        asker.on_expansion(request_id, len(beam.token_ids))
-        return replace(
+        expansion = replace(
             call,
-            request_id=request_id,
             prior_output_ids=pack_ids(beam.token_ids),
             params=replace(call.params, max_tokens=len(beam.token_ids) + 1),
             usage=asker.usage,
         )
-
-    async def _expanded(self, call: GenerationCall) -> Emission:
-        async with aclosing(self._replicas.tokens(call)) as batches:
-            async for batch in batches:
-                if batch.logprobs:
-                    return batch
+        attempts = Resumption(
+            self._replicas,
+            expansion,
+            max_resumes=self._max_resumes,
+            on_attempt=lambda request_id: asker.on_expansion(request_id, len(beam.token_ids)),
+            on_resume=self._on_resume,
+        )
+        try:
+            async with aclosing(attempts.tokens()) as batches:
+                async for batch in batches:
+                    if batch.logprobs:
+                        return batch
+        except ReplicaLostError as error:
+            # Whoever waits for the search would repeat all of it.
+            raise EngineError(str(error)) from error
         raise EngineError(ABORTED)

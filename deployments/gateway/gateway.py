@@ -187,7 +187,15 @@ class Gateway:
         with self._log.answer(request, base.name, adapter) as recorder:
             if request.beams is not None:
                 eos_ids = frozenset(model.config.eos_ids)
-                source = BeamSource(self._searches, model.source, request.beams, eos_ids, recorder.note_expansion)
+                source = BeamSource(
+                    self._searches,
+                    model.source,
+                    request.beams,
+                    eos_ids,
+                    recorder.note_expansion,
+                    max_resumes=self._config.max_resumes,
+                    on_resume=partial(self._metrics.count_resumption, base.name),
+                )
                 model = replace(model, source=source)
             answer = Answering(
                 request,

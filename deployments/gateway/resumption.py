@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from deployments.errors import ReplicaLostError, UnavailableError
-from deployments.generation_calls import GenerationCall, pack_ids
+from deployments.generation_calls import GenerationCall, pack_ids, unpack_ids
 from deployments.siblings import FULL
 from engine.errors import OverloadError
 from engine.request import Emission, FinishReason, RequestId
@@ -45,7 +45,8 @@ class Resumption:
     """The attempts at one generation.
 
     Args:
-        call: the template of all attempts; each gets its own id.
+        call: the template of all attempts; each gets its own id. One with prior output has begun: it waits for room and
+            for replicas before any is lost.
         on_attempt: called with the id of each attempt.
         on_resume: called before each attempt after a lost replica.
     """
@@ -64,12 +65,13 @@ class Resumption:
         self._max_resumes = max_resumes
         self._on_attempt = on_attempt
         self._on_resume = on_resume
-        self._token_ids: list[int] = []
+        self._token_ids = list(unpack_ids(call.prior_output_ids))
         self._num_cached_tokens = 0
         # Accepted and rejected draft tokens: in total, and on the lost replicas alone.
         self._counted = self._counted_before = (0, 0)
         self._lost_at_s: float | None = None
         self._started_s = time.monotonic()
+        self._waits_since_s = self._started_s if self._token_ids else None
 
     async def tokens(self) -> AsyncGenerator[Emission, None]:
         """Yield the output of all attempts together; closing the iterator frees the request.
@@ -91,7 +93,7 @@ class Resumption:
                     raise
                 num_resumes += 1
                 _logger.warning("a replica was lost after %d tokens (%s)", len(self._token_ids), error)
-                self._lost_at_s = time.monotonic()
+                self._lost_at_s = self._waits_since_s = time.monotonic()
                 self._counted_before = self._counted
                 if len(self._token_ids) >= self._call.params.max_tokens:
                     yield self._noted(Emission(request_id=self._call.request_id, finish_reason=FinishReason.LENGTH))
@@ -107,7 +109,7 @@ class Resumption:
 
         A generation that lost its replica waits for a successor and, if it has tokens, for room on the others.
         """
-        if self._lost_at_s is None or time.monotonic() - self._lost_at_s > MAX_WAIT_S:
+        if self._waits_since_s is None or time.monotonic() - self._waits_since_s > MAX_WAIT_S:
             return False
         return isinstance(error, UnavailableError) or (bool(self._token_ids) and error.reason in FULL)
 

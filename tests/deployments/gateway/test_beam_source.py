@@ -12,7 +12,7 @@ from deployments.gateway.beam_search import BeamSearch
 from deployments.gateway.gateway import Gateway
 from deployments.generation import BeamShare, GenerationRequest
 from engine.build import build_engine
-from engine.errors import OverloadError
+from engine.errors import EngineError, OverloadError
 from engine.request import Request, RequestId, SamplingParams
 from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import ask, events_of
@@ -101,16 +101,36 @@ async def test_an_end_of_sequence_ends_a_sequence_and_is_not_shown(gateway: Open
         assert len(tokens_of(events)) == end.num_completion_tokens - 1
 
 
-async def test_a_search_whose_replica_dies_begins_anew(gateway: OpenGateway, serving: Serving) -> None:
+async def test_a_search_whose_replica_dies_goes_on_where_it_was(gateway: OpenGateway, serving: Serving) -> None:
+    """It began anew, and after a few lost replicas not again."""
     opened = await gateway()
     whole = list(map(tokens_of, await answers_of(opened, requests_of())))
+    num_calls = len(serving.replicas.calls)
     serving.replicas.calls.clear()
-    serving.replicas.engine.hold_after_steps = 0
+    serving.replicas.engine.hold_after_steps = serving.replicas.engine.snapshot().num_steps + 3
     asked = asyncio.create_task(answers_of(opened, requests_of()))
-    while not serving.replicas.calls:
+    while not any(call.prior_output_ids for call in serving.replicas.calls):
         await asyncio.sleep(0.01)
     await serving.replicas.kill()
     assert list(map(tokens_of, await asked)) == whole
+    # Those that were lost are repeated, and no others.
+    assert len(serving.replicas.calls) <= num_calls + WIDTH
+
+
+async def test_replicas_that_an_expansion_takes_along_are_few(
+    gateway: OpenGateway, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search is not repeated by whoever waits for it."""
+
+    def die(request: Request) -> None:
+        raise EngineError("The engine has ended.")
+
+    opened = await gateway(max_resumes=1)
+    monkeypatch.setattr(serving.replicas.engine, "add", die)
+    found = await asyncio.gather(*(events_of(opened, request) for request in requests_of()), return_exceptions=True)
+    assert [type(one) for one in found] == [EngineError] * WIDTH
+    # An answer that joins after the failure searches again.
+    assert len(serving.replicas.calls) <= 2 * WIDTH
 
 
 async def test_clients_that_leave_end_the_search(gateway: OpenGateway, serving: Serving) -> None:

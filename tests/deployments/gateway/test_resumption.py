@@ -169,3 +169,16 @@ async def test_what_was_cached_is_told_of_the_replica_that_gave_the_first_token(
     lost = Lost([], [emission(1, 0, 0)], [replace(LAST, num_cached_tokens=9)])
     batches = [batch async for batch in Resumption(lost, CALL, max_resumes=2).tokens()]
     assert [batch.num_cached_tokens for batch in batches] == [3, 3]
+
+
+@pytest.mark.parametrize("refusal", [full("queue_full"), UnavailableError("No replica.", retry_after_s=1.0)])
+async def test_a_call_with_prior_output_waits_for_room_and_keeps_that_output(
+    monkeypatch: pytest.MonkeyPatch, refusal: OverloadError
+) -> None:
+    """An expansion of a beam that found no room took the whole search along."""
+    monkeypatch.setattr(resumption, "_POLL_S", 0.0)
+    lost = Lost(refusal, [], [LAST])
+    call = replace(CALL, prior_output_ids=pack_ids([7, 8]))
+    batches = [batch async for batch in Resumption(lost, call, max_resumes=2).tokens()]
+    assert [batch.token_ids for batch in batches] == [LAST.token_ids]
+    assert [call.prior_output_ids for call in lost.calls] == [pack_ids([7, 8])] * 3
