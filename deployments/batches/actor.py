@@ -32,7 +32,12 @@ TIDY_S = 60.0
 MAX_SILENT_S = 30.0
 """A gateway that has given no sign of life for so long is lost; it gives one every `deployments.gateway.inside.BEAT_S`
 seconds."""
-LOST = InsideAnswer(status=502, retry_after_s=RETRY_AFTER_S)
+LOST = InsideAnswer(
+    status=502,
+    body=b'{"error":{"message":"The gateways that this request was sent to were lost before they answered.",'
+    b'"type":"server_error","param":null,"code":null}}',
+    retry_after_s=RETRY_AFTER_S,
+)
 """A gateway that died under way may have died of the line, which is asked a few times only (`Retries`)."""
 
 

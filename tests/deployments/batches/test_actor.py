@@ -19,7 +19,7 @@ from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.config import BatchesConfig
 from deployments.errors import UnavailableError
 from engine.errors import ConfigError
-from tests.deployments.batches.batch_world import a_batch, a_line, config, open_world, upload
+from tests.deployments.batches.batch_world import a_batch, a_line, config, open_world, upload, written
 
 
 class Signs:
@@ -87,7 +87,9 @@ async def test_a_line_that_takes_its_gateways_along_is_tried_a_few_times(tmp_pat
     world.server._ask = partial(ask_gateway, gateways)
     await world.server.resume(world.store)
     batch = await world.end(batch)
-    assert (world.ended(batch), len(lost)) == ({"a": "server_error"}, MAX_FAILURES)
+    assert (world.ended(batch), len(lost)) == ({"a": "502"}, MAX_FAILURES)
+    (line,) = written(world.folder, batch.batch_id)
+    assert "gateways that this request was sent to were lost" in line["response"]["body"]["error"]["message"]
     world.close()
 
 
