@@ -21,15 +21,65 @@ RESERVE = tl.constexpr(16.0)
 
 
 @triton.jit
-def _number(held, IS_INT8: tl.constexpr, dtype: tl.constexpr):
-    """Return 8-bit cache elements in `dtype`; float16 represents them exactly."""
-    if IS_INT8 and dtype == tl.float16:
-        # Integer conversions are slow: build the bits of 1024 + 128 + number instead.
-        bits = (held.to(tl.uint8, bitcast=True) ^ 128).to(tl.uint16) | 0x6400
-        number = bits.to(tl.float16, bitcast=True) - 1152.0
+def _tile_of(cache, head, is_key, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, IN_WORDS: tl.constexpr):
+    """Load heads [keys, dims] of a cache; if IN_WORDS, four 8-bit elements each.
+
+    The compiler would take a tile of bytes apart as soon as it is asked for, so that the loop waits for each tile.
+    """
+    SHARE: tl.constexpr = 4 if IN_WORDS else 1
+    if IN_WORDS:
+        cache = cache.to(tl.pointer_type(tl.int32), bitcast=True)
+    d = tl.arange(0, BLOCK_D // SHARE)
+    is_number = is_key[:, None]
+    if BLOCK_D != HEAD_DIM:
+        is_number = is_number & (d < HEAD_DIM // SHARE)[None, :]
+    return tl.load(cache + head.to(tl.int64)[:, None] * (HEAD_DIM // SHARE) + d[None, :], mask=is_number, other=0.0)
+
+
+@triton.jit
+def _numbers_of(tile, IS_INT8: tl.constexpr, dtype: tl.constexpr):
+    """Return the elements of a tile in `dtype`.
+
+    Those of words become float16, which represents them exactly, by their bits, as conversions are slow. They are in
+    the order 0, 2, 1, 3, because pairs of them are computed at once; FP8 ones lack a factor, `_missing_factor`.
+    """
+    if tile.dtype == tl.int32:
+        if IS_INT8:
+            # The bits of 1024 + 128 + number.
+            even = (tile & 0x00FF00FF) ^ 0x64806480
+            odd = ((tile >> 8) & 0x00FF00FF) ^ 0x64806480
+        else:
+            # The sign, and exponent and mantissa moved to those of float16.
+            even = ((tile << 8) & -0x7FFF8000) | (((tile << 8) & 0x7F007F00) >> 1)
+            odd = (tile & -0x7FFF8000) | ((tile & 0x7F007F00) >> 1)
+        first = tl.interleave(even.to(tl.int16), odd.to(tl.int16))
+        second = tl.interleave((even >> 16).to(tl.int16), (odd >> 16).to(tl.int16))
+        bits = tl.interleave(first, second).to(tl.float16, bitcast=True)
+        numbers = bits - 1152.0 if IS_INT8 else bits
     else:
-        number = held.to(dtype)
-    return number
+        numbers = tile.to(dtype)
+    return numbers
+
+
+@triton.jit
+def _turned(d):
+    """Return indices within a head in the order of `_numbers_of` words."""
+    return d // 4 * 4 + d % 2 * 2 + d // 2 % 2
+
+
+@triton.jit
+def _capped(scores, softcap):
+    """Return softcap * tanh(scores / softcap), through an exponential that cannot overflow."""
+    small = tl.exp2(-2.0 * 1.4426950408889634 * tl.abs(scores / softcap))
+    sign = tl.where(scores < 0, -1.0, 1.0)
+    return softcap * sign * (1.0 - small) / (1.0 + small)
+
+
+@triton.jit
+def _missing_factor(element: tl.constexpr):
+    """Return by what `_numbers_of` words of this type are too small: the exponent of float16 has a bias of 15."""
+    factor: tl.constexpr = 1.0 if element == tl.int8 else (128.0 if element == tl.float8e4b8 else 256.0)
+    return factor
 
 
 @triton.jit
@@ -139,6 +189,8 @@ def decode_attention_kernel(
     LOG2_E: tl.constexpr = 1.4426950408889634
     IS_INT8: tl.constexpr = k_cache.dtype.element_ty == tl.int8
     IS_SHORT: tl.constexpr = IS_QUANTIZED and q.dtype.element_ty != tl.float32
+    # Keys in FP8 become float16 in one instruction for two, without being taken apart.
+    K_IN_WORDS: tl.constexpr = IS_SHORT and IS_INT8
     # 8-bit elements convert to float16 in one instruction, to bfloat16 in several.
     dtype: tl.constexpr = tl.float16 if IS_SHORT else q.dtype.element_ty
     program = tl.program_id(0)
@@ -157,6 +209,7 @@ def decode_attention_kernel(
     stop = tl.minimum(num_tiles, tile + share)
     m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     is_query, has_dim = m < GROUP, d < HEAD_DIM
+    key_d, value_d = _turned(d) if K_IN_WORDS else d, _turned(d) if IS_SHORT else d
     slot = program * 2
     while tile < stop:
         row = tl.sum((ends <= tile).to(tl.int32), axis=0)
@@ -173,7 +226,7 @@ def decode_attention_kernel(
         if WINDOW > 0:
             begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         # Everything is transposed, keys times queries: the left operand of matrix instructions is the long one.
-        source = q + (at + m)[None, :] * HEAD_DIM + d[:, None]
+        source = q + (at + m)[None, :] * HEAD_DIM + key_d[:, None]
         queries = tl.load(source, mask=is_query[None, :] & has_dim[:, None], other=0.0)
         if IS_SHORT:
             # Scaled first: values beyond the range of float16 would not make usable scores.
@@ -184,26 +237,22 @@ def decode_attention_kernel(
             keys = start + tl.arange(0, BLOCK_N)
             is_key = keys <= position
             block = tl.load(table + keys // BLOCK_TOKENS, mask=is_key, other=0).to(tl.int32)
-            held = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * CACHE_HEADS + kv_head
-            place = held.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
-            if IS_QUANTIZED and SPAN_HEADS != CACHE_HEADS:
-                held = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * SPAN_HEADS + kv_head
+            token = block * BLOCK_TOKENS + keys % BLOCK_TOKENS
+            held = token * CACHE_HEADS + kv_head
             # Slots past the row's own tokens were never written and may be NaN.
-            is_number = is_key[:, None]
-            if BLOCK_D != HEAD_DIM:
-                is_number = is_number & has_dim[None, :]
-            k = tl.load(k_cache + place, mask=is_number, other=0.0)
-            v = tl.load(v_cache + place, mask=is_number, other=0.0)
-            scores = tl.dot(_number(k, IS_INT8, dtype), queries, input_precision="ieee")
+            k = _tile_of(k_cache, held, is_key, HEAD_DIM, BLOCK_D, K_IN_WORDS)
             if IS_QUANTIZED:
-                scores *= (tl.load(k_spans + held, mask=is_key, other=0.0) * unit)[:, None]
+                place = token * SPAN_HEADS + kv_head
+                k_span = tl.load(k_spans + place, mask=is_key, other=0.0) * unit
+                v_span = tl.load(v_spans + place, mask=is_key, other=0.0) / RESERVE
+            v = _tile_of(v_cache, held, is_key, HEAD_DIM, BLOCK_D, IS_SHORT)
+            scores = tl.dot(_numbers_of(k, IS_INT8, dtype), queries, input_precision="ieee")
+            if IS_QUANTIZED:
+                scores *= k_span[:, None]
             if not IS_SHORT:
                 scores *= scale
             if HAS_SOFTCAP:
-                # tanh through an exponential that cannot overflow.
-                small = tl.exp2(-2.0 * LOG2_E * tl.abs(scores / softcap))
-                sign = tl.where(scores < 0, -1.0, 1.0)
-                scores = softcap * sign * (1.0 - small) / (1.0 + small)
+                scores = _capped(scores, softcap)
             is_seen = is_key
             if WINDOW > 0:
                 is_seen = is_seen & (keys > position - WINDOW)
@@ -214,19 +263,19 @@ def decode_attention_kernel(
             faded = tl.exp2(highest - higher)
             total = total * faded + tl.sum(weights, axis=0)
             if IS_QUANTIZED:
-                weights *= (tl.load(v_spans + held, mask=is_key, other=0.0) / RESERVE)[:, None]
-            values = tl.trans(_number(v, IS_INT8, dtype))
+                weights *= v_span[:, None]
+            values = tl.trans(_numbers_of(v, IS_INT8, dtype))
             mixed = tl.dot(values, weights.to(dtype), mixed * faded[None, :], input_precision="ieee")
             highest = higher
         if IS_QUANTIZED:
-            mixed *= unit * RESERVE
+            mixed *= unit * RESERVE * (_missing_factor(k_cache.dtype.element_ty) if IS_SHORT else 1.0)
         if high - low == count:
-            target = out + (at + m)[None, :] * HEAD_DIM + d[:, None]
+            target = out + (at + m)[None, :] * HEAD_DIM + value_d[:, None]
             is_target = is_query[None, :] & has_dim[:, None]
             tl.store(target, (mixed / total[None, :]).to(out.dtype.element_ty), mask=is_target)
         else:
             place = slot * GROUP + m
-            tl.store(parts + place[None, :] * BLOCK_D + d[:, None], mixed, mask=is_query[None, :])
+            tl.store(parts + place[None, :] * BLOCK_D + value_d[:, None], mixed, mask=is_query[None, :])
             tl.store(sums + place * 2, highest, mask=is_query)
             tl.store(sums + place * 2 + 1, total, mask=is_query)
             # The barrier makes all threads write before the counter is incremented; acq_rel orders it after the writes.

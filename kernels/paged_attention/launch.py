@@ -58,9 +58,7 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     if element_bytes == 4:
         return Share(least_m=16 if is_hopper else 8, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128 and element_bytes == 1:
-        if is_hopper:
-            return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
-        return Share(least_m=16 if is_amd else 8, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=1)
+        return Share(least_m=16, block_n=64 if is_amd else 32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128:
         return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=2 if is_blackwell else 3)
     if is_amd:
@@ -70,7 +68,9 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     if num_rows > FEW_ROWS:
         return Share(least_m=8, block_n=32, per_multiprocessor=8, num_warps=1, num_stages=3 - element_bytes)
     if element_bytes == 1:
-        return Share(least_m=8, block_n=128 if is_hopper else 64, per_multiprocessor=2, num_warps=4, num_stages=1)
+        block_n = 128 if is_hopper and head_dim > 64 else 64
+        num_stages = 2 if architecture.current() == "sm_80" else 1
+        return Share(least_m=8, block_n=block_n, per_multiprocessor=2, num_warps=4, num_stages=num_stages)
     if is_hopper:
         # The dependent loads of block ids take up three of the five stages.
         return Share(least_m=16, block_n=128, per_multiprocessor=1, num_warps=4, num_stages=5)
@@ -114,7 +114,7 @@ def _wide_share(gpu: str, element_bytes: int) -> Share:
         return Share(least_m=16, block_n=32 // element_bytes, per_multiprocessor=1, num_warps=4, num_stages=2)
     is_large = gpu in ("sm_90", "sm_100")
     return Share(
-        least_m=8 if gpu == "sm_100" else 16,
+        least_m=8 if gpu == "sm_100" and element_bytes == 2 else 16,
         block_n=32,
         per_multiprocessor=1,
         num_warps=8,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from kernels import architecture
 from kernels.architecture import fp8_dtype
 from kernels.paged_attention import launch as attention
+from kernels.paged_attention.decode_kernel import _missing_factor, _numbers_of
 from kernels.paged_attention.reference import paged_attention
 from kernels.rope_kv_write import launch as rope
 from kernels.rope_kv_write.reference import rope_kv_write
@@ -125,3 +128,26 @@ def test_a_value_that_is_not_finite_is_seen_by_those_who_read_it(held: torch.dty
     assert out[0].isfinite().all()
     assert out[1, :3].isnan().all()
     assert out[1, 3:].isfinite().all()
+
+
+@triton.jit
+def numbers_kernel(words, out, element: tl.constexpr, COUNT: tl.constexpr):
+    """Write the numbers of words [COUNT, 1], float32 [COUNT, 4]."""
+    place = tl.arange(0, COUNT)[:, None]
+    numbers = _numbers_of(tl.load(words + place), element == tl.int8, tl.float16).to(tl.float32)
+    tl.store(out + place * 4 + tl.arange(0, 4)[None, :], numbers * _missing_factor(element))
+
+
+@pytest.mark.parametrize(
+    ("held", "element"),
+    [(torch.int8, tl.int8), (torch.float8_e4m3fn, tl.float8e4nv), (torch.float8_e4m3fnuz, tl.float8e4b8)],
+)
+def test_each_number_of_a_byte_is_exact_in_words(held: torch.dtype, element: tl.dtype) -> None:
+    """Also in the FP8 of AMD's, whose exponents have another bias."""
+    numbers = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(held)
+    found = torch.empty(64, 4, device=DEVICE)
+    numbers_kernel[(1,)](numbers.view(torch.int32), found, element, 64)
+    expected = numbers.float()
+    expected = torch.where(expected.isnan(), 0.0, expected)
+    found = found[:, [0, 2, 1, 3]].flatten()
+    assert torch.equal(torch.where(numbers.float().isnan(), 0.0, found), expected)
