@@ -41,6 +41,8 @@ from kernels.token_choice.launch import choose_tokens
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
 BATCHES = ((1, 1), (64, 64), (2048, 64))
 """Tokens of a step, and how many of them are single-token (decode) rows."""
+MANY = (1024, 1024)
+"""A step of more single-token rows than usual, for which attention is tiled in another way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,7 @@ def all_launches(target: str) -> list[Launch]:
         for held in (torch.bfloat16, torch.int8, fp8_dtype()):
             if held is not None:
                 gpt_oss_attention(held)
+                attend(GEOMETRIES[0], torch.bfloat16, held, batches=(MANY,))
                 attend(GEOMETRIES[0], torch.bfloat16, held, window=4096, softcap=50.0)
                 # Of Gemma 4's layers without a window.
                 for geometry in WIDEST_HEADS:
@@ -207,6 +210,7 @@ def attend(
     norm_dtype: torch.dtype | None = None,
     rotary_dim: int | None = None,
     has_sinks: bool = False,
+    batches: Sequence[tuple[int, int]] = BATCHES,
 ) -> None:
     """Launch the kernels that write and read a layer's KV cache of dtype `held`."""
     head_dim, kv_heads = geometry.head_dim, geometry.kv_heads
@@ -214,7 +218,7 @@ def attend(
     part = empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, dtype=torch.float32)
     spans = None if held == dtype else (part, part)
     norm = empty(head_dim, dtype=norm_dtype or dtype)
-    for tokens, num_decodes in BATCHES:
+    for tokens, num_decodes in batches:
         qkv = empty(tokens, (geometry.heads + 2 * kv_heads) * head_dim, dtype=dtype)
         cos_sin, slots = empty(tokens, 2, head_dim, dtype=dtype), whole(tokens)
         norms = (norm, norm) if geometry.has_norms else None

@@ -24,6 +24,10 @@ FEW_ROWS = 8
 """Up to this many rows, the latency of the first keys matters rather than the bytes in flight."""
 
 
+MANY_ROWS = 512
+"""With more rows than this, one warp would not have registers for their numbers of tiles."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
     """The tiling of one prefill launch: queries times the heads that share a kv head, keys, and Triton's options."""
@@ -65,6 +69,8 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
         return Share(least_m=16, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=4 - element_bytes)
     if num_rows > FEW_ROWS and head_dim <= 64 and element_bytes == 2 and is_blackwell:
         return Share(least_m=8, block_n=32, per_multiprocessor=4, num_warps=2, num_stages=1)
+    if num_rows > MANY_ROWS:
+        return Share(least_m=8, block_n=32, per_multiprocessor=4, num_warps=2, num_stages=3 - element_bytes)
     if num_rows > FEW_ROWS:
         return Share(least_m=8, block_n=32, per_multiprocessor=8, num_warps=1, num_stages=3 - element_bytes)
     if element_bytes == 1:
