@@ -107,8 +107,8 @@ def build_model(
     """
     if config.quantization is not None and threads is None:
         raise ConfigError(
-            f"quantization: {config.quantization!r} needs our CPU kernels, which a C++ compiler makes (the log says why "
-            "it did not), and a head width and block_tokens that are multiples of 16."
+            f"quantization: {config.quantization!r} needs our CPU kernels, which a C++ compiler makes (see the log), "
+            "and a head width and block_tokens that are multiples of 16."
         )
     dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
     cache = KvCache.of(
