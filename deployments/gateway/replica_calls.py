@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ABORTED, ReplicaLostError
+from deployments.gateway.patience import Patience
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.handle_calls import canceled_as_lost, serve_error, until_answered
 from deployments.routing.board import Board
@@ -56,6 +57,7 @@ class ChannelSource:
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield the output of one attempt; see `deployments.gateway.resumption.TokenSource`."""
         subscription = self._listener.subscribe(call.request_id)
+        patience = Patience(self._board, subscription.fail)
         try:
             response = self._handle.generate.remote(replace(call, reply_to=self._address))
             control = self._watched(response, subscription)
@@ -63,6 +65,7 @@ class ChannelSource:
             try:
                 while not is_whole:
                     emission = await subscription.get()
+                    patience.end()
                     if emission.finish_reason in _WITHOUT_ANSWER:
                         raise await self._fault(control, emission)
                     is_whole = emission.finish_reason is not None
@@ -76,15 +79,18 @@ class ChannelSource:
             self._board.lose_request(call.request_id, time.monotonic())
             raise
         finally:
+            patience.end()
             self._board.end(call.request_id)
             self._listener.unsubscribe(call.request_id)
 
     async def vector(self, call: GenerationCall) -> GenerationResult:
         """Request a vector; see `ask_vector`. Its replica's silence on the token channel ends the wait."""
         subscription = self._listener.subscribe(call.request_id)
+        patience = Patience(self._board, subscription.fail)
         try:
             return await ask_vector(self._handle, self._board, replace(call, reply_to=self._address), subscription)
         finally:
+            patience.end()
             self._listener.unsubscribe(call.request_id)
 
     def _watched(self, response: DeploymentResponse, subscription: Subscription) -> asyncio.Future[GenerationResult]:

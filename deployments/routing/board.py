@@ -55,7 +55,7 @@ class Board:
         self._state_by_id: dict[str, ReplicaState] = {}
         self._replica_by_request: dict[str, str] = {}
         self._demand = AdapterDemand()
-        self._is_several = False
+        self._is_listed = self._is_several = False
         self._averaged: tuple[float, LoadReport] | None = None
 
     @property
@@ -69,9 +69,14 @@ class Board:
         """Adopt Serve's list of replicas and forget all others."""
         with self._lock:
             known = self._state_by_id
-            self._is_several = len(replica_ids) > 1
+            self._is_listed, self._is_several = True, len(replica_ids) > 1
             self._state_by_id = {i: known.get(i) or ReplicaState(i) for i in replica_ids}
             self._replica_by_request = {r: i for r, i in self._replica_by_request.items() if i in self._state_by_id}
+
+    def is_deserted(self) -> bool:
+        """Whether Serve's list has no replica; not before there is a list."""
+        with self._lock:
+            return self._is_listed and not self._state_by_id
 
     def unheard(self) -> frozenset[str]:
         """Return the replicas that have not reported and should be asked to: none unless there are several."""
