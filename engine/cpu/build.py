@@ -106,10 +106,10 @@ def build_model(
         ConfigError: quantization is requested, and our kernels cannot run here.
     """
     if config.quantization is not None and threads is None:
-        raise ConfigError(
-            f"quantization: {config.quantization!r} needs our CPU kernels, which a C++ compiler makes (see the log), "
-            "and a head width and block_tokens that are multiples of 16."
-        )
+        needs = "a head width and block_tokens that are multiples of 16, and even sizes"
+        if _can_run(spec, config.block_tokens):
+            needs = "our compiled kernels, which cannot be compiled or loaded here; a warning in the log says why"
+        raise ConfigError(f"quantization: {config.quantization!r} needs {needs}.")
     dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
     cache = KvCache.of(
         spec,
@@ -141,8 +141,11 @@ def build_model(
 
 
 def _kernels(spec: ModelSpec, block_tokens: int) -> native.NativeKernels | None:
-    can = can_run(spec, block_tokens) if isinstance(spec, DecoderSpec) else can_attend(spec, block_tokens)
-    return native.load() if can else None
+    return native.load() if _can_run(spec, block_tokens) else None
+
+
+def _can_run(spec: ModelSpec, block_tokens: int) -> bool:
+    return can_run(spec, block_tokens) if isinstance(spec, DecoderSpec) else can_attend(spec, block_tokens)
 
 
 def _beside_weights(
