@@ -74,11 +74,14 @@ def build(folder: Path, compiler: str | None = None) -> Path:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Wait until no other process compiles for this folder: the server and each replica that starts would at once."""
-    with (folder / "compiling.lock").open("w") as lock:
+    lock = os.open(folder, os.O_RDONLY)
+    try:
         # Some network file systems have no locks.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def begin() -> None:

@@ -45,6 +45,7 @@ def test_a_small_cache_serves_long_prompts_again_and_again(
         assert run_engine(engine, [greedy(number, prompt) for number, prompt in prompts.items()]) == wanted
     # What is cached behind a window that is there is used, and is right.
     last = "5"
+    assert run_engine(engine, [greedy(last, prompts[last])]) == {last: wanted[last]}
     found = emissions_of(engine, [greedy("again", prompts[last])])["again"]
     assert found[0].num_cached_tokens == (len(prompts[last]) - 1) // 16 * 16
     assert [token_id for emission in found for token_id in emission.token_ids] == wanted[last]
