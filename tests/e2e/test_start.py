@@ -38,7 +38,7 @@ def test_a_port_in_use_is_one_clear_line(config: Path) -> None:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         ended = start(config)
-    assert ended.returncode == 2
+    assert ended.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use" in ended.stderr
     assert "Traceback" not in ended.stderr
 
