@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 from engine.errors import EngineError, OverloadError, RequestError
@@ -24,3 +25,8 @@ def unknown_model(name: str, *, field: str = "model") -> RequestError:
 
 class ReplicaLostError(EngineError):
     """The replica that served a generation is gone; another one can continue from the tokens so far."""
+
+
+def error_body(message: str, *, kind: str, code: str | None = None) -> bytes:
+    """Return the body of an answer that the server gives in place of a route, in OpenAI's error format."""
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()

@@ -206,9 +206,10 @@ class _Kept:
         of_client.append(timeline)
         self._by_client_id.move_to_end(timeline.client_id)
         self._num_timelines += 1
-        if len(of_client) > MAX_ANSWERS or self._num_timelines > MAX_TIMELINES:
-            oldest = of_client if len(of_client) > MAX_ANSWERS else next(iter(self._by_client_id.values()))
-            self.pop(oldest[0].client_id, 1)
+        if len(of_client) > MAX_ANSWERS:
+            self.pop(timeline.client_id, 1)
+        elif self._num_timelines > MAX_TIMELINES:
+            self.pop(next(iter(self._by_client_id)), 1)
         if len(self._by_client_id) > MAX_KEPT:
             self.pop(next(iter(self._by_client_id)))
 

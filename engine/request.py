@@ -205,6 +205,11 @@ class Request:
     pooling: Pooling | None = None
     prediction_ids: tuple[int, ...] = ()
 
+    @property
+    def num_given(self) -> int:
+        """Tokens that it comes with: prompt and prior output."""
+        return len(self.prompt_ids) + len(self.prior_output_ids)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:

@@ -94,7 +94,7 @@ class StepRow(NamedTuple):
     @property
     def ends_prompt(self) -> bool:
         """Whether this row computes the last token of prompt and prior output."""
-        return self.end == len(self.request.prompt_ids) + len(self.request.prior_output_ids)
+        return self.end == self.request.num_given
 
     @property
     def first_token_id(self) -> int:

@@ -13,7 +13,7 @@ from app.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.translation.chunks import ChatFrames
 from app.translation.moderation import chat_classifier
 from app.translation.render import chat_completion
-from app.translation.streaming import EventBatches, collect
+from app.translation.streaming import collect
 from app.translation.translate import chat_generations
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
@@ -29,7 +29,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     answers = context.generate(generations)
     if body.stream:
         frames = ChatFrames(head, body, classifier=classifier)
-        events = await EventBatches(answers, timeout_s=context.timeout_s).open()
+        events = await context.events(answers)
         return EventStream(events, frames, request_id=context.request_id)
     make = partial(chat_completion, head, await collect(answers), body, classifier)
     return await respond(make, is_large=bool(body.logprobs) or body.prompt_logprobs is not None)

@@ -12,7 +12,7 @@ from app.routes.context import ERRORS, Context
 from app.schemas.completions import Completion, CompletionRequest
 from app.translation.chunks import CompletionFrames
 from app.translation.render import completion
-from app.translation.streaming import EventBatches, collect
+from app.translation.streaming import collect
 from app.translation.translate import text_generations
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
@@ -27,7 +27,7 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
     answers = context.generate(generations, made_many_by="n" if body.num_computed > 1 else "prompt")
     if body.stream:
         frames = CompletionFrames(head, body)
-        events = await EventBatches(answers, timeout_s=context.timeout_s).open()
+        events = await context.events(answers)
         return EventStream(events, frames, request_id=context.request_id)
     make = partial(completion, head, await collect(answers), body)
     return await respond(make, is_large=body.logprobs is not None or body.prompt_logprobs is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -23,6 +23,7 @@ from app.schemas.wire import WireResponse
 from app.settings import LimitSettings
 from app.translation.prompts import chat_prompt
 from app.translation.render import ResponseHead
+from app.translation.streaming import EventBatches
 from deployments.accounts.values import TenantLimits
 from deployments.answer_events import GenerationEvent
 from deployments.gateway.inside import BATCH_PRIORITY, INSIDE, MAX_TIMEOUT_S, MIN_TIMEOUT_S, TIMEOUT_HEADER
@@ -103,6 +104,14 @@ class RouteContext:
         """Return a request with the client's deadline and trace, ranked behind all others if the server itself asks."""
         priority = request.priority + self.priority
         return replace(request, timeout_s=self.timeout_s, trace_parent=self.trace_parent, priority=priority)
+
+    async def events(
+        self,
+        answers: Sequence[AsyncGenerator[GenerationEvent, None]],
+        at_end: Callable[[], Awaitable[None]] | None = None,
+    ) -> EventBatches:
+        """Return the opened events of a stream, which the client's deadline ends, too; arguments as `EventBatches`."""
+        return await EventBatches(answers, at_end, timeout_s=self.timeout_s).open()
 
     def generate(
         self, generations: Sequence[GenerationRequest], *, made_many_by: str = "n"

@@ -15,7 +15,7 @@ from app.messages_api.answered import MessageFrames, message
 from app.messages_api.asked import FIELD_NAMES, chat_of
 from app.messages_api.schemas import CountRequest, MessageObject, MessagesError, MessagesRequest, TokenCount
 from app.routes.context import Context
-from app.translation.streaming import EventBatches, collect
+from app.translation.streaming import collect
 from app.translation.translate import chat_generations
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
         # The field is not optional, so that clients have a number of their own that fits no small model.
         answers = context.generate([replace(generation, clips_max_tokens=True)])
         if body.stream:
-            events = await EventBatches(answers, timeout_s=context.timeout_s).open()
+            events = await context.events(answers)
             frames = MessageFrames(head, max_tokens=body.max_tokens, request_id=context.request_id)
             return EventStream(events, frames, request_id=context.request_id, names=FIELD_NAMES)
         (answer,) = await collect(answers)

@@ -24,7 +24,7 @@ from app.responses_api.schemas import (
     ResponsesRequest,
 )
 from app.routes.context import ERRORS, Context
-from app.translation.streaming import EventBatches, collect
+from app.translation.streaming import collect
 from app.translation.translate import chat_generations
 from engine.errors import RequestError
 
@@ -75,8 +75,7 @@ async def create_response(body: ResponsesRequest, context: Context, conversation
             async def keep() -> None:
                 writer.is_kept = await conversations.keep(whole, frames.response())
 
-            at_end = keep if is_kept else None
-            events = await EventBatches(answers, at_end, timeout_s=context.timeout_s).open()
+            events = await context.events(answers, keep if is_kept else None)
             return EventStream(events, frames, request_id=context.request_id, names=names)
         (answer,) = await collect(answers)
     if is_kept:

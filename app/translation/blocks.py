@@ -15,6 +15,7 @@ from typing import Any
 from app.translation.streaming import Answer
 from deployments.answer_events import TextDelta, TokenScore
 from deployments.stream.harmony import PARAGRAPH
+from deployments.stream.reasoning import overlap
 
 _EMPTY_LINE = PARAGRAPH.encode()
 _MAX_UNTOLD_BYTES = 1024
@@ -173,12 +174,7 @@ def _place_of(raw: bytes, scores: Sequence[TokenScore], *, is_first: bool, is_la
 
 def _num_told(raw: bytes, told: bytes) -> int:
     """Return how many of the text's bytes the tokens tell: all, or as many of its first as they end with."""
-    if raw in told:
-        return len(raw)
-    place = max(0, len(told) - len(raw))
-    while (place := told.find(raw[:1], place)) >= 0 and not raw.startswith(told[place:]):
-        place += 1
-    return len(told) - place if place >= 0 else 0
+    return len(raw) if raw in told else overlap(told, raw)
 
 
 def _rest_of(raw: bytes, told: bytes) -> bytes:

@@ -22,6 +22,7 @@ from deployments.batches.store import BatchStore, FolderTakenError
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.config import GATEWAY, BatchesConfig
 from deployments.disk import Disk
+from deployments.errors import error_body
 from deployments.handle_calls import UNREACHED, canceled_as_lost
 from engine.errors import ConfigError
 
@@ -34,8 +35,7 @@ MAX_SILENT_S = 30.0
 seconds."""
 LOST = InsideAnswer(
     status=502,
-    body=b'{"error":{"message":"The gateways that this request was sent to were lost before they answered.",'
-    b'"type":"server_error","param":null,"code":null}}',
+    body=error_body("The gateways that this request was sent to were lost before they answered.", kind="server_error"),
     retry_after_s=RETRY_AFTER_S,
 )
 """A gateway that died under way may have died of the line, which is asked a few times only (`Retries`)."""

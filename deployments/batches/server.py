@@ -22,6 +22,7 @@ from deployments.waits import detached
 from engine.errors import RequestError
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
@@ -43,28 +44,24 @@ def _of_store(
     return method
 
 
-def _of_responses(
-    work: Callable[Concatenate[ResponseStore, P], T],
+def _of_part(
+    part: Callable[[BatchStore], S], work: Callable[Concatenate[S, P], T]
 ) -> Callable[Concatenate[BatchServer, P], Coroutine[Any, Any, T]]:
-    """Wrap a method of the store's responses likewise."""
+    """Wrap a method of a part of the store likewise."""
 
     @wraps(work)
     def of_store(store: BatchStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return work(store.responses, *args, **kwargs)
+        return work(part(store), *args, **kwargs)
 
     return _of_store(of_store)
 
 
-def _of_uploads(
-    work: Callable[Concatenate[Uploads, P], T],
-) -> Callable[Concatenate[BatchServer, P], Coroutine[Any, Any, T]]:
-    """Wrap a method of the store's uploads likewise."""
+def _uploads(store: BatchStore) -> Uploads:
+    return store.uploads
 
-    @wraps(work)
-    def of_store(store: BatchStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return work(store.uploads, *args, **kwargs)
 
-    return _of_store(of_store)
+def _responses(store: BatchStore) -> ResponseStore:
+    return store.responses
 
 
 class BatchServer:
@@ -85,20 +82,20 @@ class BatchServer:
         self._runners: dict[str, BatchRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    begin_upload = _of_uploads(Uploads.begin)
-    grow_upload = _of_uploads(Uploads.grow)
-    append_upload = _of_uploads(Uploads.append)
-    drop_upload = _of_uploads(Uploads.drop)
+    begin_upload = _of_part(_uploads, Uploads.begin)
+    grow_upload = _of_part(_uploads, Uploads.grow)
+    append_upload = _of_part(_uploads, Uploads.append)
+    drop_upload = _of_part(_uploads, Uploads.drop)
     finish_upload = _of_store(BatchStore.finish_upload)
     file = _of_store(BatchStore.file)
     list_files = _of_store(BatchStore.list_files)
     read_file = _of_store(BatchStore.read_file)
     delete_file = _of_store(BatchStore.delete_file)
-    keep_response = _of_responses(ResponseStore.keep)
-    response = _of_responses(ResponseStore.one)
-    responses = _of_responses(ResponseStore.several)
-    conversation = _of_responses(ResponseStore.conversation)
-    forget_response = _of_responses(ResponseStore.forget)
+    keep_response = _of_part(_responses, ResponseStore.keep)
+    response = _of_part(_responses, ResponseStore.one)
+    responses = _of_part(_responses, ResponseStore.several)
+    conversation = _of_part(_responses, ResponseStore.conversation)
+    forget_response = _of_part(_responses, ResponseStore.forget)
 
     async def resume(self, store: BatchStore) -> None:
         """Start serving from a store and resume its unfinished batches."""

@@ -7,7 +7,6 @@ in the ASGI scope (`INSIDE`), which no client can write to.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -16,6 +15,7 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.batches.values import InsideAnswer, InsideCall
+from deployments.errors import error_body
 
 T = TypeVar("T")
 
@@ -29,16 +29,11 @@ MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
 BEAT_S = 5.0
 MAX_ANSWER_BYTES = 4_000_000
 """Bound on what Serve returns in one message."""
-_TOO_LARGE = json.dumps(
-    {
-        "error": {
-            "message": f"The answer is over {MAX_ANSWER_BYTES} bytes, which a line of a batch may not be.",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": "answer_too_large",
-        }
-    }
-).encode()
+_TOO_LARGE = error_body(
+    f"The answer is over {MAX_ANSWER_BYTES} bytes, which a line of a batch may not be.",
+    kind="invalid_request_error",
+    code="answer_too_large",
+)
 
 
 async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:

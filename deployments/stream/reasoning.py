@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import AnyStr
 
 WHITE_SPACE = " \t\r\n"
 MAX_SPACE = 64
@@ -137,11 +138,11 @@ class ReasoningSplit:
         return content
 
 
-def overlap(text: str, mark: str) -> int:
+def overlap(text: AnyStr, mark: AnyStr) -> int:
     """Return the length of the longest proper prefix of `mark` that `text` ends with."""
-    place = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    place = text.find(mark[:1], max(0, len(text) - len(mark) + 1))
     while place >= 0 and not mark.startswith(text[place:]):
-        place = text.find(mark[0], place + 1)
+        place = text.find(mark[:1], place + 1)
     return len(text) - place if place >= 0 else 0
 
 

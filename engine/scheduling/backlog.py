@@ -18,7 +18,7 @@ from engine.request import Request
 from engine.scheduling.expected_hits import ExpectedHits, Outlook
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog, Load
-from engine.scheduling.live_request import LiveRequest, flow_of, rank_of, unread_tokens
+from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
 from engine.scheduling.overtaking import passes
 from engine.scheduling.row_shares import takes_row
 from engine.step import pairs_of
@@ -53,7 +53,8 @@ class BacklogReader:
     def unread_tokens(self, unread: Iterable[Request]) -> int:
         """Return the prompt tokens left to compute, approximately; `unread` as for `before`."""
         live = [*self._running, *self._waiting]
-        return unread_tokens(live) + sum(self._hits.look(request).num_own for request in unread)
+        num_left = sum(one.num_left for one in live if one.row is None or one.num_wanted > 1)
+        return num_left + sum(self._hits.look(request).num_own for request in unread)
 
     def before(
         self,
@@ -79,7 +80,7 @@ class BacklogReader:
         for other in arriving:
             found = self._hits.look(other)
             load = self._new_load(other, found.num_own, self._expected_output(other))
-            queued.append(self._apart(outlook, found.names, _num_tokens(other), load))
+            queued.append(self._apart(outlook, found.names, other.num_given, load))
         hurries = any(other.deadline_s is not None for other in (request, *arriving))
         if not hurries and not any(map(is_at_risk, (*running, *ahead))):
             passed = partial(_passed, num_tokens=outlook.num_own)
@@ -104,9 +105,7 @@ class BacklogReader:
         return self._new_load(request, outlook.num_missing, num_output)
 
     def _new_load(self, request: Request, prompt_tokens: int, num_output: int) -> Load:
-        return self._load(
-            request, prompt_tokens, _num_tokens(request), max(1, num_output - len(request.prior_output_ids))
-        )
+        return self._load(request, prompt_tokens, request.num_given, max(1, num_output - len(request.prior_output_ids)))
 
     def _load(self, request: Request, prompt_tokens: int, num_known: int, num_left: int) -> Load:
         return Load(
@@ -133,10 +132,6 @@ class BacklogReader:
         if request.params.ignore_eos:
             return limit
         return min(limit, max(request.params.min_tokens, round(self._queue.mean_output(flow_of(request)))))
-
-
-def _num_tokens(request: Request) -> int:
-    return len(request.prompt_ids) + len(request.prior_output_ids)
 
 
 def _passed(load: Load, num_tokens: int) -> Load:

@@ -56,7 +56,7 @@ class ExpectedHits:
         # Names must be those of its own tokens, whoever has had its id.
         if known is not None and known[0] is request:
             return known[1]
-        num_tokens = len(request.prompt_ids) + len(request.prior_output_ids)
+        num_tokens = request.num_given
         if not self._is_on:
             return Outlook((), False, num_tokens, num_tokens)
         names = extended_names(

@@ -272,8 +272,3 @@ def extended_names(
         parent = lineage.next_name(parent, start, ids)
         names.append(parent)
     return names
-
-
-def unread_tokens(requests: Sequence[LiveRequest]) -> int:
-    """Return the prompt tokens that requests are expected to compute."""
-    return sum(live.num_left for live in requests if live.row is None or live.num_wanted > 1)
