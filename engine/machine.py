@@ -47,12 +47,15 @@ def available_bytes(root: Path = ROOT) -> int:
     """Return the memory that can be allocated without swapping."""
     available = _meminfo_bytes(root)
     for group in _groups(root, "memory"):
-        limit_and_use = _numbers(group / "memory.max", group / "memory.current") or _numbers(
-            group / "memory.limit_in_bytes", group / "memory.usage_in_bytes"
-        )
-        if len(limit_and_use) == 2:
-            limit, used = limit_and_use
-            available = min(available, max(0, limit - used + _file_bytes(group)))
+        for limit_file, use_file in (
+            ("memory.max", "memory.current"),
+            ("memory.high", "memory.current"),  # Above it processes are not killed, but slowed to a crawl.
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit_and_use = _numbers(group / limit_file, group / use_file)
+            if len(limit_and_use) == 2:
+                limit, used = limit_and_use
+                available = min(available, max(0, limit - used + _file_bytes(group)))
     return available
 
 

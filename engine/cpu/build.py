@@ -40,6 +40,7 @@ from kernels import native
 from kernels.program import Pool
 
 _logger = logging.getLogger(__name__)
+NEEDED = "a head width and block_tokens that are multiples of 16, and even sizes"
 
 
 def cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource) -> Parts:
@@ -89,6 +90,8 @@ def start_threads(spec: ModelSpec, config: ResolvedConfig, others: Pool | None =
         others: those of another model, to use for this one, too: two pools that spin while the other works would take
             each other's cores.
     """
+    if not _can_run(spec, config.block_tokens):
+        _logger.warning("%s is computed by torch, which is slower: our kernels need %s.", config.model_path, NEEDED)
     kernels = _kernels(spec, config.block_tokens)
     return None if kernels is None else others or Pool(kernels, config.num_threads, machine.NICENESS)
 
@@ -106,7 +109,7 @@ def build_model(
         ConfigError: quantization is requested, and our kernels cannot run here.
     """
     if config.quantization is not None and threads is None:
-        needs = "a head width and block_tokens that are multiples of 16, and even sizes"
+        needs = NEEDED
         if _can_run(spec, config.block_tokens):
             needs = "our compiled kernels, which cannot be compiled or loaded here; a warning in the log says why"
         raise ConfigError(f"quantization: {config.quantization!r} needs {needs}.")

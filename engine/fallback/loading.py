@@ -47,7 +47,8 @@ def load_fallback(
     """Load a checkpoint for at most `num_rows` concurrent requests; `stays_on_device` as in `FallbackDecoder`.
 
     Raises:
-        CheckpointError: files or tensors are missing, broken or left over, or the engine's attention alters logits.
+        CheckpointError: files or tensors are missing, broken or left over, a trial fails, or the engine's attention
+            alters logits.
     """
     model, states = _load(path, spec.architecture, dtype), RowStates(spec.states, num_rows, dtype, device)
     decoder = FallbackDecoder(spec, model, states, backend, dtype, device, stays_on_device=stays_on_device)
@@ -55,11 +56,17 @@ def load_fallback(
     name = f"antiphon_{next(_numbers)}"
     attend = WeakMethod(decoder.attend)
     AttentionInterface.register(name, lambda *parts, **told: attend()(*parts, **told))  # type: ignore[misc]
-    expected = _logits(model, device)
-    model.set_attn_implementation(name)
-    error = _error(decoder, expected, device, dtype)
-    # Some models amplify rounding by more than that, mixtures of experts for instance, whose choice may tip over.
-    if not (error < MAX_ERROR or error < MAX_ROUNDINGS * _rounding(model, expected, device, name)):
+    try:
+        expected = _logits(model, device)
+        model.set_attn_implementation(name)
+        error = _error(decoder, expected, device, dtype)
+        # Some models amplify rounding by more than that, mixtures of experts for instance, whose choice may tip over.
+        is_same = error < MAX_ERROR or error < MAX_ROUNDINGS * _rounding(model, expected, device, name)
+    except torch.OutOfMemoryError:
+        raise  # The memory's fault, not the checkpoint's.
+    except Exception as failure:
+        raise CheckpointError(f"{path}: {spec.architecture} is not served: a trial run failed: {failure}") from failure
+    if not is_same:
         raise CheckpointError(
             f"{path}: {spec.architecture} is not served: with the engine's attention and a prompt in chunks, its "
             f"logits differ by {error:.0%} from those of transformers."

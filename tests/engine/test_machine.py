@@ -58,6 +58,8 @@ def test_the_limits_of_all_groups_around_hold(tmp_path: Path) -> None:
     }
     root = machine(tmp_path, "0::/outer.slice/server.service", **files)
     assert (num_cores(root), available_bytes(root)) == (3, 3 * GIB)
+    (root / f"{outer}/memory.high").write_text(str(5 * GIB + GIB // 2))
+    assert available_bytes(root) == GIB // 2
 
 
 def test_version_1_of_groups_is_known_and_a_container_that_is_told_of_a_path_outside(tmp_path: Path) -> None:

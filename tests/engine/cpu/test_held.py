@@ -15,7 +15,7 @@ from engine.decoder.model_spec import ModelSpec
 from engine.decoder.reading import read_spec
 from engine.errors import ConfigError
 from engine.loading.checkpoint import load_parameters
-from engine.resolve import Hardware
+from engine.resolve import Hardware, resolve
 from tests.engine.checkpoint_folder import write_config
 
 GIB = 1 << 30
@@ -122,3 +122,11 @@ def test_a_request_that_does_not_fit_beside_the_weights_is_told_what_is_free(
 ) -> None:
     with pytest.raises(ConfigError, match=r"kv_cache_bytes: .* bytes are needed\. \d+ bytes of memory are free beside"):
         resolved(monkeypatch, large(tmp_path), 16 * GIB)
+
+
+def test_a_geometry_that_our_kernels_do_not_take_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing said why the model was slow."""
+    options = EngineConfig(model_path=write_config(tmp_path, **SMALL), block_tokens=24)
+    spec, config = read_spec(options.model_path), resolve(options, read_spec(options.model_path), machine(64 * GIB))
+    assert build.start_threads(spec, config) is None
+    assert "computed by torch, which is slower: our kernels need a head width and block_tokens" in caplog.text

@@ -52,6 +52,15 @@ def test_a_truncated_file_and_pickled_weights_are_refused(tmp_path: Path) -> Non
         load(tmp_path)
 
 
+def test_a_model_whose_trial_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: FallbackDecoder, *parts: object, **options: object) -> None:
+        raise RuntimeError("sizes differ")
+
+    monkeypatch.setattr(FallbackDecoder, "attend", fail)
+    with pytest.raises(CheckpointError, match=r"SeedOssForCausalLM is not served: a trial run failed: sizes differ"):
+        load(save(tmp_path))
+
+
 def test_attention_that_gives_other_logits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attend = FallbackDecoder.attend
 
