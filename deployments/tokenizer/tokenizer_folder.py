@@ -24,8 +24,6 @@ from engine.errors import CheckpointError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MAX_CONFIG_BYTES = 16 << 20
-"""Larger than for other files, as tokenizer_config.json may list thousands of tokens."""
 ENDING_CLASSES = ("CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "LlamaTokenizer")
 """Tokenizers to whose texts transformers before version 5 added the tokens that tokenizer_config.json names."""
 
@@ -50,7 +48,7 @@ def read_tokenizer_config(folder: str) -> dict[str, object]:
         CheckpointError: it cannot be read.
     """
     path = Path(folder) / "tokenizer_config.json"
-    return read_json(path, max_bytes=MAX_CONFIG_BYTES) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def omitted_end(folder: str, loaded: LoadedTokenizer) -> int | None:

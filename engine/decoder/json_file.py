@@ -7,7 +7,8 @@ from pathlib import Path
 
 from engine.errors import CheckpointError
 
-MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 16 << 20
+"""tokenizer_config.json may list thousands of tokens; that of Gemma 3 has 1.16 MB."""
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, object]:
@@ -31,9 +32,11 @@ def read_value(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> object:
     try:
         if path.stat().st_size > max_bytes:
             raise CheckpointError(f"{path}: larger than {max_bytes} bytes.")
-        value: object = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}.") from None
+    try:
+        value: object = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error}).") from None
     return value

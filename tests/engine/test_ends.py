@@ -48,6 +48,12 @@ def test_its_id_is_found_where_only_the_tokenizer_has_it(tmp_path: Path) -> None
     assert ends(tmp_path, {}, tokenizer_config=told, tokenizer={"added_tokens": LISTED}) == (6,)
 
 
+def test_a_tokenizer_may_list_thousands_of_tokens(tmp_path: Path) -> None:
+    """Every checkpoint of Gemma 3, whose file has 1.16 MB, was refused."""
+    added = {str(token_id): {"content": f"<unused{token_id}>", "special": True} for token_id in range(30_000)}
+    assert ends(tmp_path, {}, tokenizer_config={"eos_token": "<unused7>", "added_tokens_decoder": added}) == (7,)
+
+
 @pytest.mark.parametrize(
     "files",
     [
