@@ -7,7 +7,6 @@ reports when the server is ready, and stops everything it has started.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import runpy
@@ -15,30 +14,28 @@ import shlex
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
-import httpx
 import typer
 from rich.table import Table
 
 from app.cli import cli_client, haproxy, preflight, serve_environment
-from app.cli.config_file import our_applications, read_config
+from app.cli.config_file import read_config
 from app.cli.new_config import DEVICES, new_config, write_new
+from app.cli.readiness import watch
 from app.cli.server_process import ServerProcess, end_without, tell
 from engine.errors import CheckpointError
 from kernels import compiling
 
 DEFAULT_CONFIG = "serve_config.yaml"
 EXIT_FAILED, EXIT_WRONG_INPUT = 1, 2
-_POLL_S = 0.25
-_MAX_ANSWER_CHARS = 600
 
 
 app = typer.Typer(help="Serve language models and their LoRA adapters.", no_args_is_help=False)
@@ -47,6 +44,21 @@ app.command()(cli_client.chat)
 app.add_typer(cli_client.adapters, name="adapters")
 
 Config = Annotated[str, typer.Argument(help="Serve config file.")]
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(version("antiphon"))
+        raise typer.Exit
+
+
+@app.callback()
+def _antiphon(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -269,7 +281,7 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
         server = ServerProcess(config, environment, address=address, drain_s=drain_s, has_dashboard=has_dashboard)
         failure = None
         try:
-            failure = _watch(server, tree, f"http://{_reachable(host)}:{port}", timeout_s)
+            failure = watch(server, tree, f"http://{_reachable(host)}:{port}", timeout_s)
         except KeyboardInterrupt:
             tell(f"\nStopping; answers have {drain_s:g} s to finish. Press Ctrl-C again to stop at once.\n")
         finally:
@@ -321,69 +333,9 @@ def _connections() -> dict[str, str]:
     return {"RAY_SERVE_HAPROXY_MAXCONN": str(num_connections)}
 
 
-def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: float) -> str:
-    """Wait until the applications are ready, report it, wait until the child ends, and return what went wrong."""
-    started_s = time.monotonic()
-    waiting = [f"{url}{prefix}/health" for prefix in _prefixes(tree)]
-    while waiting:
-        if (failure := server.failure()) is not None:
-            return failure
-        if (unready := _unready(waiting[0])) is None:
-            waiting.pop(0)
-            continue
-        if time.monotonic() - started_s > timeout_s:
-            return f"not ready after {timeout_s:g} s: {waiting[0]} did not return 200, but {unready}"
-        time.sleep(_POLL_S)
-    tell(_ready_text(tree, url, time.monotonic() - started_s))
-    while not server.has_ended():
-        time.sleep(_POLL_S)
-    return server.failure() or "`serve run` ended"
-
-
-def _ready_text(tree: Mapping[str, Any], url: str, elapsed_s: float) -> str:
-    lines = [f"\nReady after {elapsed_s:.0f} s at {url}"]
-    for application in our_applications(tree):
-        base = url + _prefix(application)
-        models = [model["name"] for model in application["args"]["models"]]
-        body = {
-            "model": models[0],
-            "temperature": 0,
-            "stream": True,
-            "messages": [{"role": "user", "content": "What does os.getcwd do?"}],
-        }
-        key = " -H 'authorization: Bearer KEY'" if application["args"].get("tenants") else ""
-        lines += [
-            f"Models: {', '.join(models)} (with their adapters: curl {base}/v1/models). Try:\n",
-            f"  curl -N {base}/v1/chat/completions -H 'content-type: application/json'{key} \\",
-            f"    -d {shlex.quote(json.dumps(body))}",
-        ]
-    return "\n".join([*lines, "\nPress Ctrl-C to stop.\n"])
-
-
-def _prefixes(tree: Mapping[str, Any]) -> list[str]:
-    ours = our_applications(tree) or tree["applications"]
-    return [_prefix(application) for application in ours]
-
-
-def _prefix(application: Mapping[str, Any]) -> str:
-    return str(application.get("route_prefix") or "/").rstrip("/")
-
-
 def _reachable(host: str) -> str:
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{address}]" if ":" in address else address
-
-
-def _unready(health_url: str) -> str | None:
-    """Return what an unready server answers; None if it is ready."""
-    try:
-        # Without TLS there is nothing to verify, and reading the certificates for it would take 20 ms each time.
-        answer = httpx.get(health_url, timeout=5, trust_env=False, verify=False)
-    except httpx.HTTPError as error:
-        return f"no answer ({error})"
-    if answer.status_code == httpx.codes.OK:
-        return None
-    return f"status {answer.status_code}: {' '.join(answer.text[:_MAX_ANSWER_CHARS].split())}"
 
 
 def _refuse(message: str, *, status: int = EXIT_WRONG_INPUT) -> int:

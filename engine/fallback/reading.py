@@ -117,8 +117,11 @@ def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], P
     is_of_type = architecture.lower() == f"{text.model_type.replace('_', '')}forcausallm"
     name = next(iter(of_type), None) if is_part or is_of_type else architecture
     if name not in {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}:
-        what = f"text decoder for {architecture}" if is_part else architecture
-        raise CheckpointError(f"{where}: transformers {transformers.__version__} has no {what}.")
+        what = f"text decoder for {architecture}" if is_part else f"decoder {architecture}"
+        raise CheckpointError(
+            f"{where}: transformers {transformers.__version__} has no {what}. Classifiers are served as `safety`, "
+            "cross-encoders as `rerankers`."
+        )
     model_class: type[PreTrainedModel] = getattr(transformers, name)
     if name not in of_type and type(text) is not model_class.config_class:
         raise CheckpointError(f"{where}: model_type {text.model_type!r} is not that of {name}.")

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ import pytest
 import yaml
 
 from app.cli import main as cli
+from app.cli import readiness
 from app.cli.config_lint import overlooked_adapters
 from app.cli.server_process import kill_session
 from loadtest.geometries import CONFIG_BY_NAME
@@ -148,8 +150,8 @@ def test_serve_sets_the_environment_tells_what_it_keeps_and_says_when_it_is_read
 ) -> None:
     asked: list[str] = []
     answers = iter(["status 503", None])
-    monkeypatch.setattr(cli, "_unready", lambda url: asked.append(url) or next(answers))
-    monkeypatch.setattr(cli, "_POLL_S", 0)
+    monkeypatch.setattr(readiness, "unready_state", lambda url: asked.append(url) or next(answers))
+    monkeypatch.setattr(readiness, "_POLL_S", 0)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "3")
     monkeypatch.setattr(cli.os, "cpu_count", lambda: 2)
@@ -176,7 +178,7 @@ def test_a_long_path_to_temporary_files_keeps_no_server_from_starting(
 ) -> None:
     monkeypatch.delenv("RAY_TMPDIR")
     monkeypatch.setenv("TMPDIR", "/scratch/" + "x" * 60)
-    monkeypatch.setattr(cli, "_unready", lambda url: None)
+    monkeypatch.setattr(readiness, "unready_state", lambda url: None)
     assert cli.main(["serve", str(config)]) == 0
     assert server.started[0].environment["RAY_TMPDIR"] == "/tmp"
 
@@ -190,7 +192,7 @@ def test_nobody_else_reaches_the_socket_that_rules_haproxy_and_nothing_is_left_o
         folder = Path(server.started[0].environment["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent
         folders.append((folder, stat.S_IMODE(folder.stat().st_mode)))
 
-    monkeypatch.setattr(cli, "_unready", look)
+    monkeypatch.setattr(readiness, "unready_state", look)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
     assert cli.main(["serve", str(config)]) == 0
     [(folder, mode)] = folders
@@ -201,7 +203,7 @@ def test_nobody_else_reaches_the_socket_that_rules_haproxy_and_nothing_is_left_o
 def test_where_few_files_may_be_open_haproxy_takes_fewer_connections_and_that_is_told(
     config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_unready", lambda url: None)
+    monkeypatch.setattr(readiness, "unready_state", lambda url: None)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
     monkeypatch.setattr(cli.resource, "getrlimit", lambda limit: (1024, 4096))
     assert cli.main(["serve", str(config)]) == 0
@@ -214,7 +216,7 @@ def test_where_few_files_may_be_open_haproxy_takes_fewer_connections_and_that_is
 def test_without_haproxy_pythons_proxy_stands_in(
     config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_unready", lambda url: None)
+    monkeypatch.setattr(readiness, "unready_state", lambda url: None)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: False)
     assert cli.main(["serve", str(config)]) == 0
     assert server.started[0].environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
@@ -316,7 +318,7 @@ def test_nobody_listens_to_strangers_by_accident(
     args: dict[str, object],
     starts: bool,
 ) -> None:
-    monkeypatch.setattr(cli, "_unready", lambda url: None)
+    monkeypatch.setattr(readiness, "unready_state", lambda url: None)
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
     tree = yaml.safe_load(config.read_text())
     tree["http_options"]["host"] = host
@@ -336,7 +338,7 @@ def test_by_the_sixth_version_of_ip_only_pythons_proxy_serves(
     has_haproxy: bool,
 ) -> None:
     """HAProxy found no gateway, and a quarter of an hour later the start was given up."""
-    monkeypatch.setattr(cli, "_unready", lambda url: None)
+    monkeypatch.setattr(readiness, "unready_state", lambda url: None)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: has_haproxy)
     config.write_text(config.read_text().replace("host: 127.0.0.1", "host: '::1'"))
     assert cli.main(["serve", str(config)]) == (2 if has_haproxy else 0)
@@ -354,7 +356,7 @@ def test_a_cluster_that_is_gone_is_named(
 ) -> None:
     note = tmp_path / "ray" / "ray_current_cluster"
     note.parent.mkdir()
-    monkeypatch.setattr(cli, "_unready", lambda url: None)
+    monkeypatch.setattr(readiness, "unready_state", lambda url: None)
     # Held and not listened on: nobody answers there, and nobody else can begin to.
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -429,7 +431,6 @@ def test_a_benchmark_is_interrupted_without_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in told
 
 
-def test_readiness_is_a_200_and_nothing_else() -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        assert cli._unready(f"http://127.0.0.1:{silent.getsockname()[1]}/health")
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{version('antiphon')}\n"

@@ -82,7 +82,7 @@ def test_code_that_transformers_has_taken_over_is_not_run(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"architectures": ["NobodysForCausalLM"]}, "has no NobodysForCausalLM"),
+        ({"architectures": ["NobodysForCausalLM"]}, "has no decoder NobodysForCausalLM"),
         ({"architectures": ["GlmForCausalLM"]}, "model_type 'seed_oss' is not that of GlmForCausalLM"),
         ({"model_type": "nobodys"}, "nobodys"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.zero_point is None"),
