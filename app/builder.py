@@ -38,6 +38,7 @@ from deployments.config import (
 from deployments.gateway.gateway import Gateway
 from deployments.registry.registry_actor import Registry
 from deployments.replica.model_replica import ModelReplica
+from deployments.routing.router import SPARE_CALLS
 from deployments.tokenizer.tokenizer import ENCODE_TIMEOUT_S, Tokenizer
 
 _logger = logging.getLogger(__name__)
@@ -125,11 +126,11 @@ def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> 
     name = model_deployment(model.name)
     deployment = serve.deployment(ModelReplica).options(
         name=name,
-        max_ongoing_requests=max_requests,
+        max_ongoing_requests=max_requests + SPARE_CALLS,
         max_queued_requests=max_requests,
         # Ray hides all GPUs from an actor that does not request one.
         ray_actor_options={"num_cpus": cpus_of(name)} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
-        request_router_config=_request_router(model, channel),
+        request_router_config=_request_router(model, channel, max_requests),
         **_LIFE_CYCLE,
     )
     bound: serve.Application = with_version(deployment, model_version(model, channel, told)).bind(
@@ -138,12 +139,13 @@ def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> 
     return bound
 
 
-def _request_router(model: ModelConfig, channel: ChannelConfig) -> RequestRouterConfig:
+def _request_router(model: ModelConfig, channel: ChannelConfig, max_generations: int) -> RequestRouterConfig:
     if channel.transport != "tcp":
         # Replicas report their load over the token channel; without it, Serve's own router knows as much.
         return RequestRouterConfig()
     return RequestRouterConfig(
-        request_router_class="deployments.routing.router.FirstTokenRouter", request_router_kwargs={"model": model.name}
+        request_router_class="deployments.routing.router.FirstTokenRouter",
+        request_router_kwargs={"model": model.name, "max_generations": max_generations},
     )
 
 

@@ -10,6 +10,7 @@ import time
 from contextvars import ContextVar
 from typing import Any
 
+from ray.serve._private.common import RunningReplicaInfo
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments.generation_calls import GenerationCall
@@ -18,6 +19,21 @@ from deployments.routing.board import Board, board_of
 
 MAX_RANKS = 8
 """So many replicas are tried one after another, then all the others together."""
+SPARE_CALLS = 16
+"""Places of a replica that no generation takes. Serve's broadcasts, such as for health and metrics, wait for one."""
+
+
+class _ReplicaForGenerations(RunningReplica):
+    """A replica that counts as full without its spare places."""
+
+    def __init__(self, replica_info: RunningReplicaInfo, max_generations: int) -> None:
+        super().__init__(replica_info)
+        self._max_generations = max_generations
+
+    @property
+    def max_ongoing_requests(self) -> int:
+        max_calls: int = super().max_ongoing_requests
+        return min(self._max_generations, max_calls)
 
 
 class FirstTokenRouter(RequestRouter):
@@ -26,9 +42,10 @@ class FirstTokenRouter(RequestRouter):
     With one replica, or for other calls, the choice is left to Serve.
     """
 
-    def initialize_state(self, *, model: str) -> None:
-        """Find the board. Serve calls it once."""
+    def initialize_state(self, *, model: str, max_generations: int) -> None:
+        """Find the board. Serve calls it once, with the most generations of a replica."""
         self._board: Board = board_of(model)
+        self._max_generations = max_generations
         # The request that the current task routes. Serve finds requests by an id that all calls of one HTTP request
         # share, and a request for several choices makes several calls.
         self._routed: ContextVar[PendingRequest | None] = ContextVar("routed", default=None)
@@ -37,6 +54,10 @@ class FirstTokenRouter(RequestRouter):
         """Pass Serve's list of replicas on to the board."""
         super().update_replicas(replicas)
         self._board.set_replicas([replica.replica_id.unique_id for replica in replicas])
+
+    def create_replica_wrapper(self, replica_info: RunningReplicaInfo) -> RunningReplica:
+        """Return the replica that Serve describes."""
+        return _ReplicaForGenerations(replica_info, self._max_generations)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Forget a replica that Serve has found dead."""

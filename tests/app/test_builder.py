@@ -356,7 +356,8 @@ def test_origins_reach_the_application(folder: Path) -> None:
     ("transport", "router"), [("tcp", "FirstTokenRouter"), ("handle", "PowerOfTwoChoicesRequestRouter")]
 )
 def test_replicas_are_chosen_by_what_they_tell_where_they_can(transport: str, router: str, folder: Path) -> None:
-    config = _request_router(gateway_config(settings(folder)).models[0], ChannelConfig(secret=b"", transport=transport))
+    model = gateway_config(settings(folder)).models[0]
+    config = _request_router(model, ChannelConfig(secret=b"", transport=transport), 7)
     assert config.get_request_router_class().__name__ == router
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
-from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    ReplicaID,
+    RequestMetadata,
+    RunningReplicaInfo,
+)
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
 
@@ -20,7 +26,7 @@ from deployments.generation_calls import GenerationCall, GenerationResult, pack_
 from deployments.routing.asked import asked_of
 from deployments.routing.board import Board, board_of
 from deployments.routing.report import LoadReport
-from deployments.routing.router import MAX_RANKS, FirstTokenRouter
+from deployments.routing.router import MAX_RANKS, SPARE_CALLS, FirstTokenRouter
 from engine.request import RequestId, SamplingParams
 from tests.deployments.in_process import Method, Response
 
@@ -48,7 +54,7 @@ class Routed:
         self.router = FirstTokenRouter(
             deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True
         )
-        self.router.initialize_state(model="m")
+        self.router.initialize_state(model="m", max_generations=4)
         self.board: Board = board_of("m")
         self.replicas = {name: FakeReplica(name) for name in names}
         self.router.update_replicas(list(self.replicas.values()))
@@ -182,8 +188,26 @@ async def test_one_replica_and_other_calls_cost_nothing() -> None:
 def test_serve_can_carry_it_to_another_process() -> None:
     """By value, without what this process knows: there it finds the board by name."""
     config = RequestRouterConfig(
-        request_router_class="deployments.routing.router.FirstTokenRouter", request_router_kwargs={"model": "m"}
+        request_router_class="deployments.routing.router.FirstTokenRouter",
+        request_router_kwargs={"model": "m", "max_generations": 4},
     )
     carried = config.get_request_router_class()
     assert carried.__name__ == "FirstTokenRouter"
     assert carried.initialize_state.__globals__["board_of"] is board_of
+
+
+@pytest.mark.parametrize(("max_calls", "max_generations"), [(4 + SPARE_CALLS, 4), (3, 3)])
+async def test_generations_leave_places_for_questions_about_health(
+    monkeypatch: pytest.MonkeyPatch, max_calls: int, max_generations: int
+) -> None:
+    """Broadcasts waited in a full replica until an answer ended."""
+    monkeypatch.setattr(RunningReplicaInfo, "get_actor_handle", lambda self: None)
+    info = RunningReplicaInfo(
+        replica_id=ReplicaID("a", DEPLOYMENT),
+        node_id=None,
+        node_ip=None,
+        availability_zone=None,
+        actor_name="a",
+        max_ongoing_requests=max_calls,
+    )
+    assert Routed().router.create_replica_wrapper(info).max_ongoing_requests == max_generations
