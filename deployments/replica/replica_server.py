@@ -34,6 +34,9 @@ RETRY_AFTER_S = 2.0
 SETTLE_S = 2.0
 """For so long, gateways that missed an adapter's unloading may still send requests for it."""
 _GATEWAY_GONE = ReplicaLostError("The gateway has closed its channel.")
+_DELIVERED_TWICE = ReplicaLostError("The call was delivered twice.")
+_GIVEN_UP = (_GATEWAY_GONE, _DELIVERED_TWICE)
+"""Faults of generations that the engine still computes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -200,6 +203,13 @@ class ReplicaServer:
 
     def _open(self, call: GenerationCall) -> _Generation:
         generation = _Generation(call, asyncio.get_running_loop().create_future())
+        if (first := self._generations.get(call.request_id)) is not None:
+            # Serve repeats a call if it loses the connection before it knows that the call has arrived. Nobody waits
+            # for the first one any more, and the gateway goes on under another id.
+            for one in (first, generation):
+                if not one.ended.done():
+                    self._end(one, GenerationResult(fault=_DELIVERED_TWICE))
+            return generation
         self._generations[call.request_id] = generation
         try:
             if call.tokenizer_digest != self._tokenizer_digest:
@@ -219,11 +229,13 @@ class ReplicaServer:
         return generation
 
     def _close(self, request_id: RequestId, generation: _Generation) -> None:
-        self._generations.pop(request_id, None)
+        if self._generations.get(request_id) is not generation:
+            return
+        del self._generations[request_id]
         if self._orphans is not None and not generation.ended.done():
             # The caller gave up: a live gateway records the usage itself, and a dead one is noticed by its channel.
             self._orphans.finished(generation.call, generation.num_tokens)
-        if not generation.ended.done() or generation.ended.result().fault is _GATEWAY_GONE:
+        if not generation.ended.done() or generation.ended.result().fault in _GIVEN_UP:
             self._engine.cancel(request_id)
         # Otherwise whoever still waits for it would wait forever.
         generation.ended.cancel()

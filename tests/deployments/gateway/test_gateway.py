@@ -147,6 +147,21 @@ async def test_a_replica_that_dies_with_the_prompt_in_hand_costs_no_token(
     assert len(serving.replicas.calls) == 2
 
 
+async def test_a_call_that_serve_delivers_twice_is_computed_once_more_and_leaves_nothing_open(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    """The client was told of an id that it had not chosen, and the first call stayed open for ever."""
+    opened = await gateway()
+    request = ask(max_tokens=60)
+    expected = text_of(await events_of(opened, request))
+    serving.replicas.delivers_twice = True
+    assert text_of(await events_of(opened, request)) == expected
+    await serving.replicas.until_idle()
+    async with asyncio.timeout(10):
+        while serving.replicas._open or serving.replicas.server._generations:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_server_that_stops_ends_with_an_error_what_it_cannot_finish(
     gateway: OpenGateway, serving: Serving
 ) -> None:
