@@ -4,7 +4,8 @@ There is one persistent TCP connection per (replica, gateway) pair. After the ha
 (`deployments.channel.token_handshake`) the replica sends frames (`deployments.channel.token_frames`) and the gateway
 nothing. Both sides treat the end of a connection as the death of the peer, and the gateway a replica's silence too
 (`deployments.channel.heartbeat`): the replica frees the gateway's requests, and the streams that the replica served end
-with `ReplicaLostError`. Between frames, a replica sends load reports (`deployments.routing.report`) to the gateways
+with `ReplicaLostError`. A request whose output is long in coming is claimed by an emission without tokens, so that it
+ends with its connection, too. Between frames, a replica sends load reports (`deployments.routing.report`) to the gateways
 that watch it.
 """
 
@@ -209,7 +210,9 @@ class ChannelListener:
                 subscription = self._subscriptions.get(emission.request_id)
                 # A stream that switched connections would have a gap.
                 if subscription is not None and self._feeders.setdefault(emission.request_id, reader) is reader:
-                    subscription.put(emission)
+                    is_claim = not emission.token_ids and emission.finish_reason is None
+                    if not is_claim:
+                        subscription.put(emission)
 
     def _fail_streams_of(self, reader: asyncio.StreamReader, sent: Iterable[RequestId]) -> None:
         fed = [request_id for request_id, feeder in self._feeders.items() if feeder is reader]
@@ -339,7 +342,8 @@ class _Link:
 
     def _end_if_unread(self) -> None:
         num_bytes = self._outbox.num_bytes + self._num_report_bytes
-        if num_bytes > MAX_PENDING_BYTES:
+        # A second cancellation would interrupt what the first one cleans up.
+        if num_bytes > MAX_PENDING_BYTES and not self._run.cancelling():
             _logger.warning("token channel: a gateway does not read; %d bytes wait for it", num_bytes)
             self._run.cancel()
 

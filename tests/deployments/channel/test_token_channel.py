@@ -417,14 +417,17 @@ async def test_a_gateway_that_reads_nothing_is_given_up(
     dialer = ChannelDialer(CONFIG, lost.append)
     address = TokenAddress(gateway_id="gateway-1", host="127.0.0.1", port=server.sockets[0].getsockname()[1])
     await dialer.connect(address)
+    [link] = dialer._links.values()
     step = [tokens(f"r{i}", *range(100_000)) for i in range(5)]
     while not lost:
         if what == "tokens":
             dialer.send(address, step)
         else:
             dialer.send_report(address, bytes(2_000_000))
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
     assert lost == [address]
+    # What was sent while the link ended stopped it from closing its connection.
+    assert link._writer.is_closing()
     assert "does not read" in caplog.text
     server.close()
 
