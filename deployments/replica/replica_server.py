@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+CLAIM_AFTER_S = 0.25
+"""A generation without output for so long is claimed: its gateway learns on which connection it depends."""
 RELEASE_POLL_S = 0.01
 RETRY_AFTER_S = 2.0
 """Retry-After for a request that needs adapter files from another node while the registry actor restarts."""
@@ -92,7 +94,11 @@ class ReplicaServer:
             _logger.warning("request %s: its gateway cannot be reached: %s", call.request_id, error)
             lost = ReplicaLostError("The replica could not open its channel to the gateway.")
             return GenerationResult(fault=lost)
-        return await self._until_ended(call)
+        claim = asyncio.get_running_loop().call_later(CLAIM_AFTER_S, self._claim, call.request_id, call.reply_to)
+        try:
+            return await self._until_ended(call)
+        finally:
+            claim.cancel()
 
     async def generate_stream(self, call: GenerationCall) -> AsyncIterator[Emission | GenerationResult]:
         """Yield the tokens of one call, coalescing those that came since the last read; a failure's result is last."""
@@ -182,6 +188,11 @@ class ReplicaServer:
         await self._thread.stop()
         self._reporter.close()
         await self._dialer.close()
+
+    def _claim(self, request_id: RequestId, address: TokenAddress) -> None:
+        generation = self._generations.get(request_id)
+        if generation is not None and not generation.num_tokens and not generation.ended.done():
+            self._dialer.send(address, [Emission(request_id=request_id)])
 
     async def _until_ended(self, call: GenerationCall) -> GenerationResult:
         generation = self._open(call)

@@ -147,6 +147,26 @@ async def test_a_replica_that_dies_with_the_prompt_in_hand_costs_no_token(
     assert len(serving.replicas.calls) == 2
 
 
+async def test_what_waits_in_a_replica_whose_machine_is_gone_goes_on_elsewhere(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    """Only what had output did: Serve's call would have failed after seven minutes."""
+    if serving.channel.transport == "handle":
+        pytest.skip("calls by a handle end with Serve's connection")
+    opened = await gateway()
+    request = ask(max_tokens=20)
+    expected = text_of(await events_of(opened, request))
+    serving.replicas.calls.clear()
+    serving.replicas.engine.hold_after_steps = 0
+    answer = asyncio.create_task(events_of(opened, request))
+    assert opened._listener is not None
+    while not opened._listener._feeders:
+        await asyncio.sleep(0.01)
+    await serving.replicas.server._dialer.close()
+    assert text_of(await answer) == expected
+    assert len(serving.replicas.calls) == 2
+
+
 async def test_a_call_that_serve_delivers_twice_is_computed_once_more_and_leaves_nothing_open(
     gateway: OpenGateway, serving: Serving
 ) -> None:
