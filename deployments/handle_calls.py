@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+import grpc
 from ray import serve
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import (
@@ -29,7 +30,11 @@ T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
-UNREACHED = (RayError, RayServeException, TimeoutError)
+CALL_ERRORS = (RayError, RayServeException, grpc.RpcError)
+"""Errors raised for a call that Serve could not make. Of gRPC's it translates only those of a connection that is lost
+before the replica has accepted the call.
+"""
+UNREACHED = (*CALL_ERRORS, TimeoutError)
 """Errors raised if an actor is gone or does not answer in time."""
 UNAVAILABLE = (*UNREACHED, UnavailableError)
 """Errors raised if an actor cannot do the work now: it is unreached, or its disk is full."""
@@ -109,7 +114,7 @@ async def until_answered(response: DeploymentResponse) -> Any:
     """Await a call; cancelling the coroutine cancels the call.
 
     Raises:
-        RayError, RayServeException: there is no answer; also if the call was canceled on its replica.
+        CALL_ERRORS: there is no answer; also if the call was canceled on its replica.
     """
     try:
         with canceled_as_lost():
@@ -134,8 +139,8 @@ def canceled_as_lost() -> Iterator[None]:
         raise RequestCancelledError from None
 
 
-def serve_error(error: RayError | RayServeException) -> Exception:
-    """Return the error that a failed handle call means for a generation; a replica's own becomes an EngineError."""
+def serve_error(error: Exception) -> Exception:
+    """Return the error that one of `CALL_ERRORS` means for a generation; a replica's own becomes an EngineError."""
     match error:
         case BackPressureError():
             wait_s = error.retry_after_s or RETRY_AFTER_S

@@ -5,8 +5,8 @@ There is one persistent TCP connection per (replica, gateway) pair. After the ha
 nothing. Both sides treat the end of a connection as the death of the peer, and the gateway a replica's silence too
 (`deployments.channel.heartbeat`): the replica frees the gateway's requests, and the streams that the replica served end
 with `ReplicaLostError`. A request whose output is long in coming is claimed by an emission without tokens, so that it
-ends with its connection, too. Between frames, a replica sends load reports (`deployments.routing.report`) to the gateways
-that watch it.
+ends with its connection, too. Between frames, a replica sends load reports (`deployments.routing.report`) to the
+gateways that watch it.
 """
 
 from __future__ import annotations

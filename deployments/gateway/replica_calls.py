@@ -13,15 +13,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ABORTED, ReplicaLostError
 from deployments.gateway.patience import Patience
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
-from deployments.handle_calls import canceled_as_lost, serve_error, until_answered
+from deployments.handle_calls import CALL_ERRORS, canceled_as_lost, serve_error, until_answered
 from deployments.routing.board import Board
 from engine.errors import EngineError
 from engine.request import Emission, FinishReason
@@ -132,7 +130,7 @@ class HandleSource:
                         raise item.fault or EngineError(ABORTED)
                     is_whole = item.finish_reason is not None
                     yield item
-        except (RayError, RayServeException) as error:
+        except CALL_ERRORS as error:
             raise serve_error(error) from error
         finally:
             if not is_whole:
@@ -168,7 +166,7 @@ async def ask_vector(
 async def _result(response: DeploymentResponse) -> GenerationResult:
     try:
         result: GenerationResult = await until_answered(response)
-    except (RayError, RayServeException) as error:
+    except CALL_ERRORS as error:
         raise serve_error(error) from error
     return result
 

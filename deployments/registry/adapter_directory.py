@@ -212,6 +212,9 @@ class AdapterDirectory:
                 await self._ask(registry)
             except UNREACHED as error:
                 _logger.debug("the registry of adapters does not answer: %s", error)
+            except Exception:
+                # Top of the task: keep it running, or this gateway would never learn of adapters again.
+                _logger.exception("the registry of adapters could not be asked")
 
 
 def declared_catalogue(models: Sequence[ModelConfig]) -> Catalogue:

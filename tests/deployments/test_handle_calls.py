@@ -5,11 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from ray import serve
 from ray.serve.exceptions import RequestCancelledError
 
-from deployments.errors import UnavailableError
-from deployments.handle_calls import ask_actor, connected_handle, until_answered
+from deployments.errors import ReplicaLostError, UnavailableError
+from deployments.handle_calls import CALL_ERRORS, ask_actor, connected_handle, serve_error, until_answered
 from tests.deployments.in_process import Method, Response
 
 
@@ -57,3 +59,10 @@ async def test_a_call_that_takes_too_long_is_canceled(pending: asyncio.Future[st
         async with asyncio.timeout(0):
             await until_answered(Response(pending))
     assert pending.cancelled()
+
+
+def test_an_error_of_grpc_is_that_of_a_lost_replica() -> None:
+    """The stream ended with status 500, and did not go on elsewhere."""
+    error = AioRpcError(StatusCode.INTERNAL, Metadata(), Metadata(), "RST_STREAM")
+    assert isinstance(error, CALL_ERRORS)
+    assert isinstance(serve_error(error), ReplicaLostError)

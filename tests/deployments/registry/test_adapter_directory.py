@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from adapters.catalogue import Catalogue
@@ -51,13 +53,13 @@ class RegistryHandle:
         self.unloaded: list[str] = []
         self.confirmed: list[tuple[str, int]] = []
         self.in_use: frozenset[AdapterDigest] = frozenset()
-        self.dies = False
+        self.dies: Exception | None = None
         for name in ("catalogue", "register", "unload", "route"):
             setattr(self, name, Call(getattr(self, f"_{name}")))
 
     def _alive(self) -> None:
         if self.dies:
-            raise ActorDiedError
+            raise self.dies
 
     def _catalogue(self, gateway: str, store: str, revision: int, in_use: frozenset[AdapterDigest]) -> Catalogue | None:
         self._alive()
@@ -148,18 +150,22 @@ async def test_unloading_says_how_much_was_freed() -> None:
     assert digest(directory, "sql") is None
 
 
-async def test_a_gateway_that_was_not_told_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [ActorDiedError(), AioRpcError(StatusCode.CANCELLED, Metadata(), Metadata(), "The server is stopped.")]
+)
+async def test_a_gateway_that_was_not_told_finds_out(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """An error of gRPC that Serve does not translate ended the questions for good."""
     monkeypatch.setattr("deployments.registry.adapter_directory.REFRESH_S", 0.001)
     monkeypatch.setattr("deployments.registry.adapter_directory.FIRST_WORD_S", 0.0)
     registry = RegistryHandle()
     directory = a_directory(registry)
-    registry.dies = True
+    registry.dies = error
     await directory.start()
     # What it knows of is what the configuration says; of other names it cannot say that there are none.
     with pytest.raises(UnavailableError, match="not known yet"):
         directory.find("other")
     assert digest(directory, "sql") == "d0"
-    registry.dies = False
+    registry.dies = None
     registry.store.add(replace(REF, digest=AdapterDigest("d5")), "m")
     async with asyncio.timeout(20):
         while digest(directory, "sql") != "d5":
@@ -174,13 +180,13 @@ async def test_a_gateway_begins_with_what_the_registry_says_though_that_comes_a_
     monkeypatch.setattr("deployments.registry.adapter_directory.REFRESH_S", 0.001)
     registry = RegistryHandle()
     registry.store.add(replace(REF, digest=AdapterDigest("d5")), "m")
-    registry.dies = True
+    registry.dies = ActorDiedError()
     directory = a_directory(registry)
     start = asyncio.create_task(directory.start())
     for _ in range(10):
         await asyncio.sleep(0.001)
     assert not start.done()
-    registry.dies = False
+    registry.dies = None
     await start
     assert digest(directory, "sql") == "d5"
 
@@ -206,7 +212,7 @@ async def test_errors_are_the_registry_s_and_its_absence_is_overload() -> None:
     with pytest.raises(OverloadError, match=r"^busy$") as refused:
         await directory.load(Registration(name="sql", place="busy"))
     assert refused.value.retry_after_s == 3.0
-    registry.dies = True
+    registry.dies = ActorDiedError()
     with pytest.raises(UnavailableError, match="registry"):
         await directory.load(Registration(name="sql", place="d1"))
     with pytest.raises(RequestError, match="cannot be changed"):
