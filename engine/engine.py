@@ -357,7 +357,8 @@ class Engine:
         """Return the outlook of a request, or raise OverloadError."""
         admission, scheduler = self._scheduler.admission, self._scheduler
         rate = self._num_ended / self._busy_s if self._busy_s > 0 else 0.0
-        admission.check_queue(self._num_queued + scheduler.num_waiting, scheduler.num_running, rate)
+        num_waiting = self._num_queued + scheduler.num_waiting
+        admission.check_queue(num_waiting, scheduler.num_running, rate, request.priority)
         outlook, now_s = scheduler.expected_hits.look(request), self._clock()
         # The inbox is read before the queues: a request that moves in between is counted twice rather than missed.
         backlog = admission.backlog(request, outlook, self._unread(), now_s)

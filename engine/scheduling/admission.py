@@ -58,8 +58,10 @@ class Admission:
         self.reader = reader
         self.refused_by_reason: dict[str, int] = {}
 
-    def check_queue(self, num_waiting: int, num_running: int, requests_per_s: float) -> None:
+    def check_queue(self, num_waiting: int, num_running: int, requests_per_s: float, priority: int = 0) -> None:
         """Refuse a request if the queue is full; the retry time is when half of the queue should be gone.
+
+        Half of the queue is kept for usual priorities: the lines of a batch would fill all of it for hours.
 
         Args:
             requests_per_s: rate at which requests have ended while there was work; 0 before any has.
@@ -67,8 +69,9 @@ class Admission:
         Raises:
             OverloadError: the queue is full.
         """
+        max_queued = self._config.max_queued_requests // (2 if priority > 0 else 1)
         # Rows that are free now will go to the first waiting requests.
-        if num_waiting >= self._config.max_queued_requests + self._config.max_num_seqs - num_running:
+        if num_waiting >= max_queued + self._config.max_num_seqs - num_running:
             raise self._refusal(
                 "queue_full",
                 f"The queue of this replica is full: {num_waiting} requests are waiting.",

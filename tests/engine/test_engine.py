@@ -318,6 +318,19 @@ def test_a_full_queue_refuses_with_a_time_to_come_back_and_takes_again_when_ther
     host.check_all_returned()
 
 
+def test_half_of_the_queue_is_kept_for_who_is_in_no_less_of_a_hurry_than_usual() -> None:
+    """The lines of a batch filled it, and for as long as that took every chat was refused."""
+    host = a_host(a_config(max_num_seqs=1, max_queued_requests=4))
+    for name in "abc":
+        host.engine.add(a_request(name, priority=2**33))
+    with pytest.raises(OverloadError, match="queue"):
+        host.engine.add(a_request("d", priority=2**33))
+    for name, priority in (("e", 0), ("f", -8)):
+        host.engine.add(a_request(name, priority=priority))
+    with pytest.raises(OverloadError, match="queue"):
+        host.engine.add(a_request("g"))
+
+
 def test_a_burst_counts_once_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it counted twice for that moment, and a queue was full at half its size."""
     host = a_host()
