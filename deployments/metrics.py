@@ -105,6 +105,9 @@ class GatewayMetrics:
             self._count_success(timeline)
         if timeline.first_token_s is not None:
             self._first_by_name.labels(timeline.model).observe(timeline.first_token_s)
+        if timeline.was_refused:
+            # Its prompt was not computed, and comes again with each attempt of its client.
+            return
         for kind, count in (
             ("input", timeline.num_prompt_tokens),
             ("cached", timeline.num_cached_tokens),

@@ -29,7 +29,7 @@ IN_PROGRESS = "in_progress"
 CANCELLED = "cancelled"
 GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", CANCELLED)
 """Outcomes that are not failures."""
-REFUSED_OUTCOMES = ("RequestError", "OverloadError", "UnavailableError")
+_REFUSED_OUTCOMES = ("RequestError", "OverloadError", "UnavailableError")
 """Outcomes of answers that were not begun, unless they have tokens."""
 
 
@@ -114,6 +114,11 @@ class Timeline:
     def client_id(self) -> str:
         """The id that the client knows."""
         return self.request_id.rpartition(".")[0] or self.request_id
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether it was not begun."""
+        return self.outcome in _REFUSED_OUTCOMES and not self.num_tokens
 
     @property
     def tpot_s(self) -> float | None:

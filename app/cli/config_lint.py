@@ -21,7 +21,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from adapters.registry import nested_adapters
-from app.checkpoint_source import is_hub_id, local_folder
+from app.checkpoint_source import HubUnreachableError, is_hub_id, local_folder
 from app.cli.config_file import BUILDER, read_config
 from app.cli.deployment_lint import option_lines
 from app.cli.preflight import is_loopback, listen_address
@@ -143,11 +143,16 @@ def fetch(path: str | Path) -> list[str]:
     """Download all hub ids of a valid config file, with progress bars; return a line for each that fails.
 
     Otherwise a worker of Ray downloads them during the start, where neither progress nor errors show well.
+
+    Raises:
+        HubUnreachableError: another attempt may succeed.
     """
     lines = []
     for hub_id, place in hub_ids(path).items():
         try:
             local_folder(hub_id)
+        except HubUnreachableError as error:
+            raise HubUnreachableError(f"{path}: {place}: {error}") from None
         except CheckpointError as error:
             lines.append(f"{place}: {error}")
     return lines
@@ -160,7 +165,7 @@ def _lint_application(
         return _validation_lines(Settings, application.get("args") or {}, f"{place}.args")
     lines: list[str] = []
     known, singles = deployment_names(settings), single_names(settings)
-    on_gpus = {model_deployment(model.name) for model in settings.models if model.engine.device == "cuda"}
+    device_by_deployment = {model_deployment(model.name): model.engine.device or "cpu" for model in settings.models}
     seen: set[str] = set()
     for index, deployment in enumerate(_list(application.get("deployments"))):
         if not isinstance(deployment, dict):
@@ -181,11 +186,18 @@ def _lint_application(
             lines.append(f"{here}.num_replicas: '{name}' must have exactly one replica")
         lines += option_lines(deployment, here)
         options = deployment.get("ray_actor_options")
-        if name in on_gpus and isinstance(options, dict) and not options.get("num_gpus"):
-            lines.append(f"{here}.ray_actor_options: num_gpus is missing; a replica only sees GPUs that it requests")
+        if isinstance(options, dict) and (device := device_by_deployment.get(name)) is not None:
+            lines += _gpu_lines(f"{here}.ray_actor_options", device, options.get("num_gpus"))
     lines += _missing_folders(settings, f"{place}.args")
     lines += _unwritable_folders(settings, f"{place}.args")
     return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_all=reads_all)]
+
+
+def _gpu_lines(place: str, device: str, num_gpus: object) -> Iterator[str]:
+    if device == "cuda" and not num_gpus:
+        yield f"{place}: num_gpus is missing; a replica only sees GPUs that it requests"
+    if device != "cuda" and num_gpus:
+        yield f"{place}.num_gpus: the model's engine.device is '{device}', which leaves the GPU idle; set it to 'cuda'"
 
 
 def _tokenizer_lines(ours: Mapping[str, Settings]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from app.checkpoint_source import HubUnreachableError
 from app.cli import cli_client, haproxy, preflight, serve_environment
 from app.cli.config_file import read_config
 from app.cli.new_config import DEVICES, new_config, write_new
@@ -230,7 +231,10 @@ def _check(config: str, *, reads_all: bool, fetches: bool = False) -> None:
     without_us = (os.getpid(), partial(os._exit, EXIT_FAILED))
     fork = get_context("fork")
     with ProcessPoolExecutor(1, mp_context=fork, initializer=end_without, initargs=without_us) as checking:
-        mistakes = checking.submit(_mistakes, config, reads_all, fetches).result()
+        try:
+            mistakes = checking.submit(_mistakes, config, reads_all, fetches).result()
+        except HubUnreachableError as error:
+            raise typer.Exit(_refuse(str(error), status=EXIT_FAILED)) from None
     if mistakes:
         print(f"{config} has {len(mistakes)} error{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
         print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)

@@ -31,7 +31,7 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.handle_calls import UNAVAILABLE, ask_actor, until_answered
-from deployments.timeline import REFUSED_OUTCOMES, Timeline, TraceSource, ask_traces
+from deployments.timeline import Timeline, TraceSource, ask_traces
 from deployments.waits import detached
 from engine.request import RequestId
 
@@ -182,7 +182,7 @@ class Meter:
 
         A grammar may turn out to be invalid after some tokens, or no replica be left to resume; these tokens count.
         """
-        if not timeline.num_prompt_tokens or (timeline.outcome in REFUSED_OUTCOMES and not timeline.num_tokens):
+        if not timeline.num_prompt_tokens or timeline.was_refused:
             return
         record = UsageRecord(
             record_id=timeline.request_id,

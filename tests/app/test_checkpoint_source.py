@@ -3,12 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
-from app.checkpoint_source import is_hub_id, local_folder
+from app.checkpoint_source import HubUnreachableError, is_hub_id, local_folder
 from engine.errors import CheckpointError
 
 
@@ -43,10 +44,29 @@ def test_a_hub_id_is_fetched_without_pickle_or_code(tmp_path: Path, monkeypatch:
     assert [*filter_repo_objects(files, **patterns)] == files[:2]
 
 
-def test_a_hub_that_cannot_be_reached_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def answered(status: int) -> HfHubHTTPError:
+    response = httpx.Response(status, request=httpx.Request("GET", "https://hub"))
+    return HfHubHTTPError("no way\nto the hub", response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "may_pass"),
+    [
+        (LocalEntryNotFoundError("no way\nto the hub"), True),
+        (answered(502), True),
+        (answered(429), True),
+        (answered(404), False),
+        (HFValidationError("no way\nto the hub"), False),
+    ],
+)
+def test_a_hub_that_gives_nothing_is_one_error_which_tells_whether_to_try_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, may_pass: bool
+) -> None:
     def snapshot(repository: str, **patterns: list[str]) -> str:
-        raise LocalEntryNotFoundError("no way\nto the hub")
+        raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    with pytest.raises(CheckpointError, match=r"'some-org/some-model' .* could not be fetched .*: no way to the hub"):
+    words = r"'some-org/some-model' .* could not be fetched .*: no way to the hub"
+    with pytest.raises(CheckpointError, match=words) as raised:
         local_folder("some-org/some-model")
+    assert isinstance(raised.value, HubUnreachableError) is may_pass

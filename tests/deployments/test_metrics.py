@@ -57,6 +57,17 @@ def test_thousands_of_names_are_forgotten_at_once() -> None:
     assert {line.partition("trial-")[2].partition('"')[0] for line in lines(metrics) if "trial-" in line} == {"7"}
 
 
+def test_the_tokens_of_a_refused_prompt_do_not_count() -> None:
+    """With each attempt of its client they counted once more."""
+    metrics = GatewayMetrics()
+    for outcome, num_tokens in (("OverloadError", 0), ("TimeoutError", 0), ("RequestError", 2)):
+        timeline = Timeline(request_id="r", model="sql", base="base", arrived_unix_s=0.0, outcome=outcome)
+        timeline.num_prompt_tokens, timeline.num_tokens = 7, num_tokens
+        metrics.count_answer(timeline)
+    (line,) = [line for line in lines(metrics) if "antiphon:tokens_total" in line and 'kind="input"' in line]
+    assert line.endswith(" 14.0")
+
+
 def test_whatever_an_answer_is_it_counts_as_a_success_a_failure_or_neither() -> None:
     """Embeddings and rankings counted where they failed only: all of a model's requests seemed to fail."""
     metrics = GatewayMetrics()

@@ -146,6 +146,15 @@ def test_a_replica_on_a_gpu_asks_for_one(lint: Lint, options: str, is_good: bool
     assert [line.split(";")[0] for line in lines] == ([] if is_good else [expected])
 
 
+def test_a_replica_that_computes_on_a_cpu_asks_for_no_gpu(lint: Lint) -> None:
+    """It held one and left it idle, or waited a quarter of an hour for one."""
+    lines = lint(("{name: Model-base,", "{name: Model-base, ray_actor_options: {num_gpus: 1},"))
+    assert lines == [
+        "applications[0].deployments[1].ray_actor_options.num_gpus: the model's engine.device is 'cpu', which leaves "
+        "the GPU idle; set it to 'cuda'"
+    ]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "place", "words"),
     [

@@ -19,6 +19,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
+from app.checkpoint_source import HubUnreachableError
 from app.cli import main as cli
 from app.cli import readiness
 from app.cli.config_lint import overlooked_adapters
@@ -106,6 +107,20 @@ def test_mistakes_are_listed_and_nothing_is_started(
     config.write_text(config.read_text().replace("models:", "modles:"))
     assert cli.main([command, str(config)]) == 2
     assert "applications[0].args.modles: unknown key; did you mean 'models'?" in capsys.readouterr().err
+    assert server.started == []
+
+
+def unreachable(config: str, reads_all: bool, fetches: bool) -> list[str]:
+    raise HubUnreachableError(f"{config}: models[0].path: no network")
+
+
+def test_a_start_without_a_network_may_succeed_later(
+    config: Path, monkeypatch: pytest.MonkeyPatch, server: type[FakeServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended as a wrong configuration does, after which systemd starts no other one."""
+    monkeypatch.setattr(cli, "_mistakes", unreachable)
+    assert cli.main(["serve", str(config)]) == 1
+    assert capsys.readouterr().err == f"error: {config}: models[0].path: no network\n"
     assert server.started == []
 
 
