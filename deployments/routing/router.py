@@ -14,8 +14,9 @@ from ray.serve._private.common import RunningReplicaInfo
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments.generation_calls import GenerationCall
-from deployments.routing.asked import asked_of
+from deployments.routing.asked import Asked, asked_of
 from deployments.routing.board import Board, board_of
+from engine.request import RequestId
 
 MAX_RANKS = 8
 """So many replicas are tried one after another, then all the others together."""
@@ -49,6 +50,7 @@ class FirstTokenRouter(RequestRouter):
         # The request that the current task routes. Serve finds requests by an id that all calls of one HTTP request
         # share, and a request for several choices makes several calls.
         self._routed: ContextVar[PendingRequest | None] = ContextVar("routed", default=None)
+        self._asked: dict[RequestId, Asked] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Pass Serve's list of replicas on to the board."""
@@ -80,9 +82,17 @@ class FirstTokenRouter(RequestRouter):
             # Its caller is gone, and nobody would report its end to the board.
             return []
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        order = self._board.choose(asked_of(call, self._board.block_tokens), list(by_id), time.monotonic())
+        order = self._board.choose(self._asked_of(call, pending_request), list(by_id), time.monotonic())
         ranked = [by_id[replica_id] for replica_id in order]
         return [*([replica] for replica in ranked[:MAX_RANKS]), ranked[MAX_RANKS:]]
+
+    def _asked_of(self, call: GenerationCall, pending: PendingRequest) -> Asked:
+        asked = self._asked.get(call.request_id)
+        if asked is None:
+            # Kept: while all replicas are full, Serve asks again and again, and a long prompt takes milliseconds.
+            asked = self._asked[call.request_id] = asked_of(call, self._board.block_tokens)
+            pending.future.add_done_callback(lambda _: self._asked.pop(call.request_id))
+        return asked
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
         """Assign a replica to exactly the request that it was chosen for."""

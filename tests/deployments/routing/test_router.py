@@ -23,7 +23,7 @@ from ray.serve.request_router import PendingRequest
 from deployments.errors import ReplicaLostError
 from deployments.gateway.replica_calls import ask_vector
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
-from deployments.routing.asked import asked_of
+from deployments.routing.asked import Asked, asked_of
 from deployments.routing.board import Board, board_of
 from deployments.routing.report import LoadReport
 from deployments.routing.router import MAX_RANKS, SPARE_CALLS, FirstTokenRouter
@@ -111,6 +111,23 @@ async def test_who_is_full_is_passed_over() -> None:
     routed.router.on_new_queue_len_info(routed.replicas["a"].replica_id, 0)
     routed.board.lose_request("r", asyncio.get_running_loop().time())
     assert await routed.place(call_of("r-1", range(500, 900))) == "a"
+
+
+async def test_a_prompt_is_read_once_however_often_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While all replicas were full, each waiting prompt was hashed again several times a second."""
+    routed, pending, read = Routed("a", "b"), pending_of(call_of("r")), list[str]()
+
+    def noted(call: GenerationCall, block_tokens: int) -> Asked:
+        read.append(call.request_id)
+        return asked_of(call, block_tokens)
+
+    monkeypatch.setattr("deployments.routing.router.asked_of", noted)
+    for _ in range(3):
+        await routed.router.choose_replicas(list(routed.replicas.values()), pending)
+    assert read == ["r"]
+    pending.future.set_result(None)
+    await asyncio.sleep(0)
+    assert routed.router._asked == {}
 
 
 async def test_many_are_tried_one_by_one_and_then_together() -> None:
