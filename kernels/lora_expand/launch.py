@@ -60,7 +60,7 @@ def lora_expand(
         BLOCK_N=block_n,
         BLOCK_SPLITS=triton.next_power_of_2(num_parts),
         num_warps=4,
-        # With more, the compiler would copy what the shrink writes before waiting for it (`kernels.early_touches`).
+        # With more, the compiler would copy what the shrink writes before it waits (`loadtest.gpu.early_touches`).
         num_stages=1,
         **overlap(),
     )

@@ -25,12 +25,12 @@ from pathlib import Path
 import torch
 
 from engine.gpu.trial import APART, IN_TURN, ONE_STREAM, SWITCHES, Switch
-from kernels.expert_launches import GPT_OSS_MIXTURES, MIXTURES
-from kernels.launches import GEOMETRIES
-from kernels.state_launches import GRANITE_4, QWEN_3_5
 from kernels.triton_cache import compile_ahead
 from loadtest.gpu import attention, bench, engine, experts, kernels, peers, states, summary, sweep, tiers, tracing
+from loadtest.gpu.expert_launches import GPT_OSS_MIXTURES, MIXTURES
+from loadtest.gpu.launches import GEOMETRIES
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command
+from loadtest.gpu.state_launches import GRANITE_4, QWEN_3_5
 from loadtest.gpu.timing import GpuTimer, measure_ceilings
 from loadtest.gpu.verdicts import verdicts
 

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional
 
 from kernels.architecture import fp8_dtype
-from kernels.launches import BLOCK_TOKENS, Geometry
 from kernels.paged_attention.launch import Share, counters, paged_attention
 from kernels.rope_attention.launch import USUAL, Cut, rope_attention
 from kernels.row_quantization.launch import quantize_rows
 from loadtest.gpu.bench import Bench, random_numbers
+from loadtest.gpu.launches import BLOCK_TOKENS, Geometry
 from loadtest.gpu.parts import Attempt
 
 ROWS, CONTEXT = 64, 4096

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from kernels.architecture import has_fp8_products
-from kernels.expert_launches import Mixture
 from kernels.experts.launch import ExpertMatrix, multiply_by_experts, usual_cut
 from kernels.experts.reference import choose_experts as choose_by_definition
 from kernels.experts.routing import choose_experts, counters
@@ -23,6 +22,7 @@ from kernels.streamed_linear.layout import BLOCK, BYTES_PER_WEIGHT
 from kernels.streamed_linear.reference import to_int4
 from loadtest.geometries import MXFP4_EXPONENT
 from loadtest.gpu.bench import Bench, random_numbers
+from loadtest.gpu.expert_launches import Mixture
 from loadtest.gpu.kernels import SHORT
 from loadtest.gpu.parts import Attempt
 

@@ -14,7 +14,6 @@ from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products
 from kernels.embedding.launch import put_drawn, take_rows
 from kernels.gated_activation.launch import activate_and_multiply
-from kernels.launches import Geometry
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
@@ -27,6 +26,7 @@ from kernels.streamed_linear.reference import to_int4
 from kernels.token_choice import launch as token_choice
 from loadtest.gpu.attention import random_cache
 from loadtest.gpu.bench import Bench, random_numbers
+from loadtest.gpu.launches import Geometry
 from loadtest.gpu.parts import Attempt
 
 RANK, RANKS = 16, (8, 16, 64, 128)

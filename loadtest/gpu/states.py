@@ -11,10 +11,10 @@ import torch
 from kernels.causal_conv.launch import causal_conv
 from kernels.gated_delta.launch import gated_delta
 from kernels.selective_scan.launch import selective_scan
-from kernels.state_launches import WIDTH, DeltaLayer, ScanLayer
 from kernels.state_rows import StateRows
 from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.parts import Attempt
+from loadtest.gpu.state_launches import WIDTH, DeltaLayer, ScanLayer
 
 TOKENS, THEIR_CHUNK = 8192, 256
 

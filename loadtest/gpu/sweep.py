@@ -14,7 +14,6 @@ from functools import partial
 import torch
 
 from kernels.architecture import has_fp8_products
-from kernels.launches import Geometry
 from kernels.paged_attention.launch import Share
 from kernels.rope_attention import launch as rope_attention
 from kernels.streamed_linear.launch import Cut, streamed_linear, tile_cut, to_fp8
@@ -22,6 +21,7 @@ from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, to_
 from loadtest.gpu.attention import attention_inputs, rope_attention_inputs
 from loadtest.gpu.bench import random_numbers
 from loadtest.gpu.kernels import SHORT
+from loadtest.gpu.launches import Geometry
 from loadtest.gpu.parts import Attempt
 from loadtest.gpu.timing import Ceilings, Timer
 

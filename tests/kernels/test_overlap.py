@@ -23,8 +23,8 @@ READ_EARLY = {
 SHOW = """
 import torch
 from triton.backends.compiler import GPUTarget
-from kernels import expert_launches, launches, overlap
-from kernels.meta_tensors import mxfp4_matrix
+from loadtest.gpu import expert_launches, launches
+from loadtest.gpu.meta_tensors import mxfp4_matrix
 from kernels.experts.launch import multiply_rows
 from kernels.architecture import pretending
 from kernels.recording import recording

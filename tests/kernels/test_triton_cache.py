@@ -13,9 +13,7 @@ LAUNCHES = """
 from dataclasses import replace
 import sys, torch, triton
 from triton.backends.compiler import GPUTarget
-from kernels import launches
 from kernels.architecture import pretending
-from kernels.launches import GEOMETRIES
 from kernels.recording import recording
 from kernels.triton_cache import _NoGpu, fill_cache
 from kernels.add_rms_norm.launch import add_rms_norm

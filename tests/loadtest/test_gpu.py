@@ -20,12 +20,12 @@ import transformers
 from engine.costs import prompt_flop
 from engine.decoder.reading import read_spec
 from kernels.architecture import pretending
-from kernels.launches import Geometry
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.streamed_linear import launch as streamed_launch
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.gpu import __main__ as command
 from loadtest.gpu import attention, bench, engine, kernels, peers, summary, sweep, tracing, verdicts
+from loadtest.gpu.launches import Geometry
 from loadtest.gpu.parts import LEAST_S, Notes, Part
 from loadtest.gpu.timing import Ceilings
 from loadtest.workloads import token_prompt

@@ -11,10 +11,10 @@ import torch
 
 from engine.decoder.reading import read_spec
 from engine.loading.mxfp4 import Mxfp4Weight
-from kernels.expert_launches import Mixture
 from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD
 from loadtest.gpu import __main__ as command
 from loadtest.gpu import engine, experts
+from loadtest.gpu.expert_launches import Mixture
 from loadtest.gpu.parts import Notes
 from loadtest.gpu.timing import Ceilings
 from tests.loadtest.test_geometries import SMALL

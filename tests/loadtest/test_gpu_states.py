@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.state_launches import DeltaLayer, ScanLayer
 from loadtest.gpu import states
+from loadtest.gpu.state_launches import DeltaLayer, ScanLayer
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tries what is measured on a GPU")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels.launches import Geometry
 from loadtest.gpu import __main__ as command
 from loadtest.gpu import tiers
+from loadtest.gpu.launches import Geometry
 from loadtest.gpu.parts import Notes
 
 GEOMETRY = Geometry(name="tiny", hidden=16, inner=16, heads=2, kv_heads=1, head_dim=8)

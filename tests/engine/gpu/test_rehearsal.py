@@ -103,7 +103,7 @@ def test_random_steps_launch_what_was_rehearsed(tmp_path: Path, name: str) -> No
 
 
 CHUNKS = """
-from kernels import state_launches
+from loadtest.gpu import state_launches
 from kernels.architecture import pretending
 from kernels.recording import recording
 

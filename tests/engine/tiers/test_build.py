@@ -115,7 +115,7 @@ def test_a_folder_of_the_users_cache_stands_in(model: Path, monkeypatch: pytest.
     assert [path.suffix for path in (model.parent / "cache" / "antiphon" / "kv").iterdir()] == [".blocks"]
 
 
-@pytest.mark.parametrize("file", ["engine/decoder/rope.py", "kernels/early_touches.py", "adapters/weights.py"])
+@pytest.mark.parametrize("file", ["engine/decoder/rope.py", "kernels/state_rows.py", "adapters/weights.py"])
 def test_other_code_finds_nothing(model: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     """A block of a request with an adapter depends on the code that scales adapters, too."""
     cache = a_cache()

@@ -1,8 +1,8 @@
 """Compiles every GPU kernel for GPUs that need not be present, and reports the resources that each one uses.
 
-    python -m kernels.ahead_of_time            # usual targets; exit status 1 if there is a complaint about a kernel
-    python -m kernels.ahead_of_time sm_90
-    python -m kernels.ahead_of_time --every 4  # a quarter of each kernel's launches, a different one for each target
+    python -m loadtest.gpu.ahead_of_time            # usual targets; exit status 1 if there is a complaint on a kernel
+    python -m loadtest.gpu.ahead_of_time sm_90
+    python -m loadtest.gpu.ahead_of_time --every 4  # a quarter of each kernel's launches, another one for each target
 
 Configurations are recorded from real launches on meta tensors, so there is no list that can go stale. Needs Triton, but
 no GPU.
@@ -25,10 +25,10 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 
-from kernels.early_touches import early_touch
-from kernels.launches import all_launches
 from kernels.recording import Launch
 from kernels.triton_cache import compile_launch
+from loadtest.gpu.early_touches import early_touch
+from loadtest.gpu.launches import all_launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

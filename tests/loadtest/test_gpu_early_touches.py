@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
-from kernels.early_touches import early_touch
+from loadtest.gpu.early_touches import early_touch
 from tests.interpreter.uninterpreted import run_uninterpreted
 
 HEAD = ".visible .entry kernel(\n\t.param .u64 kernel_param_0\n)\n{\n\tgriddepcontrol.launch_dependents; // dummy %r1\n"
@@ -62,9 +62,9 @@ EXPAND = """
 from dataclasses import replace
 import torch
 from triton.backends.compiler import GPUTarget
-from kernels import launches
+from loadtest.gpu import launches
 from kernels.architecture import pretending
-from kernels.early_touches import early_touch
+from loadtest.gpu.early_touches import early_touch
 from kernels.recording import recording
 from kernels.triton_cache import compile_launch
 

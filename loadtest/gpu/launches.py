@@ -11,19 +11,16 @@ import torch
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products, pretending
 from kernels.embedding.launch import put_drawn, take_rows
-from kernels.expert_launches import MAX_RANK, mixtures
 from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, activate_and_multiply
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import lora_shrink
-from kernels.meta_tensors import empty, fp8_matrix, int4_matrix, whole
 from kernels.paged_attention.launch import MAX_PROGRAMS, paged_attention
 from kernels.recording import Launch, recording
 from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
-from kernels.state_launches import keep_states
 from kernels.streamed_linear.launch import (
     MAX_ROWS,
     MAX_WIDE_INT4_ROWS,
@@ -37,6 +34,9 @@ from kernels.streamed_linear.launch import (
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
 from kernels.streamed_linear.reference import FP8, Fp8Matrix
 from kernels.token_choice.launch import choose_tokens
+from loadtest.gpu.expert_launches import MAX_RANK, mixtures
+from loadtest.gpu.meta_tensors import empty, fp8_matrix, int4_matrix, whole
+from loadtest.gpu.state_launches import keep_states
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
 BATCHES = ((1, 1), (64, 64), (2048, 64))

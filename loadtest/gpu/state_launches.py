@@ -8,9 +8,9 @@ import torch
 
 from kernels.causal_conv.launch import causal_conv
 from kernels.gated_delta.launch import gated_delta
-from kernels.meta_tensors import empty, whole
 from kernels.selective_scan.launch import selective_scan
 from kernels.state_rows import StateRows
+from loadtest.gpu.meta_tensors import empty, whole
 
 NUM_STATES = 65
 

@@ -1,4 +1,4 @@
-"""The launches of `kernels.launches` that mixtures of experts make."""
+"""The launches of `loadtest.gpu.launches` that mixtures of experts make."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kernels.experts.reference import Part
 from kernels.experts.routing import Routing, sort_by_expert
 from kernels.gated_activation.reference import Activation
 from kernels.lora_experts.launch import expert_expand, expert_shrink, fill_row_tables
-from kernels.meta_tensors import empty, fp8_matrix, int4_matrix, mxfp4_matrix, whole
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
+from loadtest.gpu.meta_tensors import empty, fp8_matrix, int4_matrix, mxfp4_matrix, whole
 
 MAX_RANK = 64
 
