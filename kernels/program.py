@@ -35,8 +35,8 @@ _PACKED_OP = struct.Struct("@QQ10Q8q2dqq")
 _ADDRESSES, _SIZES, _NUMBERS = (0,) * 10, (0,) * 8, (0.0,) * 2
 
 
-class PauseWish:
-    """A request for a program to pause. Thread-safe."""
+class PauseFlag:
+    """A number that a running program looks at: whether it is to pause. Thread-safe."""
 
     def __init__(self) -> None:
         self.number = ctypes.c_int64()
@@ -95,13 +95,13 @@ class Pool:
         op.number[: len(numbers)] = numbers
         return op
 
-    def run(self, ops: ctypes.Array[Op], wish: PauseWish, start: int = 0) -> int:
+    def run(self, ops: ctypes.Array[Op], flag: PauseFlag, start: int = 0) -> int:
         """Run ops in order from `start` on, each on all threads. Releases the GIL.
 
         Returns the index of the first op not run: `len(ops)`, unless a pause was requested and an op permits it.
         """
         first = ctypes.byref(ops, start * ctypes.sizeof(Op))
-        return start + self.kernels.run_pool(self._handle, first, len(ops) - start, ctypes.byref(wish.number))
+        return start + self.kernels.run_pool(self._handle, first, len(ops) - start, ctypes.byref(flag.number))
 
     def call(
         self,
@@ -144,12 +144,12 @@ class Program:
     """A list of ops, which may be appended to until it is first run.
 
     Attributes:
-        wish: the request to pause.
+        pause_flag: set to make a run pause.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.wish = PauseWish()
+        self.pause_flag = PauseFlag()
         self._ops: list[Op] = []
         self._kept: list[torch.Tensor] = []
         self._compiled: ctypes.Array[Op] | None = None
@@ -185,4 +185,4 @@ class Program:
         """Run the ops from `start` on; return the index of the first op not run, as `Pool.run` does."""
         if self._compiled is None:
             self._compiled = (Op * len(self._ops))(*self._ops)
-        return self._pool.run(self._compiled, self.wish, start)
+        return self._pool.run(self._compiled, self.pause_flag, start)

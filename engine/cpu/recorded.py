@@ -30,7 +30,7 @@ class RecordedModel:
         self._decoder = decoder
         self._x, self._delta = decoder.residual(whole, cache, backend.adapters)
         self._logits = decoder.logits(self._x, self._delta, whole.sampled, backend.adapters)
-        self.pause_wish = backend.program.wish
+        self.pause_wish = backend.program.pause_flag
 
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput | PausedStep:
         """Replay the recording; it pauses between sub-layers if `pause_wish` is set."""

@@ -196,7 +196,7 @@ def pausing_chain(pool: Pool, length: int) -> tuple[Program, torch.Tensor, torch
 
 def test_a_run_pauses_where_it_may_and_goes_on_from_there(pool: Pool) -> None:
     program, expected, x = pausing_chain(pool, 20)
-    program.wish.set()
+    program.pause_flag.set()
     stops = []
     while not stops or stops[-1] < len(program):
         stops.append(program.run(stops[-1] if stops else 0))
@@ -212,8 +212,8 @@ def test_a_wish_that_comes_and_goes_while_it_runs_loses_no_op_and_runs_none_twic
 
         def wish(program: Program = program, is_over: threading.Event = is_over) -> None:
             while not is_over.is_set():
-                program.wish.set()
-                program.wish.clear()
+                program.pause_flag.set()
+                program.pause_flag.clear()
 
         thread = threading.Thread(target=wish)
         thread.start()
