@@ -16,7 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from adapters.identity import AdapterDigest
-from adapters.lent_pages import LentPages, Page
+from adapters.lent_pages import LentPage, LentPages
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class _Slot:
     """
 
     num_bytes: int
-    pages: tuple[Page, ...] = ()
+    pages: tuple[LentPage, ...] = ()
     has_landed: bool = False
     pins: int = 0
     reserved_until_s: float = 0.0
@@ -84,7 +84,7 @@ class DeviceSlots:
         """Bytes of all adapters that have a slot, including those still loading."""
         return sum(slot.num_bytes for slot in self._slot_by_digest.values())
 
-    def pages(self, digest: AdapterDigest) -> tuple[Page, ...]:
+    def pages(self, digest: AdapterDigest) -> tuple[LentPage, ...]:
         """Return the lent pages of the adapter's slot; empty if it uses adapter memory."""
         return self._slot_by_digest[digest].pages
 

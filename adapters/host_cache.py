@@ -28,7 +28,7 @@ PASSING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Failure:
+class _FailedLoad:
     reason: str
     until_s: float
     passes: bool
@@ -84,7 +84,7 @@ class HostCache:
         # What `held` returned when its bytes were last added up; None if entries have come or gone since.
         self._counted: frozenset[AdapterDigest] | None = None
         self._counted_bytes = 0
-        self._failure_by_digest: dict[AdapterDigest, _Failure] = {}
+        self._failure_by_digest: dict[AdapterDigest, _FailedLoad] = {}
         self._loading: set[AdapterDigest] = set()
         self._num_bytes = 0
         self._is_closed = False
@@ -155,7 +155,7 @@ class HostCache:
         until_s = self._clock() + FAILURE_S
         with self._lock:
             self._loading.discard(digest)
-            self._failure_by_digest[digest] = _Failure(reason=reason, until_s=until_s, passes=passes)
+            self._failure_by_digest[digest] = _FailedLoad(reason=reason, until_s=until_s, passes=passes)
 
     def forget_failure(self, digest: AdapterDigest) -> None:
         """Allow a failed adapter to be tried again at once."""
@@ -286,7 +286,7 @@ class HostCache:
                 return
             self._end_reservation(digest)
 
-    def _failure(self, digest: AdapterDigest) -> _Failure | None:
+    def _failure(self, digest: AdapterDigest) -> _FailedLoad | None:
         """Return the failure if it is still remembered; the lock is held."""
         failure = self._failure_by_digest.get(digest)
         if failure is not None and failure.until_s <= self._clock():

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Page(NamedTuple):
+class LentPage(NamedTuple):
     """One page: the loan that it belongs to, and its index there."""
 
     run: range
@@ -33,17 +33,17 @@ class LentPages:
         self._free_by_run[run] = list(range(num_pages))
         self._count_by_run[run] = num_pages
 
-    def take(self, count: int) -> tuple[Page, ...]:
+    def take(self, count: int) -> tuple[LentPage, ...]:
         """Take `count` pages, which must be free, from fuller loans first, so that emptier ones can end."""
         if count > self.num_free:
             raise AssertionError(f"{count} pages are taken where {self.num_free} are free")
-        taken: list[Page] = []
+        taken: list[LentPage] = []
         for run, free in sorted(self._free_by_run.items(), key=lambda item: len(item[1])):
             while free and len(taken) < count:
-                taken.append(Page(run, free.pop()))
+                taken.append(LentPage(run, free.pop()))
         return tuple(taken)
 
-    def release(self, pages: Iterable[Page]) -> None:
+    def release(self, pages: Iterable[LentPage]) -> None:
         """Mark pages as free."""
         for page in pages:
             self._free_by_run[page.run].append(page.number)
@@ -59,12 +59,12 @@ class LentPages:
         if len(free) < count:
             raise AssertionError("a loan ends with an adapter in it")
 
-    def check(self, held: Iterable[Page]) -> None:
+    def check(self, held: Iterable[LentPage]) -> None:
         """Raise AssertionError unless every page is either free, once, or one of `held`."""
-        free = [Page(run, number) for run, numbers in self._free_by_run.items() for number in numbers]
-        everything = [Page(run, number) for run, count in self._count_by_run.items() for number in range(count)]
+        free = [LentPage(run, number) for run, numbers in self._free_by_run.items() for number in numbers]
+        everything = [LentPage(run, number) for run, count in self._count_by_run.items() for number in range(count)]
         assert sorted([*free, *held], key=_order) == sorted(everything, key=_order), "a page is lost or taken twice"
 
 
-def _order(page: Page) -> tuple[int, int]:
+def _order(page: LentPage) -> tuple[int, int]:
     return page.run.start, page.number

@@ -130,8 +130,8 @@ class AdapterLoader:
         try:
             with self._open_base() as base:
                 read_base = partial(self._read_base, base)
-                reading = _Reading(ref.name, tensors, recipe.shapes, self._dtype, read_base, self._norm_offset)
-                raw = reading.adapter(recipe.layouts)
+                reader = _AdapterReader(ref.name, tensors, recipe.shapes, self._dtype, read_base, self._norm_offset)
+                raw = reader.adapter(recipe.layouts)
         except NoBaseTensorError as error:
             raise AdapterError(
                 ref.name,
@@ -158,7 +158,7 @@ class AdapterLoader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _AdapterReader:
     """Builds one adapter's matrices from its file."""
 
     name: str

@@ -31,7 +31,7 @@ from kernels.gated_activation.reference import Activation
 from kernels.program import Pool
 
 
-class Routing(NamedTuple):
+class SortedPairs(NamedTuple):
     """The (token, expert) pairs of a step, sorted by expert and grouped.
 
     Attributes:
@@ -151,13 +151,13 @@ class CalledBackend(Backend):
         ) -> torch.Tensor:
             num_pairs, places = experts.numel(), experts.new_empty(experts.shape, dtype=torch.int32)
             rows, groups = experts.new_empty(num_pairs), places.new_empty(max_groups(num_pairs, count), 3)
-            pairs = experts.int().contiguous(), rows, places, groups, places.new_empty(count)
-            self._call("sort_by_expert", experts, pairs, (count, experts.shape[1]))
+            operands = experts.int().contiguous(), rows, places, groups, places.new_empty(count)
+            self._call("sort_by_expert", experts, operands, (count, experts.shape[1]))
             change = None
             if isinstance(lora, CalledLora) and lora.has_experts:
                 change = partial(lora.change_experts, rows=rows, groups=groups, layer=layer, num_experts=count)
-            routing = Routing(rows, places, weights.float().contiguous(), groups, count)
-            return self._mixed(h, routing, (ups, downs), (None, None), activation, change)
+            pairs = SortedPairs(rows, places, weights.float().contiguous(), groups, count)
+            return self._mixed(h, pairs, (ups, downs), (None, None), activation, change)
 
         return multiply
 
@@ -198,7 +198,7 @@ class CalledBackend(Backend):
     def _mixed(
         self,
         h: torch.Tensor,
-        routing: Routing,
+        pairs: SortedPairs,
         panels: tuple[Panels, Panels],
         biases: tuple[torch.Tensor | None, torch.Tensor | None],
         activation: Activation,
@@ -211,17 +211,17 @@ class CalledBackend(Backend):
             change: as `CalledLora.change_experts`, with the first two arguments and `part` left open.
         """
         (ups, downs), (up_bias, down_bias) = panels, biases
-        inputs = [self._paired(part, routing.rows) for part in self._inputs(ups, h)]
-        joint = self._grouped(ups, "experts", inputs, routing, up_bias)
+        inputs = [self._paired(part, pairs.rows) for part in self._inputs(ups, h)]
+        joint = self._grouped(ups, "experts", inputs, pairs, up_bias)
         if change is not None:
             change(h, joint, part="gate_up")
         gated = self.activate_and_multiply(joint, activation)
-        parts = self._grouped(downs, "paired", self._inputs(downs, gated), routing, down_bias)
+        parts = self._grouped(downs, "paired", self._inputs(downs, gated), pairs, down_bias)
         if change is not None:
             change(gated, parts, part="down")
         y = self._like(h, "mixed", (downs.out,))
-        sizes = (downs.out, routing.places.shape[1])
-        self._call("add_experts", h, (parts, routing.places, routing.weights, y), sizes)
+        sizes = (downs.out, pairs.places.shape[1])
+        self._call("add_experts", h, (parts, pairs.places, pairs.weights, y), sizes)
         return y
 
     def _grouped(
@@ -229,13 +229,13 @@ class CalledBackend(Backend):
         panels: Panels,
         name: str,
         inputs: Sequence[torch.Tensor],
-        routing: Routing,
+        pairs: SortedPairs,
         biases: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the product of each expert with the rows of its pairs."""
-        y = self._like(routing.rows, name, (panels.out,))
-        arguments = grouped_arguments(panels, inputs, biases, y, routing.groups, routing.num_experts)
-        self._call(f"grouped_{panels.kernel}", routing.rows, *arguments)
+        y = self._like(pairs.rows, name, (panels.out,))
+        arguments = grouped_arguments(panels, inputs, biases, y, pairs.groups, pairs.num_experts)
+        self._call(f"grouped_{panels.kernel}", pairs.rows, *arguments)
         return y
 
     def _paired(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

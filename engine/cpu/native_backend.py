@@ -14,7 +14,7 @@ import torch
 
 from adapters.tensor_names import ROUTER
 from engine.backend import Product
-from engine.cpu.called_backend import CalledBackend, Routing, is_wide
+from engine.cpu.called_backend import CalledBackend, SortedPairs, is_wide
 from engine.cpu.native_lora import NativeLora
 from engine.cpu.panels import can_attend, lay_out
 from engine.decoder.decoder import DecoderBatch
@@ -118,16 +118,16 @@ class NativeBackend(CalledBackend):
 
         def multiply(h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
             logits = partial(self._product, to_logits, "router", router_bias)
-            routing = self._route(self.adapters.multiply(logits, h, layer, (ROUTER,), (spec.count,)), spec)
+            pairs = self._route(self.adapters.multiply(logits, h, layer, (ROUTER,), (spec.count,)), spec)
             change = partial(
                 self.adapters.change_experts,
-                rows=routing.rows,
-                groups=routing.groups,
+                rows=pairs.rows,
+                groups=pairs.groups,
                 num_pairs=self._pairs,
                 layer=layer,
                 num_experts=spec.count,
             )
-            return self._mixed(h, routing, (ups, downs), (up_bias, down_bias), activation, change)
+            return self._mixed(h, pairs, (ups, downs), (up_bias, down_bias), activation, change)
 
         return multiply
 
@@ -140,7 +140,7 @@ class NativeBackend(CalledBackend):
         count = self._count_by_address[x.data_ptr()]
         self.program.add("rescale", x.dtype, count, (x,), (x.shape[1],), (factor, softcap))
 
-    def _route(self, logits: torch.Tensor, spec: ExpertSpec) -> Routing:
+    def _route(self, logits: torch.Tensor, spec: ExpertSpec) -> SortedPairs:
         """Record the router's choice: one (row, expert) pair for each expert chosen by a row."""
         num_pairs = len(logits) * spec.chosen
         shares = self._like(logits, "shares", (spec.count,), torch.float32)
@@ -152,7 +152,7 @@ class NativeBackend(CalledBackend):
         sizes = (spec.count, spec.chosen)
         self._call("choose_experts", logits, (logits, shares, names, weights), (*sizes, spec.is_normed))
         self._call("sort_by_expert", logits, (names, rows, places, groups, starts), sizes)
-        return Routing(rows=rows, places=places, weights=weights, groups=groups, num_experts=spec.count)
+        return SortedPairs(rows=rows, places=places, weights=weights, groups=groups, num_experts=spec.count)
 
     def _paired(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Record a copy of rows of any dtype as 4-byte words; a row's size in bytes is a multiple of 4."""

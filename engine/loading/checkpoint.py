@@ -19,7 +19,7 @@ from engine.decoder.stored import Stored
 from engine.decoder.tensor_kinds import FLOATS
 from engine.errors import CheckpointError
 from engine.loading.contents import StoredTensor, check_complete, opened
-from engine.loading.names import EMBEDDING, HEAD, Parameter, parameters
+from engine.loading.names import EMBEDDING, HEAD, DecoderParameter, parameters
 from engine.loading.weight import Weight, dense, read_stored, stack
 from kernels.arena import lazy_zeros
 
@@ -71,7 +71,7 @@ def _read_one(
 ) -> torch.Tensor:
     try:
         if spec.stored is not None and name.removesuffix(".weight") in spec.linear_shapes():
-            module = Parameter(name=name, parts=())
+            module = DecoderParameter(name=name, parts=())
             return dense(_read_stored(name, spec.stored, dtype, torch.device("cpu"), tensors, module))
         return tensors[name].read().to(dtype)
     except KeyError as error:
@@ -79,7 +79,7 @@ def _read_one(
 
 
 def _read(
-    parameter: Parameter,
+    parameter: DecoderParameter,
     stored: Stored | None,
     dtype: torch.dtype,
     device: torch.device,
@@ -102,7 +102,7 @@ def _read(
     return whole.add_(parameter.offset) if parameter.offset else whole
 
 
-def _arranged(tensor: torch.Tensor, shape: tuple[int, ...], parameter: Parameter) -> torch.Tensor:
+def _arranged(tensor: torch.Tensor, shape: tuple[int, ...], parameter: DecoderParameter) -> torch.Tensor:
     """Return a dense tensor in the parameter's order; adjacent dimensions may still need flattening."""
     if parameter.is_transposed or (parameter.is_transposed is None and tensor.shape != shape):
         tensor = tensor.transpose(-1, -2)
@@ -121,7 +121,7 @@ def _read_stored(
     dtype: torch.dtype,
     device: torch.device,
     tensors: Mapping[str, StoredTensor],
-    parameter: Parameter,
+    parameter: DecoderParameter,
 ) -> Weight:
     """Return one part of a parameter; quantized parts are never stored transposed."""
 

@@ -28,7 +28,7 @@ from engine.loading.names import (
     PREFIX_BY_PART,
     SIGHT,
     SIGHT_BESIDE,
-    Parameter,
+    DecoderParameter,
     parameters,
 )
 from engine.loading.weight_files import open_whole, weight_files
@@ -120,7 +120,7 @@ def check_contents(model_path: str, spec: ModelSpec) -> None:
 
 
 def check_complete(
-    where: str, spec: DecoderSpec, wanted: Sequence[Parameter], tensors: Mapping[str, StoredTensor]
+    where: str, spec: DecoderSpec, wanted: Sequence[DecoderParameter], tensors: Mapping[str, StoredTensor]
 ) -> None:
     """Check the tensors against the wanted parameters; raises as `check_contents`."""
     of_stored = spec.stored_shapes()

@@ -27,7 +27,7 @@ SIGHT_BESIDE = "visual."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class DecoderParameter:
     """One parameter of the decoder.
 
     Attributes:
@@ -65,7 +65,7 @@ class Parameter:
         return (swapped,) if self.is_transposed else (shape, swapped)
 
 
-def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
+def parameters(spec: DecoderSpec) -> Iterator[DecoderParameter]:
     """Yield every parameter of a decoder."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     yield _one("embedding", EMBEDDING, (spec.vocab_size, hidden))
@@ -90,7 +90,7 @@ def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
             yield _norm(spec, f"{here}.k_norm", f"{there}.self_attn.k_norm", k_width)
         if spec.has_sinks:
             sinks = ((f"{there}.self_attn.sinks", (spec.num_heads,)),)
-            yield Parameter(name=f"{here}.sinks", parts=sinks, is_wide=True)
+            yield DecoderParameter(name=f"{here}.sinks", parts=sinks, is_wide=True)
         o = (("o_proj", hidden),)
         yield from _linear(f"{here}.o", f"{there}.self_attn", o, spec.q_size, has_bias=spec.o_bias)
         if spec.experts is not None and form.is_sparse:
@@ -104,7 +104,7 @@ def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
         yield _one("head", HEAD, (spec.vocab_size, hidden))
 
 
-def _mixture(spec: DecoderSpec, experts: ExpertSpec, here: str, there: str) -> Iterator[Parameter]:
+def _mixture(spec: DecoderSpec, experts: ExpertSpec, here: str, there: str) -> Iterator[DecoderParameter]:
     names, hidden, inner = spec.expert_names, spec.hidden_size, experts.inner_size
     block = f"{there}.{names.block}"
     yield _one(f"{here}.router", f"{block}.{names.router}.weight", (experts.count, hidden))
@@ -117,7 +117,7 @@ def _mixture(spec: DecoderSpec, experts: ExpertSpec, here: str, there: str) -> I
             yield from _stacked(names, f"{here}.experts.{name}", f"{block}.{modules[0]}", experts.count, width, depth)
             continue
         each = [f"{block}.experts.{expert}.{module}.weight" for expert in range(experts.count) for module in modules]
-        yield Parameter(name=f"{here}.experts.{name}", parts=tuple((part, (out, depth)) for part in each))
+        yield DecoderParameter(name=f"{here}.experts.{name}", parts=tuple((part, (out, depth)) for part in each))
     if experts.shared_size:
         yield _one(f"{here}.shared_gate", f"{block}.{SHARED_EXPERT}_gate.weight", (1, hidden))
         gate_up = tuple((module, experts.shared_size) for module in names.gate_up)
@@ -126,34 +126,38 @@ def _mixture(spec: DecoderSpec, experts: ExpertSpec, here: str, there: str) -> I
         yield from _linear(f"{here}.shared_down", f"{block}.{SHARED_EXPERT}", down, experts.shared_size, has_bias=False)
 
 
-def _stacked(names: ExpertNames, here: str, tensor: str, count: int, out: int, depth: int) -> Iterator[Parameter]:
+def _stacked(
+    names: ExpertNames, here: str, tensor: str, count: int, out: int, depth: int
+) -> Iterator[DecoderParameter]:
     if not names.are_bare:
         yield _one(here, f"{tensor}.weight", (count, out, depth))
         return
     is_paired = names.are_paired and here.endswith(".gate_up")
     is_transposed = names.are_paired or None
-    yield Parameter(name=here, parts=((tensor, (count, out, depth)),), is_transposed=is_transposed, is_paired=is_paired)
+    yield DecoderParameter(
+        name=here, parts=((tensor, (count, out, depth)),), is_transposed=is_transposed, is_paired=is_paired
+    )
     if names.are_paired:
-        yield Parameter(name=f"{here}_bias", parts=((f"{tensor}_bias", (count, out)),), is_paired=is_paired)
+        yield DecoderParameter(name=f"{here}_bias", parts=((f"{tensor}_bias", (count, out)),), is_paired=is_paired)
 
 
-def _one(name: str, tensor: str, shape: tuple[int, ...]) -> Parameter:
-    return Parameter(name=name, parts=((tensor, shape),))
+def _one(name: str, tensor: str, shape: tuple[int, ...]) -> DecoderParameter:
+    return DecoderParameter(name=name, parts=((tensor, shape),))
 
 
-def _norm(spec: DecoderSpec, name: str, module: str, width: int) -> Parameter:
+def _norm(spec: DecoderSpec, name: str, module: str, width: int) -> DecoderParameter:
     parts = ((f"{module}.weight", (width,)),)
-    return Parameter(name=name, parts=parts, offset=spec.norms.offset, is_wide=spec.norms.is_wide)
+    return DecoderParameter(name=name, parts=parts, offset=spec.norms.offset, is_wide=spec.norms.is_wide)
 
 
 def _linear(
     name: str, parent: str, modules: tuple[tuple[str, int], ...], in_features: int, *, has_bias: bool
-) -> Iterator[Parameter]:
-    yield Parameter(
+) -> Iterator[DecoderParameter]:
+    yield DecoderParameter(
         name=f"{name}.weight",
         parts=tuple((f"{parent}.{module}.weight", (out, in_features)) for module, out in modules),
     )
     if has_bias:
-        yield Parameter(
+        yield DecoderParameter(
             name=f"{name}.bias", parts=tuple((f"{parent}.{module}.bias", (out,)) for module, out in modules)
         )

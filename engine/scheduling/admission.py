@@ -21,7 +21,7 @@ from engine.errors import OverloadError
 from engine.request import Request
 from engine.scheduling.backlog import BacklogReader
 from engine.scheduling.expected_hits import Outlook
-from engine.scheduling.forecast import Backlog, Capacity, Forecast, forecast, least_s
+from engine.scheduling.forecast import Backlog, EngineCapacity, Forecast, forecast, least_s
 from engine.scheduling.live_request import LiveRequest
 from engine.scheduling.step_costs import StepCosts
 
@@ -33,7 +33,7 @@ FALLBACK_RATE = 1.0
 """Requests per second, assumed until a rate has been measured."""
 
 
-class Admission:
+class AdmissionControl:
     """Admission control of one engine.
 
     Args:
@@ -151,16 +151,16 @@ class Admission:
             is_final=not could_be,
         )
 
-    def _capacity(self, backlog: Backlog, prompt_tokens: int) -> Capacity:
+    def _capacity(self, backlog: Backlog, prompt_tokens: int) -> EngineCapacity:
         config = self._config
         num_rows, num_blocks = min(config.max_num_seqs, config.max_batched_tokens), config.num_blocks - self._num_lent()
         if backlog.is_empty:
-            return Capacity(num_rows=num_rows, num_blocks=num_blocks, prompt_tokens=config.max_batched_tokens)
+            return EngineCapacity(num_rows=num_rows, num_blocks=num_blocks, prompt_tokens=config.max_batched_tokens)
         # Those before it decode at worst, all at once.
         num_decodes = min(num_rows, len(backlog.running) + len(backlog.waiting))
         bounds = (prompt_tokens, config.max_batched_tokens - num_decodes, config.max_prefill_tokens_with_decodes)
         beside = min(bound for bound in bounds if bound is not None)
-        return Capacity(num_rows=num_rows, num_blocks=num_blocks, prompt_tokens=max(1, beside))
+        return EngineCapacity(num_rows=num_rows, num_blocks=num_blocks, prompt_tokens=max(1, beside))
 
     def _refusal(self, reason: str, message: str, retry_after_s: float, *, is_final: bool = False) -> OverloadError:
         self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1

@@ -64,7 +64,7 @@ class Backlog(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class EngineCapacity:
     """The engine's rows, its cache blocks, and the prompt tokens of a step in which every row also decodes."""
 
     num_rows: int
@@ -95,7 +95,7 @@ class _Place(NamedTuple):
     end: int
 
 
-def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts, now_s: float) -> Forecast:
+def forecast(load: Load, backlog: Backlog, capacity: EngineCapacity, costs: StepCosts, now_s: float) -> Forecast:
     """Predict the times of a request in O(n log rows), n being the length of the backlog."""
     before = (*backlog.running, *backlog.waiting)
     *places, place = _places(load, backlog, capacity)
@@ -122,13 +122,13 @@ def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts,
     )
 
 
-def least_s(load: Load, capacity: Capacity, costs: StepCosts, num_rows: int = 1) -> float:
+def least_s(load: Load, capacity: EngineCapacity, costs: StepCosts, num_rows: int = 1) -> float:
     """Return the seconds of a request that starts at once, in steps of `num_rows` rows; 1 means it runs alone."""
     place = _place(load, 0, 0.0, capacity)
     return place.end * costs.step_s(num_rows) + _prompt_s(load, costs)
 
 
-def _places(load: Load, backlog: Backlog, capacity: Capacity) -> Iterator[_Place]:
+def _places(load: Load, backlog: Backlog, capacity: EngineCapacity) -> Iterator[_Place]:
     """Yield when each request is served, in steps from now; the asking request comes last."""
     prompts_done = 0.0
     ends: list[tuple[int, int]] = []
@@ -152,7 +152,7 @@ def _places(load: Load, backlog: Backlog, capacity: Capacity) -> Iterator[_Place
         yield place
 
 
-def _place(load: Load, row_free: int, prompts_done: float, capacity: Capacity) -> _Place:
+def _place(load: Load, row_free: int, prompts_done: float, capacity: EngineCapacity) -> _Place:
     if load.prompt_tokens <= 1:
         return _Place(row_free, row_free + load.output_tokens)
     start = max(row_free, prompts_done)
@@ -165,5 +165,5 @@ def _prompt_s(load: Load, costs: StepCosts) -> float:
     return costs.prompt_s(load.prompt_tokens, load.num_pairs) if load.prompt_tokens > 1 else 0.0
 
 
-def _prompt_steps(load: Load, capacity: Capacity) -> float:
+def _prompt_steps(load: Load, capacity: EngineCapacity) -> float:
     return load.prompt_tokens / capacity.prompt_tokens if load.prompt_tokens > 1 else 0.0

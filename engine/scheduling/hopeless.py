@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.ports import AdapterGate
 from engine.request import FinishReason
-from engine.scheduling.admission import Admission
+from engine.scheduling.admission import AdmissionControl
 from engine.scheduling.live_request import LiveRequest
 
 DEADLINE_PASSED = "The request's deadline passed before its answer was complete."
@@ -28,7 +28,7 @@ class Ending(NamedTuple):
 
 
 def hopeless(
-    requests: Iterable[LiveRequest], gate: AdapterGate, admission: Admission, num_running: int, now_s: float
+    requests: Iterable[LiveRequest], gate: AdapterGate, admission: AdmissionControl, num_running: int, now_s: float
 ) -> Iterator[Ending]:
     """Yield requests that have missed or are bound to miss their deadline, or whose adapter cannot become resident.
 
@@ -54,7 +54,7 @@ def hopeless(
                 yield Ending(live, reason, error)
 
 
-def _is_lost(live: LiveRequest, admission: Admission, num_running: int, now_s: float) -> bool:
+def _is_lost(live: LiveRequest, admission: AdmissionControl, num_running: int, now_s: float) -> bool:
     """Whether a waiting request would miss its deadline even with the engine to itself; if not, hurry it if need be."""
     left_s = admission.spare_s(live, now_s, num_rows=1, margin=1.0)
     if left_s < 0 and not live.output_ids:

@@ -33,7 +33,7 @@ from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
 from engine.ports import AdapterGate, BlockMover, Drafting
 from engine.request import Emission, FinishReason, Request, RequestId
-from engine.scheduling.admission import Admission
+from engine.scheduling.admission import AdmissionControl
 from engine.scheduling.backlog import BacklogReader
 from engine.scheduling.beginnings import Beginnings
 from engine.scheduling.block_tables import BlockTables
@@ -92,7 +92,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.expected_hits = ExpectedHits(config, self._tables.num_found)
         reader = BacklogReader(config, self._fair_queue, self.expected_hits, self._running, self._waiting)
-        self.admission = Admission(config, reader, lambda: self._tables.num_lent, costs)
+        self.admission = AdmissionControl(config, reader, lambda: self._tables.num_lent, costs)
         self._own_steps = OwnSteps(self.admission.costs)
         self._speculation = Speculation(config, self._eos_ids, self.admission.costs, self.counters, draft_model, clock)
 

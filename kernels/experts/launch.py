@@ -42,7 +42,7 @@ ExpertMatrix = Matrix | Mxfp4Matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ExpertCut:
     """The tiling of a product: rows, outputs and inputs of a tile, neighboring tiles, and Triton's options.
 
     A gated output counts as two: gate and up.
@@ -114,7 +114,7 @@ def expert_product(
     x: torch.Tensor,
     weight: ExpertMatrix,
     routing: Routing,
-    cut: Cut,
+    cut: ExpertCut,
     *,
     bias: torch.Tensor | None = None,
     activation: Activation | None = None,
@@ -176,7 +176,7 @@ def add_up(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def usual_cut(
     rows: int, chosen: int, experts: int, number_bytes: int, *, is_int4: bool = False, is_mxfp4: bool = False
-) -> Cut:
+) -> ExpertCut:
     """Return the tiling of products of `rows` rows. Derived by reasoning, not measured yet.
 
     A tile has as many rows as an expert gets under even load, up to what fits into registers. Few rows are
@@ -197,7 +197,7 @@ def usual_cut(
     else:
         block_n, block_k = 64 if is_mxfp4 else 128, 64
     most = shared_bytes() // ((block_m + block_n) * block_k * number_bytes)
-    return Cut(
+    return ExpertCut(
         block_m=block_m,
         block_n=block_n,
         block_k=block_k,
@@ -307,7 +307,7 @@ def _can_go_by_rows(gate_up: ExpertMatrix, down: ExpertMatrix) -> bool:
     return all(are_mxfp4) or not (any(are_mxfp4) or isinstance(gate_up, Int4Matrix) or isinstance(down, Int4Matrix))
 
 
-def _block_k(weight: ExpertMatrix, cut: Cut) -> int:
+def _block_k(weight: ExpertMatrix, cut: ExpertCut) -> int:
     """Return the inputs of a tile: those of one block for 4-bit weights."""
     if isinstance(weight, Mxfp4Matrix):
         return MXFP4_BLOCK

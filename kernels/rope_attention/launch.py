@@ -23,7 +23,7 @@ LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class AttentionCut:
     """The tiling of one launch: heads per program, maximum splits of a row's keys, keys per thread, and warps."""
 
     heads: int
@@ -41,7 +41,7 @@ class Cut:
         return min(self.num_splits, 1 << max(0, (PROGRAMS_WANTED // others).bit_length() - 1))
 
 
-USUAL = Cut(heads=2, num_splits=32, depth=2, num_warps=8)
+USUAL = AttentionCut(heads=2, num_splits=32, depth=2, num_warps=8)
 """Chosen so that two programs fit on a multiprocessor and a thousand keys are in flight. Derived from the machine code,
 not measured yet.
 """
@@ -67,7 +67,7 @@ def rope_attention(
     tables: torch.Tensor,
     arrived: torch.Tensor,
     scale: float | None = None,
-    cut: Cut = USUAL,
+    cut: AttentionCut = USUAL,
 ) -> torch.Tensor:
     """Write keys and values of single-token rows, token i for row i, and attend: [rows, heads, head_dim].
 

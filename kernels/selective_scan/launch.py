@@ -22,7 +22,7 @@ MOST_HEADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ScanCut:
     """The tiling of the launches for many tokens.
 
     Attributes:
@@ -39,7 +39,7 @@ class Cut:
     num_stages: int
 
 
-def chunk_cut(state_dim: int, element_bytes: int) -> Cut:
+def chunk_cut(state_dim: int, element_bytes: int) -> ScanCut:
     """Return the tiling for states of up to `state_dim` columns, 128 or 256.
 
     On each architecture chosen so that no register spills, except in float32 with more than 128 columns, and where
@@ -48,15 +48,15 @@ def chunk_cut(state_dim: int, element_bytes: int) -> Cut:
     gpu, is_wide = architecture.current(), state_dim > 128
     if gpu.startswith("gfx"):
         if element_bytes == 4:
-            return Cut(chunk=32, block=32, rows=16, num_warps=4, num_stages=1)
-        return Cut(rows=16, num_warps=4, num_stages=1 if is_wide else 2)
+            return ScanCut(chunk=32, block=32, rows=16, num_warps=4, num_stages=1)
+        return ScanCut(rows=16, num_warps=4, num_stages=1 if is_wide else 2)
     if element_bytes == 4:
-        return Cut(chunk=16, block=32, rows=16, num_warps=8, num_stages=1)
+        return ScanCut(chunk=16, block=32, rows=16, num_warps=8, num_stages=1)
     if gpu in ("sm_90", "sm_100", "sm_103"):
-        return Cut(rows=32, num_warps=8 if is_wide else 4, num_stages=3)
+        return ScanCut(rows=32, num_warps=8 if is_wide else 4, num_stages=3)
     if is_wide:
-        return Cut(rows=16, num_warps=8, num_stages=2)
-    return Cut(rows=32, num_warps=4, num_stages=3)
+        return ScanCut(rows=16, num_warps=8, num_stages=2)
+    return ScanCut(rows=32, num_warps=4, num_stages=3)
 
 
 def precision_of(dtype: torch.dtype) -> str:

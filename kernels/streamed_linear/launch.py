@@ -38,7 +38,7 @@ more would spill.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class LinearCut:
     """The tiling of one launch: outputs and inputs of a tile, programs that split the depth, and Triton's options."""
 
     block_n: int
@@ -67,7 +67,7 @@ def streamed_linear(
     weight: Matrix,
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
-    cut: Cut | None = None,
+    cut: LinearCut | None = None,
     rounded: Rounded | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -198,7 +198,7 @@ def usual_row_cut(depth: int, *, is_gated: bool, is_fp8: bool, has_norm: bool) -
     return RowCut(block_n=2, block_k=min(most, triton.next_power_of_2(depth)), num_warps=4)
 
 
-def wide_cut(x: torch.Tensor, weight: Matrix) -> Cut:
+def wide_cut(x: torch.Tensor, weight: Matrix) -> LinearCut:
     """Return the tiling of a product of `x` [rows, in] with a matrix [out, in] in tiles of more outputs."""
     (rows, depth), width = x.shape, weight.shape[0]
     if isinstance(weight, Int4Matrix):
@@ -208,7 +208,7 @@ def wide_cut(x: torch.Tensor, weight: Matrix) -> Cut:
     return tile_cut(rows, width, depth, number_bytes, is_wide=True)
 
 
-def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool, block_n: int = BLOCK_N) -> Cut:
+def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool, block_n: int = BLOCK_N) -> LinearCut:
     """Return the tiling of a product of `x` [rows, in] with `width` outputs, in tiles of `block_m` rows."""
     (rows, depth), block_k = x.shape, BLOCK if is_int4 else BLOCK_K
     num_tiles = triton.cdiv(width, block_n) * triton.cdiv(rows, block_m)
@@ -216,10 +216,10 @@ def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool, block
     splits = num_splits(num_tiles, triton.cdiv(depth, block_k))
     if has_room and not is_int4 and num_tiles >= WHOLE_TILES and depth <= WHOLE_DEPTH:
         block_k, splits = 2 * BLOCK_K, 1
-    return Cut(block_n=block_n, block_k=block_k, num_splits=splits, num_warps=4, num_stages=4 if has_room else 2)
+    return LinearCut(block_n=block_n, block_k=block_k, num_splits=splits, num_warps=4, num_stages=4 if has_room else 2)
 
 
-def tile_cut(rows: int, width: int, depth: int, number_bytes: int, *, is_wide: bool = False) -> Cut:
+def tile_cut(rows: int, width: int, depth: int, number_bytes: int, *, is_wide: bool = False) -> LinearCut:
     """Return the tiling for `rows` rows and weights of `number_bytes` each. Derived by reasoning, not measured yet.
 
     Every tile reads its inputs again, from an L2 cache that is little faster than memory. With twice as many outputs as
@@ -242,7 +242,7 @@ def tile_cut(rows: int, width: int, depth: int, number_bytes: int, *, is_wide: b
     # Larger sums leave no registers for a second program.
     is_alone = num_tiles * splits <= programs or block_n * block_m > 8192
     num_stages = shared_bytes() // (1 if is_alone else 2) // ((block_n + block_m) * block_k * number_bytes)
-    return Cut(
+    return LinearCut(
         block_n=block_n,
         block_k=block_k,
         num_splits=splits,

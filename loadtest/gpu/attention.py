@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from kernels.architecture import fp8_dtype
 from kernels.paged_attention.launch import Share, counters, paged_attention
-from kernels.rope_attention.launch import USUAL, Cut, rope_attention
+from kernels.rope_attention.launch import USUAL, AttentionCut, rope_attention
 from kernels.row_quantization.launch import quantize_rows
 from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.launches import BLOCK_TOKENS, Geometry
@@ -133,7 +133,7 @@ def _decode_attention(
 
 def rope_attention_inputs(
     geometry: Geometry, device: torch.device, *, rows: int, context: int
-) -> tuple[Callable[[Cut], torch.Tensor], float]:
+) -> tuple[Callable[[AttentionCut], torch.Tensor], float]:
     """Return a function from cut to fused RoPE, cache write and attention over `context` keys, and its bytes."""
     per_row = -(-context // BLOCK_TOKENS)
     cache = random_cache(geometry, rows * per_row * BLOCK_TOKENS, device)

@@ -26,7 +26,7 @@ from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.engine import Engine
 from engine.fallback.spec import FallbackSpec
 from engine.loading.mxfp4 import Mxfp4Weight
-from engine.loading.names import Parameter, parameters
+from engine.loading.names import DecoderParameter, parameters
 from engine.loading.spec import read_model_spec
 from engine.loading.weight import Weight
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
@@ -170,7 +170,7 @@ def random_weights(
         yield parameter.name, tensor.fill_(1.0) if tensor.dim() == 1 else tensor.normal_(0.0, WEIGHT_STD)
 
 
-def _random_mxfp4(parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Mxfp4Weight:
+def _random_mxfp4(parameter: DecoderParameter, dtype: torch.dtype, device: torch.device) -> Mxfp4Weight:
     experts, out, depth = parameter.shape
     blocks = torch.randint(0, 256, (experts * out, depth // 2), dtype=torch.uint8, device=device)
     exponents = torch.full((experts * out, depth // 32), MXFP4_EXPONENT, dtype=torch.uint8, device=device)

@@ -16,7 +16,7 @@ import torch
 from kernels.architecture import has_fp8_products
 from kernels.paged_attention.launch import Share
 from kernels.rope_attention import launch as rope_attention
-from kernels.streamed_linear.launch import Cut, streamed_linear, tile_cut, to_fp8
+from kernels.streamed_linear.launch import LinearCut, streamed_linear, tile_cut, to_fp8
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, to_int4
 from loadtest.gpu.attention import attention_inputs, rope_attention_inputs
 from loadtest.gpu.bench import random_numbers
@@ -149,7 +149,7 @@ def _attention(geometry: Geometry, device: torch.device, rows: int, context: int
 def _rope_attention(geometry: Geometry, device: torch.device, context: int) -> Iterator[Sweep]:
     attend, num_bytes = rope_attention_inputs(geometry, device, rows=1, context=context)
     cuts = [
-        rope_attention.Cut(heads=heads, num_splits=splits, depth=depth, num_warps=warps)
+        rope_attention.AttentionCut(heads=heads, num_splits=splits, depth=depth, num_warps=warps)
         for heads, splits, depth, warps in ROPE
     ]
     yield Sweep(
@@ -187,7 +187,9 @@ def _product(weight: Matrix, rows: int, dtype: torch.dtype, cuts: Sequence[tuple
     others = []
     for block_n, block_k, num_warps, num_stages in cuts:
         for count in (1, 2, 4, 8):
-            cut = Cut(block_n=block_n, block_k=block_k, num_splits=count, num_warps=num_warps, num_stages=num_stages)
+            cut = LinearCut(
+                block_n=block_n, block_k=block_k, num_splits=count, num_warps=num_warps, num_stages=num_stages
+            )
             others.append((asdict(cut), lambda cut=cut: streamed_linear(x, weight, None, arrived, cut)))
     kind = "int4" if isinstance(weight, Int4Matrix) else "fp8" if isinstance(weight, Fp8Matrix) else "streamed"
     return Sweep(

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.forecast import Backlog, Capacity, Load, forecast
+from engine.scheduling.forecast import Backlog, EngineCapacity, Load, forecast
 from tests.engine.simulated import ExactCosts
 
 COSTS = ExactCosts(base_s=0.01, row_s=0.001, token_s=0.0001)
-CAPACITY = Capacity(num_rows=2, num_blocks=100, prompt_tokens=50)
+CAPACITY = EngineCapacity(num_rows=2, num_blocks=100, prompt_tokens=50)
 LOADS = st.builds(
     Load,
     prompt_tokens=st.integers(1, 200),

@@ -113,7 +113,7 @@ def test_tiles_of_every_height(height: int) -> None:
     """Those that prompts get on a GPU, which few rows do not."""
     rows, experts = 150, 3
     mixture, logits = Mixture(experts, 64, 48, torch.bfloat16), few_logits(rows, experts, torch.bfloat16)
-    cut = launch.Cut(block_m=height, block_n=64, block_k=32, neighbours=4, num_warps=4, num_stages=2)
+    cut = launch.ExpertCut(block_m=height, block_n=64, block_k=32, neighbours=4, num_warps=4, num_stages=2)
     x = randn(rows, 64, dtype=torch.bfloat16)
     routing = expert_routing.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=height)
     gate_up, down = mixture.matrices

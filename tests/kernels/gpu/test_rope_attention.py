@@ -27,7 +27,7 @@ def check(
     has_norms: bool,
     block_tokens: int = 16,
     num_fillers: int = 0,
-    cut: launch.Cut = launch.USUAL,
+    cut: launch.AttentionCut = launch.USUAL,
 ) -> None:
     """Compare results and caches in which older tokens of the rows hold numbers, and all else is NaN."""
     counts = [position // block_tokens + 1 for position in positions]
@@ -138,7 +138,7 @@ def test_rows_of_every_length(
     block_tokens=st.sampled_from([1, 3, 16]),
     has_norms=st.booleans(),
     cut=st.builds(
-        launch.Cut,
+        launch.AttentionCut,
         heads=st.sampled_from([1, 2, 4]),
         num_splits=st.sampled_from([1, 2, 4, 32]),
         depth=st.sampled_from([1, 4]),
@@ -152,7 +152,7 @@ def test_any_rows_and_any_cut(
     half: int,
     block_tokens: int,
     has_norms: bool,
-    cut: launch.Cut,
+    cut: launch.AttentionCut,
 ) -> None:
     check(
         positions,
@@ -167,7 +167,7 @@ def test_any_rows_and_any_cut(
 
 
 def test_a_context_of_a_hundred_thousand_tokens() -> None:
-    cut = launch.Cut(heads=1, num_splits=2, depth=64 if DEVICE.type == "cpu" else 4, num_warps=8)
+    cut = launch.AttentionCut(heads=1, num_splits=2, depth=64 if DEVICE.type == "cpu" else 4, num_warps=8)
     check([100_000, 17], heads=1, kv_heads=1, dim=16, dtype=torch.bfloat16, has_norms=False, cut=cut)
 
 

@@ -30,7 +30,7 @@ def drawn(width: int, depth: int) -> Fp8Matrix:
     return to_fp8(randn(width, depth, dtype=torch.float32) * torch.logspace(-1, 1, width, device=DEVICE).unsqueeze(1))
 
 
-def check(matrix: Fp8Matrix, x: torch.Tensor, bias: torch.Tensor | None, cut: launch.Cut | None = None) -> None:
+def check(matrix: Fp8Matrix, x: torch.Tensor, bias: torch.Tensor | None, cut: launch.LinearCut | None = None) -> None:
     """Each result by what its own products amount to: a large row would hide what is wrong of a small one."""
     arrived = counters()
     found = launch.streamed_linear(x, matrix, bias, arrived, cut)
@@ -67,7 +67,7 @@ def test_any_sizes_and_any_cut(
     rows: int, width: int, depth: int, block_n: int, block_k: int, splits: int, has_bias: bool
 ) -> None:
     """Also cuts that leave programs at the end without work."""
-    cut = launch.Cut(block_n=block_n, block_k=block_k, num_splits=splits, num_warps=8, num_stages=2)
+    cut = launch.LinearCut(block_n=block_n, block_k=block_k, num_splits=splits, num_warps=8, num_stages=2)
     bias = randn(width, dtype=torch.float32) if has_bias else None
     check(drawn(width, depth), randn(rows, depth, dtype=torch.float32), bias, cut)
 
@@ -81,7 +81,7 @@ def test_parts_of_a_depth_are_added_in_their_order() -> None:
     held[:, 128:256] = 1
     held[:, 256:] *= -1
     matrix = Fp8Matrix.of(held.to(FP8), torch.ones(5, device=DEVICE))
-    cut = launch.Cut(block_n=64, block_k=128, num_splits=3, num_warps=4, num_stages=2)
+    cut = launch.LinearCut(block_n=64, block_k=128, num_splits=3, num_warps=4, num_stages=2)
     assert not launch.streamed_linear(x, matrix, None, counters(), cut).any()
 
 
