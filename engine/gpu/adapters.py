@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import replace
 from enum import IntEnum
 
 import torch
@@ -39,7 +39,7 @@ from kernels.lora_expand.launch import lora_expand
 from kernels.lora_experts.launch import expert_expand, expert_shrink, fill_row_tables
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
-from kernels.lora_shrink.launch import TILE, cut, lora_shrink
+from kernels.lora_shrink.launch import TILE, Tiles, cut, lora_shrink
 
 
 class AdapterScope(IntEnum):
@@ -48,22 +48,6 @@ class AdapterScope(IntEnum):
     NOTHING = 0
     LINEAR_MODULES = 1
     WHOLE_MODEL = 2
-
-
-@dataclass(slots=True, kw_only=True)
-class _Tiles:
-    """Tiles of tokens or of samples, at fixed addresses.
-
-    Attributes:
-        numbers, count: int64 [any, 3] and [1], on the device.
-        at: offset of `numbers` in the array that a step sends.
-        most: number of tiles that grids are launched for.
-    """
-
-    numbers: torch.Tensor
-    count: torch.Tensor
-    at: int
-    most: int = 0
 
 
 class TritonLora:
@@ -101,9 +85,10 @@ class TritonLora:
         # Keeps every tensor aligned to the widest load: kernels are compiled for tensors that are.
         room = 3 * (max_tiles + max_tiles % 2)
         self._staging = Staging(4 + 2 * room, runtime)
+        self._samples_at = 4 + room
         self._tokens, self._samples = (
-            _Tiles(numbers=self._staging.device[at : at + room].view(-1, 3), count=count, at=at)
-            for at, count in ((4, self._staging.device[:1]), (4 + room, self._staging.device[2:3]))
+            Tiles(numbers=self._staging.device[at : at + room].view(-1, 3), count=count, most=0)
+            for at, count in ((4, self._staging.device[:1]), (self._samples_at, self._staging.device[2:3]))
         )
         self.scope = AdapterScope.NOTHING
         self.is_mixture = is_mixture
@@ -124,12 +109,12 @@ class TritonLora:
             self.scope = AdapterScope.WHOLE_MODEL
         self.has_experts = any(segment.weights.has_experts for segment in segments)
         of_tokens, of_samples = _numbers(segments), _numbers(samples)
-        self._tokens.most, self._samples.most = len(of_tokens) // 3, len(of_samples) // 3
+        self._size(len(of_tokens) // 3, len(of_samples) // 3)
         if not segments:
             return
         numbers = [self._tokens.most, 0, self._samples.most, 0, *of_tokens]
         if samples:
-            numbers += [0] * (self._samples.at - len(numbers)) + of_samples
+            numbers += [0] * (self._samples_at - len(numbers)) + of_samples
         self._staging.send_list(numbers)
 
     def expect(
@@ -140,30 +125,28 @@ class TritonLora:
         `has_experts` is ignored for a model without experts.
         """
         self._staging.send_list([0, 0, 0, 0])
-        self._tokens.most = self._samples.most = max_tiles
+        self._size(max_tiles, max_tiles)
         self.scope = scope if max_tiles else AdapterScope.NOTHING
         self.has_experts = has_experts and self.is_mixture and self.scope > AdapterScope.NOTHING
 
     def begin(self, num_tokens: int) -> None:
         """Find the adapter of each of a step's tokens, before any product of experts."""
         if self.has_experts:
-            tiles, tables = self._tokens, self._row_tables[:num_tokens]
-            fill_row_tables(tables, tiles.numbers, tiles.count, entry=EXPERTS_ENTRY, max_tiles=tiles.most)
+            fill_row_tables(self._row_tables[:num_tokens], self._tokens, entry=EXPERTS_ENTRY)
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
         """Begin, and gather rows of the adapters' own embeddings and low-rank products."""
         self.begin(len(token_ids))
         if self.scope == AdapterScope.WHOLE_MODEL:
             own, entry = entry_of(WHOLE_MODEL, "own embed_tokens"), entry_of(WHOLE_MODEL, "embed_tokens")
-            tiles = self._tokens
-            lora_gather(token_ids, x, tiles.numbers, tiles.count, own=own, entry=entry, max_tiles=tiles.most)
+            lora_gather(token_ids, x, self._tokens, own=own, entry=entry)
 
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
         """Scale the norm's columns: an expand without a product."""
         tiles = self._samples if layer == WHOLE_MODEL else self._tokens
         if self.scope == AdapterScope.WHOLE_MODEL and tiles.most:
             nothing = torch.empty(1, len(h), 1, self._max_rank, dtype=torch.float32, device=h.device)
-            self._expand(h, nothing, tiles, entry_of(layer, module, self._entries), (h.shape[1],))
+            lora_expand(h, nothing, tiles, entry=entry_of(layer, module, self._entries), splits=(h.shape[1],))
 
     def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
         """Repeat the norms for each token, side by side, and scale them: an expand of two modules without products."""
@@ -173,7 +156,7 @@ class TritonLora:
         both = torch.cat((norms.q, norms.k)).repeat(num_tokens, 1)
         nothing = torch.empty(1, num_tokens, 2, self._max_rank, dtype=torch.float32, device=both.device)
         widths = len(norms.q), len(norms.k)
-        self._expand(both, nothing, tiles, entry_of(layer, HEAD_NORMS[0], self._entries), widths)
+        lora_expand(both, nothing, tiles, entry=entry_of(layer, HEAD_NORMS[0], self._entries), splits=widths)
         return HeadNorms(*both.split(widths, dim=1))
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
@@ -181,9 +164,9 @@ class TritonLora:
         tiles = self._samples
         if self.scope == AdapterScope.WHOLE_MODEL and tiles.most:
             own, entry = entry_of(WHOLE_MODEL, "own lm_head"), entry_of(WHOLE_MODEL, "lm_head")
-            lora_logits(h, logits, tiles.numbers, tiles.count, entry=own, max_tiles=tiles.most)
-            shrunk = self._shrink(h, tiles, entry, 1)
-            self._expand(logits, shrunk, tiles, entry, (logits.shape[1],), h.dtype)
+            lora_logits(h, logits, tiles, entry=own)
+            shrunk = lora_shrink(h, tiles, entry=entry, num_modules=1, max_rank=self._max_rank)
+            lora_expand(logits, shrunk, tiles, entry=entry, splits=(logits.shape[1],), dtype=h.dtype)
 
     def multiply(
         self,
@@ -196,10 +179,10 @@ class TritonLora:
         """Shrink concurrently with the base's product, which is independent of it; expand into the product's result."""
         tiles, entry = self._tokens, entry_of(layer, modules[0], self._entries)
         with self._runtime.beside() as join:
-            shrunk = self._shrink(x, tiles, entry, len(modules))
+            shrunk = lora_shrink(x, tiles, entry=entry, num_modules=len(modules), max_rank=self._max_rank)
         y = product(x)
         join()
-        self._expand(y, shrunk, tiles, entry, splits)
+        lora_expand(y, shrunk, tiles, entry=entry, splits=splits)
         return y
 
     def of_tokens(self, start: int, end: int) -> LinearProducts | None:
@@ -212,7 +195,7 @@ class TritonLora:
             return None
         sent = placed([len(numbers) // 3, 0, *numbers], self.device)
         part = copy(self)
-        part._tokens = _Tiles(numbers=sent[2:].view(-1, 3), count=sent[:1], at=0, most=len(numbers) // 3)
+        part._tokens = Tiles(numbers=sent[2:].view(-1, 3), count=sent[:1], most=len(numbers) // 3)
         return part
 
     def change_experts(
@@ -233,36 +216,9 @@ class TritonLora:
         )
         expert_expand(y, shrunk, routing, tables, entry=entry, height=height)
 
-    def _shrink(self, x: torch.Tensor, tiles: _Tiles, entry: int, num_modules: int) -> torch.Tensor:
-        return lora_shrink(
-            x,
-            tiles.numbers,
-            tiles.count,
-            entry=entry,
-            num_modules=num_modules,
-            max_rank=self._max_rank,
-            max_tiles=tiles.most,
-        )
-
-    def _expand(
-        self,
-        y: torch.Tensor,
-        shrunk: torch.Tensor,
-        tiles: _Tiles,
-        entry: int,
-        splits: Sequence[int],
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        lora_expand(
-            y,
-            shrunk,
-            tiles.numbers,
-            tiles.count,
-            entry=entry,
-            splits=splits,
-            max_tiles=tiles.most,
-            dtype=dtype,
-        )
+    def _size(self, of_tokens: int, of_samples: int) -> None:
+        """Set how many tiles the grids of the next launches are for."""
+        self._tokens, self._samples = replace(self._tokens, most=of_tokens), replace(self._samples, most=of_samples)
 
 
 def _numbers(segments: Sequence[AdapterSegment]) -> list[int]:

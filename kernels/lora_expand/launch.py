@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.lora_expand.kernel import lora_expand_kernel
-from kernels.lora_shrink.launch import BLOCK_R, TILE
+from kernels.lora_shrink.launch import BLOCK_R, TILE, Tiles
 from kernels.overlap import overlap
 
 BLOCK_N = 256
@@ -19,12 +19,10 @@ TYPE_BY_DTYPE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfl
 def lora_expand(
     y: torch.Tensor,
     shrunk: torch.Tensor,
-    tiles: torch.Tensor,
-    count: torch.Tensor,
+    tiles: Tiles,
     *,
     entry: int,
     splits: Sequence[int],
-    max_tiles: int,
     dtype: torch.dtype | None = None,
 ) -> None:
     """Add the products with B in place to `y` [tokens, sum of splits], whose row stride may be larger.
@@ -32,7 +30,7 @@ def lora_expand(
     If an adapter's table has an address of gains and shifts [2, out], `y` becomes y * gain + shift before that.
 
     Args:
-        shrunk, tiles, count, entry, max_tiles: as in `kernels.lora_shrink.launch`.
+        shrunk, tiles, entry: as in `kernels.lora_shrink.launch`.
         splits: output widths of the modules, side by side in `y`; at most three.
         dtype: of B; None for that of `y`.
     """
@@ -40,10 +38,10 @@ def lora_expand(
     widths = [*splits, 0, 0][:3]
     dtype = dtype or y.dtype
     block_n = BLOCK_N if dtype.itemsize == 2 else BLOCK_N // 4
-    lora_expand_kernel[(sum(triton.cdiv(split, block_n) for split in splits), max_tiles)](
+    lora_expand_kernel[(sum(triton.cdiv(split, block_n) for split in splits), tiles.most)](
         shrunk,
-        tiles,
-        count,
+        tiles.numbers,
+        tiles.count,
         y,
         tokens,
         y.stride(0),

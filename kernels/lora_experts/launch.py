@@ -8,7 +8,7 @@ import triton
 from kernels.architecture import PROGRAMS_WANTED
 from kernels.experts.routing import Routing
 from kernels.lora_experts.kernel import expert_expand_kernel, expert_shrink_kernel, row_tables_kernel
-from kernels.lora_shrink.launch import BLOCK_R, TILE
+from kernels.lora_shrink.launch import BLOCK_R, TILE, Tiles
 from kernels.overlap import overlap
 
 BLOCK_N = 64
@@ -19,17 +19,18 @@ Tables = torch.Tensor
 """int64 [rows]: for each row the device address of its adapter's expert table [entries, 4] int64, 0 for none."""
 
 
-def fill_row_tables(tables: Tables, tiles: torch.Tensor, count: torch.Tensor, *, entry: int, max_tiles: int) -> None:
+def fill_row_tables(tables: Tables, tiles: Tiles, *, entry: int) -> None:
     """Fill `tables` for all rows of a step with the addresses of their adapters' expert tables.
 
     Args:
-        tiles, count, max_tiles: as in `kernels.lora_shrink.launch`.
         entry: the entry of an adapter's table that holds the number of entries before those of experts, 0 for no
             experts.
     """
     tables.zero_()
-    if max_tiles:
-        row_tables_kernel[(max_tiles,)](tiles, count, tables, entry, BLOCK_M=TILE, num_warps=1, **overlap())
+    if tiles.most:
+        row_tables_kernel[(tiles.most,)](
+            tiles.numbers, tiles.count, tables, entry, BLOCK_M=TILE, num_warps=1, **overlap()
+        )
 
 
 def expert_shrink(

@@ -6,33 +6,25 @@ import torch
 import triton
 
 from kernels.lora_logits.kernel import lora_logits_kernel
-from kernels.lora_shrink.launch import TILE
+from kernels.lora_shrink.launch import TILE, Tiles
 
 BLOCK_N, BLOCK_K = 64, 128
 
 
-def lora_logits(
-    x: torch.Tensor,
-    logits: torch.Tensor,
-    tiles: torch.Tensor,
-    count: torch.Tensor,
-    *,
-    entry: int,
-    max_tiles: int,
-) -> None:
+def lora_logits(x: torch.Tensor, logits: torch.Tensor, tiles: Tiles, *, entry: int) -> None:
     """Overwrite the logits of segments whose adapters have their own output matrix; others stay.
 
     Args:
         x: [rows, hidden], contiguous.
         logits: [rows, vocab] float32, contiguous.
-        tiles, count, entry, max_tiles: as in `kernels.lora_shrink.launch`, with rows as tokens; the address in the
-            place of B is that of the output matrix [vocab, hidden].
+        tiles, entry: as in `kernels.lora_shrink.launch`, with rows as tokens; the address in the place of B is that of
+            the output matrix [vocab, hidden].
     """
     depth, width = x.shape[1], logits.shape[1]
-    lora_logits_kernel[(max_tiles, triton.cdiv(width, BLOCK_N))](
+    lora_logits_kernel[(tiles.most, triton.cdiv(width, BLOCK_N))](
         x,
-        tiles,
-        count,
+        tiles.numbers,
+        tiles.count,
         logits,
         width,
         depth,

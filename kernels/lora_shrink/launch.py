@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch.nn import functional
@@ -16,29 +18,32 @@ BLOCK_R, BLOCK_K = 16, 1024
 STEP, PARTS = 256, 4
 
 
-def lora_shrink(
-    x: torch.Tensor,
-    tiles: torch.Tensor,
-    count: torch.Tensor,
-    *,
-    entry: int,
-    num_modules: int,
-    max_rank: int,
-    max_tiles: int,
-) -> torch.Tensor:
-    """Multiply each tile of tokens by its adapter's A matrices.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """The tokens of a step's adapters, cut to the size of a program.
 
-    Args:
-        x: [tokens, in], contiguous.
-        tiles: [any, 3] int64, cut by `cut`, disjoint: first token, end, and device address of the adapter's table. A
+    Attributes:
+        numbers: [any, 3] int64, cut by `cut`, disjoint: first token, end, and device address of the adapter's table. A
             table is [entries, 4] int64: the address of A [rank, in], that of B [out, rank] padded by `whole_rows`, both
             multiples of 16; the rank, 0 for no such module; and the address of gains and shifts, float32 [2, out], 0
             for none (`kernels.lora_expand.launch`).
         count: [1] int64 on the device, the number of tiles.
+        most: at least `count` and at most the rows of `numbers`; programs are launched for this many tiles.
+    """
+
+    numbers: torch.Tensor
+    count: torch.Tensor
+    most: int
+
+
+def lora_shrink(x: torch.Tensor, tiles: Tiles, *, entry: int, num_modules: int, max_rank: int) -> torch.Tensor:
+    """Multiply each tile of tokens by its adapter's A matrices.
+
+    Args:
+        x: [tokens, in], contiguous.
         entry: the first module's entry in the tables.
         num_modules: number of adjacent modules that share the input.
         max_rank: the highest rank of any adapter.
-        max_tiles: at least `count` and at most the rows of `tiles`; programs are launched for this many tiles.
 
     Returns:
         [splits, tokens, num_modules, room] float32 with `room` at least `max_rank`; the product is the sum over splits.
@@ -49,10 +54,10 @@ def lora_shrink(
     room = triton.cdiv(max_rank, BLOCK_R) * BLOCK_R
     shrunk = torch.empty(splits, tokens, num_modules, room, dtype=torch.float32, device=x.device)
     is_short = x.element_size() == 2
-    lora_shrink_kernel[(splits, num_modules, max_tiles)](
+    lora_shrink_kernel[(splits, num_modules, tiles.most)](
         x,
-        tiles,
-        count,
+        tiles.numbers,
+        tiles.count,
         shrunk,
         tokens,
         width,

@@ -14,6 +14,7 @@ from kernels.experts.reference import Part
 from kernels.experts.routing import Routing, sort_by_expert
 from kernels.gated_activation.reference import Activation
 from kernels.lora_experts.launch import expert_expand, expert_shrink, fill_row_tables
+from kernels.lora_shrink.launch import Tiles
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
 from loadtest.gpu.meta_tensors import empty, fp8_matrix, int4_matrix, mxfp4_matrix, whole
 
@@ -61,7 +62,7 @@ def mixtures() -> None:
     for mixture in MIXTURES:
         choice = empty(64, mixture.chosen, dtype=torch.int32), empty(64, mixture.chosen, dtype=torch.float32)
         sort_by_expert(*choice, empty(mixture.experts + 1, dtype=torch.int32), tile=16, decodes=whole(64, 4))
-    fill_row_tables(whole(64), whole(64, 3), whole(1), entry=5, max_tiles=64)
+    fill_row_tables(whole(64), Tiles(numbers=whole(64, 3), count=whole(1), most=64), entry=5)
     mix(MIXTURES[0], torch.bfloat16, "gelu")
     for group in (GROUP, *SHORT_GROUPS):
         mix(MIXTURES[0], torch.bfloat16, matrix=partial(int4_matrix, dtype=torch.bfloat16, group=group))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -17,7 +17,7 @@ from kernels.gated_activation.launch import activate_and_multiply
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
-from kernels.lora_shrink.launch import cut, lora_shrink, whole_rows
+from kernels.lora_shrink.launch import Tiles, cut, lora_shrink, whole_rows
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS, counters, from_int4, row_linear, streamed_linear
@@ -243,11 +243,11 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
     per_adapter = tokens // adapters
     segments = [(i * per_adapter, (i + 1) * per_adapter, tables[3 * i].data_ptr()) for i in range(adapters)]
     spans = [[*span, table] for start, end, table in segments for span in cut(start, end)]
-    tiles, count = torch.tensor(spans, device=device), torch.tensor([len(spans)], device=device)
+    tiles = _tiles(spans, device)
 
     def run(kept: object = (matrices, tables)) -> None:
-        shrunk = lora_shrink(x, tiles, count, entry=0, num_modules=3, max_rank=rank, max_tiles=len(tiles))
-        lora_expand(y, shrunk, tiles, count, entry=0, splits=splits, max_tiles=len(tiles))
+        shrunk = lora_shrink(x, tiles, entry=0, num_modules=3, max_rank=rank)
+        lora_expand(y, shrunk, tiles, entry=0, splits=splits)
 
     num_weights = sum(a.numel() + b.numel() for a, b in matrices)
     yield Bench(
@@ -255,6 +255,11 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
         run=run,
         num_bytes=num_weights * x.element_size() + x.nbytes + 2 * y.nbytes,
     )
+
+
+def _tiles(spans: Sequence[Sequence[int]], device: torch.device) -> Tiles:
+    numbers, count = torch.tensor(spans, device=device), torch.tensor([len(spans)], device=device)
+    return Tiles(numbers=numbers, count=count, most=len(spans))
 
 
 def _lora_of_whole_model(geometry: Geometry, device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
@@ -266,14 +271,14 @@ def _lora_of_whole_model(geometry: Geometry, device: torch.device, *, rows: int,
     table[2, 1:3] = torch.tensor([own.data_ptr(), geometry.hidden])
     table = table.to(device)
     spans = [[*span, table.data_ptr()] for span in cut(0, rows)]
-    tiles, count = torch.tensor(spans, device=device), torch.tensor([len(spans)], device=device)
+    tiles = _tiles(spans, device)
     ids, logits = torch.randint(0, vocab, (rows,), device=device), torch.zeros(rows, vocab, device=device)
 
     def gather(kept: object = (a, b, table)) -> None:
-        lora_gather(ids, x, tiles, count, own=0, entry=1, max_tiles=len(tiles))
+        lora_gather(ids, x, tiles, own=0, entry=1)
 
     def write(kept: object = (own, table)) -> None:
-        lora_logits(x, logits, tiles, count, entry=2, max_tiles=len(tiles))
+        lora_logits(x, logits, tiles, entry=2)
 
     num_bytes = 2 * x.nbytes + b.nbytes + rows * a.shape[1] * a.element_size()
     yield Bench(name=f"LoRA of the embedding, {rows} tokens", run=gather, num_bytes=num_bytes)

@@ -15,7 +15,7 @@ from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, activate_and_mult
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
-from kernels.lora_shrink.launch import lora_shrink
+from kernels.lora_shrink.launch import Tiles, lora_shrink
 from kernels.paged_attention.launch import MAX_PROGRAMS, paged_attention
 from kernels.recording import Launch, recording
 from kernels.rope_attention.launch import can_attend, rope_attention
@@ -296,17 +296,20 @@ def layer(geometry: Geometry, dtype: torch.dtype) -> None:
 def whole_model(tokens: int, hidden: int, dtype: torch.dtype) -> None:
     """Launch the adapter kernels for the embedding, norms and the output matrix."""
     x, logits = empty(tokens, hidden, dtype=dtype), empty(tokens, VOCAB, dtype=torch.float32)
-    where, count, most = whole(64, 3), whole(1), min(tokens, 64)
-    lora_gather(whole(tokens), x, where, count, own=0, entry=1, max_tiles=most)
+    tiles = _tiles(tokens)
+    lora_gather(whole(tokens), x, tiles, own=0, entry=1)
     no_product = empty(1, tokens, 1, MAX_RANK, dtype=torch.float32)
-    lora_expand(x, no_product, where, count, entry=2, splits=(hidden,), max_tiles=most)
-    lora_logits(x, logits, where, count, entry=3, max_tiles=most)
+    lora_expand(x, no_product, tiles, entry=2, splits=(hidden,))
+    lora_logits(x, logits, tiles, entry=3)
     _change(x, logits, (VOCAB,), entry=4)
 
 
 def _change(x: torch.Tensor, y: torch.Tensor, splits: Sequence[int], *, entry: int) -> None:
     """Launch the LoRA products of adjacent modules."""
-    where, count, most = whole(64, 3), whole(1), min(len(x), 64)
-    options = {"entry": entry, "max_tiles": most}
-    shrunk = lora_shrink(x, where, count, num_modules=len(splits), max_rank=MAX_RANK, **options)
-    lora_expand(y, shrunk, where, count, splits=splits, dtype=x.dtype, **options)
+    tiles = _tiles(len(x))
+    shrunk = lora_shrink(x, tiles, entry=entry, num_modules=len(splits), max_rank=MAX_RANK)
+    lora_expand(y, shrunk, tiles, entry=entry, splits=splits, dtype=x.dtype)
+
+
+def _tiles(tokens: int) -> Tiles:
+    return Tiles(numbers=whole(64, 3), count=whole(1), most=min(tokens, 64))

@@ -18,7 +18,7 @@ from kernels.recording import recording
 from kernels.triton_cache import _NoGpu, fill_cache
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.lora_expand.launch import lora_expand
-from kernels.lora_shrink.launch import lora_shrink
+from kernels.lora_shrink.launch import Tiles, lora_shrink
 
 def launch():
     with pretending("sm_90"):
@@ -27,9 +27,9 @@ def launch():
         # Widths that nothing divides, a rank of 1, and numbers that begin in the middle of others.
         tiles = torch.empty(10, dtype=torch.int64, device="meta")[1:].view(-1, 3)
         odd = torch.empty(3, 33, dtype=torch.float16, device="meta")
-        options = {"entry": 1, "max_tiles": 3}
-        shrunk = lora_shrink(odd, tiles, tiles[0, :1], num_modules=1, max_rank=1, **options)
-        lora_expand(odd, shrunk, tiles, tiles[0, :1], splits=(33,), **options)
+        tiles = Tiles(numbers=tiles, count=tiles[0, :1], most=3)
+        shrunk = lora_shrink(odd, tiles, entry=1, num_modules=1, max_rank=1)
+        lora_expand(odd, shrunk, tiles, entry=1, splits=(33,))
 
 if __name__ == "__main__":
     target = GPUTarget("cuda", 90, 32)

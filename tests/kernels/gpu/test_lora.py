@@ -16,11 +16,17 @@ from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink import kernel as shrink_kernel
 from kernels.lora_shrink import launch as shrink_launch
-from kernels.lora_shrink.launch import cut, lora_shrink, whole_rows
+from kernels.lora_shrink.launch import Tiles, cut, lora_shrink, whole_rows
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
 from tests.kernels.gpu.held_up import Before
 
 MAX_RANK = 128
+
+
+def tiles_of(numbers: list[list[int]], num_spare: int = 0) -> Tiles:
+    """Tiles, and room for more, for which programs are launched, too."""
+    count, numbers = torch.tensor([len(numbers)], device=DEVICE), numbers + [[0, 0, 0]] * num_spare
+    return Tiles(numbers=torch.tensor(numbers, device=DEVICE), count=count, most=len(numbers))
 
 
 def check(
@@ -37,7 +43,7 @@ def check(
     tokens = sum(lengths) + gap * len(lengths)
     x, y = randn(tokens, depth, dtype=dtype), randn(tokens, sum(widths), dtype=dtype)
     expected = y.double()
-    kept, tiles, at = [], [], gap
+    kept, numbers, at = [], [], gap
     for number, length in enumerate(lengths):
         table = torch.zeros(entry + len(widths), 4, dtype=torch.int64)
         column = 0
@@ -59,13 +65,11 @@ def check(
             column += width
         table = table.to(DEVICE)
         kept.append(table)
-        tiles += [[*span, table.data_ptr()] for span in cut(at, at + length)]
+        numbers += [[*span, table.data_ptr()] for span in cut(at, at + length)]
         at += length + gap
-    count = torch.tensor([len(tiles)], device=DEVICE)
-    tiles += [[0, 0, 0]] * num_spare
-    where, options = torch.tensor(tiles, device=DEVICE), {"entry": entry, "max_tiles": len(tiles)}
-    found = lora_shrink(x, where, count, num_modules=len(widths), max_rank=MAX_RANK, **options)
-    lora_expand(y, found, where, count, splits=widths, **options)
+    tiles = tiles_of(numbers, num_spare)
+    found = lora_shrink(x, tiles, entry=entry, num_modules=len(widths), max_rank=MAX_RANK)
+    lora_expand(y, found, tiles, entry=entry, splits=widths)
     assert_near(y, expected)
 
 
@@ -75,11 +79,10 @@ def test_columns_of_a_wider_tensor_get_theirs_and_no_others() -> None:
     table = torch.zeros(1, 4, dtype=torch.int64)
     table[0, 3] = columns.data_ptr()
     table = table.to(DEVICE)
-    where = torch.tensor([[*span, table.data_ptr()] for span in cut(2, 7)], device=DEVICE)
-    count, expected = torch.tensor([len(where)], device=DEVICE), y.double()
+    tiles, expected = tiles_of([[*span, table.data_ptr()] for span in cut(2, 7)]), y.double()
     expected[2:7, 16:64] = expected[2:7, 16:64] * columns[0].double() + columns[1].double()
     nothing = torch.empty(1, 9, 1, MAX_RANK, dtype=torch.float32, device=DEVICE)
-    lora_expand(y[:, 16:64], nothing, where, count, entry=0, splits=[48], max_tiles=len(where))
+    lora_expand(y[:, 16:64], nothing, tiles, entry=0, splits=[48])
     assert_near(y, expected)
 
 
@@ -109,9 +112,9 @@ def test_ranks_and_types(dtype: torch.dtype, rank: int) -> None:
 def test_a_step_without_tiles_changes_nothing() -> None:
     x, y = randn(4, 32, dtype=torch.float32), randn(4, 16, dtype=torch.float32)
     before = y.clone()
-    where, count = torch.zeros(3, 3, dtype=torch.int64, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    found = lora_shrink(x, where, count, entry=0, num_modules=1, max_rank=8, max_tiles=3)
-    lora_expand(y, found, where, count, entry=0, splits=[16], max_tiles=3)
+    tiles = tiles_of([], num_spare=3)
+    found = lora_shrink(x, tiles, entry=0, num_modules=1, max_rank=8)
+    lora_expand(y, found, tiles, entry=0, splits=[16])
     assert torch.equal(y, before)
 
 
@@ -122,13 +125,13 @@ def test_what_the_kernel_before_writes_is_read_once_it_has_ended(monkeypatch: py
         monkeypatch.setattr(kernel, "let_begin", before.let_begin)
         monkeypatch.setattr(kernel, "wait", before.wait)
 
-    def shrink(x: torch.Tensor, *others: torch.Tensor, **options: Any) -> torch.Tensor:
+    def shrink(x: torch.Tensor, tiles: Tiles, **options: Any) -> torch.Tensor:
         with before.writes(x):
-            return shrink_launch.lora_shrink(x, *others, **options)
+            return shrink_launch.lora_shrink(x, tiles, **options)
 
-    def expand(y: torch.Tensor, shrunk: torch.Tensor, *others: torch.Tensor, **options: Any) -> None:
+    def expand(y: torch.Tensor, shrunk: torch.Tensor, tiles: Tiles, **options: Any) -> None:
         with before.writes(y, shrunk):
-            expand_launch.lora_expand(y, shrunk, *others, **options)
+            expand_launch.lora_expand(y, shrunk, tiles, **options)
 
     monkeypatch.setitem(check.__globals__, "lora_shrink", shrink)
     monkeypatch.setitem(check.__globals__, "lora_expand", expand)
@@ -151,10 +154,9 @@ def tables(entries: list[dict[int, tuple[torch.Tensor | None, torch.Tensor | Non
     return made
 
 
-def tiles_of(made: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    numbers = [[*span, table.data_ptr()] for ends, table in zip(SPANS, made, strict=True) for span in cut(*ends)]
-    count = torch.tensor([len(numbers)], device=DEVICE)
-    return torch.tensor(numbers + [[0, 0, 0]] * 2, device=DEVICE), count
+def tiles_by(made: list[torch.Tensor]) -> Tiles:
+    spans = zip(SPANS, made, strict=True)
+    return tiles_of([[*span, table.data_ptr()] for ends, table in spans for span in cut(*ends)], num_spare=2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -173,7 +175,7 @@ def test_embedded_tokens_get_rows_of_own_matrices_and_of_products(dtype: torch.d
         expected[start:end] += a[ids[start:end]].double() @ b.double().T
     untouched = [0, 25, 26, 30, 31]
     before = x[untouched].clone()
-    lora_gather(ids, x, *tiles_of(made), own=1, entry=2, max_tiles=6)
+    lora_gather(ids, x, tiles_by(made), own=1, entry=2)
     assert_near(x, expected)
     assert torch.equal(x[untouched], before)
 
@@ -194,10 +196,10 @@ def test_logits_come_from_own_matrices_and_get_products(dtype: torch.dtype, dept
         expected[start:end] += shrunk @ b.double().T
     untouched = [0, 25, 26, 30, 31]
     before = logits[untouched].clone()
-    where, count = tiles_of(made)
-    lora_logits(h, logits, where, count, entry=0, max_tiles=6)
-    found = lora_shrink(h, where, count, entry=1, num_modules=1, max_rank=MAX_RANK, max_tiles=6)
-    lora_expand(logits, found, where, count, entry=1, splits=[VOCAB], max_tiles=6, dtype=dtype)
+    tiles = tiles_by(made)
+    lora_logits(h, logits, tiles, entry=0)
+    found = lora_shrink(h, tiles, entry=1, num_modules=1, max_rank=MAX_RANK)
+    lora_expand(logits, found, tiles, entry=1, splits=[VOCAB], dtype=dtype)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(logits.double(), expected, atol=tolerance * float(expected.abs().max()), rtol=tolerance)
     assert torch.equal(logits[untouched], before)

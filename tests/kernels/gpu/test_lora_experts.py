@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from kernels.experts import routing as expert_routing
 from kernels.lora_experts import launch
 from kernels.lora_experts.reference import Matrices, lora_experts
-from kernels.lora_shrink.launch import cut, whole_rows
+from kernels.lora_shrink.launch import Tiles, cut, whole_rows
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
 
 MAX_RANK, ENTRY = 40, 2
@@ -89,7 +89,7 @@ def check(
     tables = torch.full((rows,), 7, dtype=torch.int64, device=DEVICE)
     where = torch.tensor([*tiles, [0, 0, 0]], device=DEVICE)
     count = torch.tensor([len(tiles)], device=DEVICE)
-    launch.fill_row_tables(tables, where, count, entry=ENTRY, max_tiles=len(tiles) + 1)
+    launch.fill_row_tables(tables, Tiles(numbers=where, count=count, most=len(where)), entry=ENTRY)
     routing = routed(rows, experts, chosen, height)
     pairs = rows * chosen
     x, y = randn(pairs if down else rows, depth, dtype=dtype), randn(pairs, width, dtype=dtype)
