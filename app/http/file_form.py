@@ -8,6 +8,7 @@ from typing import Literal
 
 from fastapi import Request
 from pydantic import Field, ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -25,6 +26,8 @@ MAX_NAME_CHARS = 255
 _OTHER_BYTES = 64 << 10
 """Maximum bytes of a form besides the file."""
 _MAX_FIELDS = 8
+_CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"}
+"""Others are codecs of Python's, in which the form's fields would be read on the event loop: some take seconds."""
 _EXPIRY = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
 
 
@@ -51,6 +54,7 @@ async def file_form(
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise unsupported_media("The content type must be 'multipart/form-data'.", "content-type")
+    _check_charset(request.headers["content-type"])
     most = max_file_bytes + _OTHER_BYTES
     receive = bounded(request.scope, request.receive, most, _too_large(max_file_bytes))
     await claim(_least_bytes(request))
@@ -62,15 +66,18 @@ async def file_form(
         raise ApiError(400, f"The form could not be read: {error.detail}", code="invalid_form") from error
     except ClientDisconnect as error:
         raise ApiError(400, "The upload was interrupted.", param="file", code="invalid_form") from error
-    except UnicodeError as error:
-        # The content type names a codec of Python's that reads no form, `undefined` for one.
-        raise ApiError(400, "The form could not be read in its charset.", code="invalid_form") from error
     try:
         file = _checked(form, max_file_bytes)
         name = "".join(char for char in file.filename or "" if char.isprintable())[:MAX_NAME_CHARS]
         yield NewFile(tenant=tenant, name=name or "file", purpose=INPUT_PURPOSE, lasts_s=_lasts_s(form)), _parts(file)
     finally:
         await form.close()
+
+
+def _check_charset(content_type: str) -> None:
+    charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8").decode("latin-1")
+    if charset.lower() not in _CHARSETS:
+        raise ApiError(400, "The form could not be read in its charset; use 'utf-8'.", code="invalid_form")
 
 
 def _least_bytes(request: Request) -> int:

@@ -191,16 +191,27 @@ async def test_why_a_form_cannot_be_read_is_told(http: httpx.AsyncClient) -> Non
     assert error["message"] == "The form could not be read: Too many files. Maximum number of files is 1."
 
 
-@pytest.mark.parametrize("charset", ["undefined", "punycode", "idna", "hex", "none-such", "utf-8"])
-async def test_a_charset_in_which_a_form_cannot_be_read_is_refused(http: httpx.AsyncClient, charset: str) -> None:
+@pytest.mark.parametrize(
+    ("charset", "code"),
+    [
+        ("undefined", "invalid_form"),
+        ("punycode", "invalid_form"),
+        ('"pUnycode"', "invalid_form"),
+        ("utf-8; charset=idna", "invalid_form"),
+        ("none-such", "invalid_form"),
+        ("UTF-8", "unsupported_value"),
+        ('"iso-8859-1"', "unsupported_value"),
+    ],
+)
+async def test_a_form_is_read_in_the_usual_charsets_only(http: httpx.AsyncClient, charset: str, code: str) -> None:
+    """Fields were decoded on the event loop by any codec of Python's: in `punycode`, half a megabyte took seconds."""
     parts = (
         b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\n\xff\r\n'
         b'--b\r\ncontent-disposition: form-data; name="file"; filename="\xff"\r\n\r\n{}\r\n--b--\r\n'
     )
     headers = {"content-type": f"multipart/form-data; boundary=b; charset={charset}"}
     response = await http.post("/v1/files", content=parts, headers=headers)
-    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert charset != "undefined" or response.json()["error"]["code"] == "invalid_form"
+    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
 
 
 async def test_an_upload_whose_actor_has_died_may_be_tried_again(tmp_path: Path) -> None:
