@@ -8,6 +8,7 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
@@ -93,8 +94,7 @@ def create_app(
     )
     app.state.gateway = gateway
     app.state.limits, app.state.default_timeout_s = limits or LimitSettings(), default_timeout_s
-    app.state.moderation_model = moderation_model
-    app.state.admin_key_sha256 = admin_key_sha256
+    app.state.moderation_model, app.state.admin_key_sha256 = moderation_model, admin_key_sha256
     app.state.key_ring = key_ring or KeyRing()
     kept = batch_settings or BatchSettings()
     app.state.max_file_bytes, app.state.keeps_responses = kept.max_file_bytes, kept.responses_last_s is not None
@@ -103,7 +103,8 @@ def create_app(
         app.include_router(resource.router)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
+    max_bytes = app.state.limits.max_body_bytes
+    app.add_middleware(RequestBody, max_bytes=max_bytes, has_body=_has_body, streamed=[files.UPLOAD])
     origins = OriginRule.of(allowed_origins, is_open=not app.state.key_ring.tenant_by_name)
     app.add_middleware(Border, check=partial(_check, hosts=host_rule or HostRule(), origins=origins))
     if allowed_origins:
@@ -119,12 +120,20 @@ async def _check(request: Request, *, hosts: HostRule, origins: OriginRule) -> N
         ApiError: as the route raises it, if the key is missing or wrong, or as `check_sender`.
     """
     check_sender(request, hosts, origins)
-    for route in _ROUTES:
-        if route.matches(request.scope)[0] is Match.FULL:
-            for guard in (dependency.call for dependency in route.dependant.dependencies):
-                if guard in GUARDS:
-                    await guard(request)
-            return
+    route = _route(request.scope)
+    for dependency in () if route is None else route.dependant.dependencies:
+        if dependency.call in GUARDS:
+            await dependency.call(request)
+
+
+def _route(scope: Scope) -> APIRoute | None:
+    """Return the route that answers a request; None if there is none, and for FastAPI's own."""
+    return next((route for route in _ROUTES if route.matches(scope)[0] is Match.FULL), None)
+
+
+def _has_body(scope: Scope) -> bool:
+    route = _route(scope)
+    return route is not None and route.body_field is not None
 
 
 def _let_pages_ask(app: FastAPI, origins: Sequence[str]) -> None:

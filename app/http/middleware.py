@@ -1,8 +1,8 @@
 """Pure ASGI middleware around every route.
 
 `Border` assigns the request id, answers HEAD on every GET route, refuses requests by their heads, measures the time,
-and converts exceptions to OpenAI's error format. `RequestBody` limits the body while it is read, and cancels the work
-when the client disconnects.
+and converts exceptions to OpenAI's error format. `RequestBody` limits the body while it is read, in size and in time,
+and cancels the work when the client disconnects.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
 from app.http.json_route import error_response, route_path
+
+STALL_S, PROGRESS_BYTES = 60.0, 16 << 10
+"""Time in which a body must end or bring so many more bytes: what has come of it takes memory meanwhile."""
 
 _ID_HEADER = "x-request-id"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -94,12 +97,21 @@ class RequestBody:
     Servers differ in whether they cancel a handler on disconnect; this always does, streaming or not.
 
     Args:
+        has_body: whether the body of a request is used; what is sent with others is not kept.
         streamed: method and path of routes that read and limit their bodies themselves.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, streamed: Collection[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int,
+        has_body: Callable[[Scope], bool],
+        streamed: Collection[tuple[str, str]],
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._has_body = has_body
         self._streamed = streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +119,7 @@ class RequestBody:
         if scope["type"] != "http" or (scope.get("method"), route_path(scope)) in self._streamed:
             await self._app(scope, receive, send)
             return
-        body = await self._read(scope, receive)
+        body = await self._read(scope, receive) if self._has_body(scope) else b""
         if body is None:
             return
         has_ended = False
@@ -143,11 +155,15 @@ class RequestBody:
 
 
 def bounded(scope: Scope, receive: Receive, max_bytes: int, error: ApiError) -> Receive:
-    """Return what receives the body, and raises the error once that is over a bound: at once, if its length says so."""
+    """Return what receives the body, and raises the error once that is over a bound: at once, if its length says so.
+
+    It raises a 408, too, if the client sends nothing for long, or next to nothing.
+    """
     length = Headers(scope=scope).get("content-length", "0")
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
         raise error
     num_bytes = 0
+    receive = _unstalled(receive)
 
     async def receive_bounded() -> Message:
         nonlocal num_bytes
@@ -158,6 +174,29 @@ def bounded(scope: Scope, receive: Receive, max_bytes: int, error: ApiError) -> 
         return message
 
     return receive_bounded
+
+
+def _unstalled(receive: Receive) -> Receive:
+    """Return what receives the body, and raises a 408 once it makes no progress; only waiting for the client counts."""
+    clock = asyncio.get_running_loop().time
+    num_bytes, left_s = 0, STALL_S
+
+    async def receive_soon() -> Message:
+        nonlocal num_bytes, left_s
+        asked_s = clock()
+        try:
+            async with asyncio.timeout(left_s):
+                message = await receive()
+        except TimeoutError:
+            words = f"The request body brought less than {PROGRESS_BYTES} bytes in {STALL_S:g} seconds."
+            raise ApiError(408, words, code="request_timeout", headers={"connection": "close"}) from None
+        num_bytes += len(message.get("body", b""))
+        left_s -= clock() - asked_s
+        if num_bytes >= PROGRESS_BYTES:
+            num_bytes, left_s = 0, STALL_S
+        return message
+
+    return receive_soon
 
 
 def _replay(body: bytes) -> Receive:

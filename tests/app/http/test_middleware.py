@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.http.middleware import Border, RequestBody
+from app.http.middleware import PROGRESS_BYTES, Border, RequestBody
 from tests.app.scripted_gateway import ScriptedGateway
 
 GOOD = b'{"model":"base","messages":[{"role":"user","content":"Hi"}]}'
@@ -85,10 +85,51 @@ async def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
         return {"type": "http.request", "body": b"x" * 100, "more_body": True}
 
     sent: list[Any] = []
-    app = Border(RequestBody(_no_app, max_bytes=1000, streamed=()), check=_no_check)
+    app = Border(RequestBody(_no_app, max_bytes=1000, has_body=_has_body, streamed=()), check=_no_check)
     await app({"type": "http", "path": "/", "headers": []}, receive, _collector(sent))
     assert sent[0]["status"] == 413
     assert num_read == 11
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/nowhere", 404),
+        ("PUT", "/v1/chat/completions", 405),
+        ("POST", "/openapi.json", 405),
+        ("POST", "/ping", 200),
+        ("GET", "/", 200),
+        ("GET", "/v1/models", 200),
+    ],
+)
+async def test_a_body_that_no_route_wants_is_not_waited_for(app: FastAPI, method: str, path: str, status: int) -> None:
+    """It was kept up to the bound for as long as its sender liked, who needed no key."""
+
+    async def receive() -> Any:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
+
+    sent: list[Any] = []
+    await app(_scope(method, path), receive, _collector(sent))
+    assert sent[0]["status"] == status
+
+
+async def test_a_body_that_makes_no_progress_is_a_408(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was waited for without end."""
+    times, receive = _slow_body(monkeypatch, pause_s=25.0, num_bytes=1)
+    sent: list[Any] = []
+    await app(_scope("POST", "/v1/chat/completions"), receive, _collector(sent))
+    assert (sent[0]["status"], times) == (408, [0, 25, 50, 75])
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert b"request_timeout" in sent[1]["body"]
+
+
+async def test_a_body_that_comes_slowly_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, receive = _slow_body(monkeypatch, pause_s=50.0, num_bytes=PROGRESS_BYTES)
+    sent: list[Any] = []
+    app = Border(RequestBody(_no_app, max_bytes=20 * PROGRESS_BYTES, has_body=_has_body, streamed=()), check=_no_check)
+    await app(_scope("POST", "/"), receive, _collector(sent))
+    assert (sent[0]["status"], len(times)) == (413, 22)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -105,12 +146,8 @@ async def test_a_client_that_leaves_frees_its_generation(app: FastAPI, gateway: 
         await left.wait()
         return {"type": "http.disconnect"}
 
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"", "root_path": "",
-        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
-    }  # fmt: skip
     sent: list[Any] = []
-    task = asyncio.create_task(app(scope, receive, _collector(sent)))
+    task = asyncio.create_task(app(_scope("POST", "/v1/chat/completions"), receive, _collector(sent)))
     while not gateway.num_open or (stream and len(sent) < 2):
         await asyncio.sleep(0)
     left.set()
@@ -122,7 +159,7 @@ async def test_a_client_that_leaves_in_its_body_is_let_go() -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    app = RequestBody(_no_app, max_bytes=10, streamed=())
+    app = RequestBody(_no_app, max_bytes=10, has_body=_has_body, streamed=())
     await app({"type": "http", "path": "/", "headers": []}, receive, _collector([]))
 
 
@@ -142,8 +179,37 @@ async def test_an_unforeseen_error_is_logged_with_its_request_and_told_to_nobody
     assert "secret" in caplog.text
 
 
+def _has_body(scope: Any) -> bool:
+    return True
+
+
 async def _no_check(request: Any) -> None:
     """Refuse nobody."""
+
+
+def _scope(method: str, path: str) -> dict[str, Any]:
+    return {
+        "type": "http", "method": method, "path": path, "query_string": b"", "root_path": "",
+        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
+    }  # fmt: skip
+
+
+def _slow_body(monkeypatch: pytest.MonkeyPatch, *, pause_s: float, num_bytes: int) -> tuple[list[float], Any]:
+    """Return when pieces were asked for, after a first 0, and what receives a body of such pieces without end.
+
+    The event loop's clock moves only with these pieces.
+    """
+    times = [0.0]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: times[-1])
+
+    async def receive() -> Any:
+        times.append(times[-1] + pause_s)
+        # First the loop finds that time has passed; then it tells who waits.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"x" * num_bytes, "more_body": True}
+
+    return times, receive
 
 
 def _collector(sent: list[Any]) -> Any:
