@@ -18,6 +18,7 @@ from pathlib import Path
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
+from adapters.private_file import make_private
 from adapters.registry import Signature, check_name
 
 _SCHEMA = """
@@ -77,6 +78,7 @@ class AdapterStore:
         self._lock_file = None
         if path != ":memory:":
             Path(path).parent.mkdir(parents=True, exist_ok=True)
+            make_private(Path(path))
             self._lock_file = open(f"{path}.lock", "a+")  # noqa: SIM115 - held open as long as the store is
             try:
                 # The kernel releases the lock however the process ends.

@@ -9,6 +9,8 @@ from sqlalchemy import Engine, MetaData, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
+from adapters.private_file import make_private
+
 TROUBLES = (OSError, OperationalError)
 """Errors raised by a full or failing disk: nothing was done, and the operation may be retried."""
 
@@ -17,7 +19,8 @@ def open_database(url: str, tables: MetaData) -> Engine:
     """Open a database and create missing tables. SQLite commits are durable: they are synced to disk.
 
     Args:
-        url: an SQLAlchemy URL, such as "sqlite:///folder/name.sqlite", whose folder is created if missing.
+        url: an SQLAlchemy URL, such as "sqlite:///folder/name.sqlite". Such a file is created with its folder if
+            missing, both for this process's user only.
 
     Raises:
         OSError, sqlalchemy.exc.SQLAlchemyError: it cannot be opened.
@@ -26,7 +29,10 @@ def open_database(url: str, tables: MetaData) -> Engine:
     engine = create_engine(parsed)
     if parsed.get_backend_name() == "sqlite":
         if (folder := sqlite_folder(url)) is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # With `uri=true`, SQLite reads the name as a URI of its own.
+            if "uri" not in parsed.query:
+                make_private(Path(str(parsed.database)))
         event.listen(engine, "connect", _tune_sqlite)
     tables.create_all(engine)
     return engine

@@ -76,8 +76,8 @@ class BatchStore:
         self._config = config
         self.clock = clock
         self.uploads = Uploads(self._uploads, self._check_room)
-        for path in (self._files, self._uploads):
-            path.mkdir(parents=True, exist_ok=True)
+        for path in (folder, self._files, self._uploads):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _taken(folder / "lock")
         try:
             self._engine = open_database(f"sqlite:///{folder / 'batches.sqlite'}", metadata)

@@ -29,6 +29,10 @@ def store(tmp_path: Path) -> Iterator[AdapterStore]:
     store.close()
 
 
+def test_nobody_else_may_read_the_file(store: AdapterStore, tmp_path: Path) -> None:
+    assert (tmp_path / "deep" / "adapters.sqlite").stat().st_mode & 0o777 == 0o600
+
+
 def test_another_content_is_another_version_that_takes_over(store: AdapterStore) -> None:
     assert [store.add(ref("sql", digest), "m") for digest in ("a", "b", "b", "a")] == [1, 2, 2, 3]
     entry = store.catalogue().entries["sql"]

@@ -51,6 +51,12 @@ def refusal(call: Any, *args: Any) -> str | None:
     return refused.value.code
 
 
+def test_nobody_else_enters_the_folder(tmp_path: Path, now_s: list[float]) -> None:
+    open_store(tmp_path / "batches", now_s).close()
+    for folder in (tmp_path / "batches", tmp_path / "batches" / "files", tmp_path / "batches" / "uploads"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def test_a_content_comes_in_parts_and_twice_is_once(store: BatchStore) -> None:
     upload_id = store.uploads.begin("blue", 0)
     for offset, part in ((0, b"abc"), (3, b"de"), (3, b"de"), (5, b"f"), (3, b"de")):
