@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
 from app.responses_api.schemas import InputItem, InputTokensRequest, ResponseObject, ResponsesRequest
+from app.translation.bounds import check_count
 from deployments.batches.values import KeptResponse
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
@@ -26,6 +27,8 @@ Body = TypeVar("Body", bound=InputTokensRequest)
 
 MAX_REFERRED = 1000
 """Responses whose items a request may refer to."""
+MAX_PARTS = 8
+"""Parts of an item that are stored as they came; more are joined, as they are for the model."""
 
 _ITEM_ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})(?:i?\d+|r)")
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -37,11 +40,14 @@ class Conversations:
 
     Args:
         client: None if the server keeps none.
+        max_items: bound on the items of a request, with those of what it continues: each takes time and memory, even
+            if it holds no text.
     """
 
-    def __init__(self, client: BatchClient | None, tenant: str) -> None:
+    def __init__(self, client: BatchClient | None, tenant: str, *, max_items: int) -> None:
         self._client = client
         self._tenant = tenant
+        self._max_items = max_items
 
     def keeps(self, body: ResponsesRequest) -> bool:
         """Return whether the response to a request is to be kept.
@@ -58,16 +64,18 @@ class Conversations:
         """Return the request with the items that it refers to, and the items of what it continues, oldest first.
 
         Raises:
-            RequestError: something of it is not kept.
+            RequestError: something of it is not kept, or it has too many items.
             UnavailableError: what is kept cannot be reached.
         """
         previous_id, earlier = body.previous_response_id, list[InputItem]()
+        num_own = len(body.input) if isinstance(body.input, list) else 1
+        check_count(num_own, self._max_items, "items", field="input")
         if previous_id is not None:
             if self._client is None:
                 words = "is not supported: this server stores no responses. Send all turns in 'input'."
                 raise RequestError.about("previous_response_id", words, code="unsupported_parameter")
             kept = await self._client.conversation(self._tenant, previous_id)
-            earlier = await asyncio.to_thread(lambda: _read(items_of(kept)))
+            earlier = await asyncio.to_thread(_read, kept, self._max_items - num_own)
         if isinstance(body.input, list) and any(item.type == "item_reference" for item in body.input):
             body = body.model_copy(update={"input": await self._resolved(body.input)})
         return body, earlier
@@ -106,12 +114,12 @@ class Conversations:
             message = f"'input' refers to items of {len(asked)} responses; at most {MAX_REFERRED} are allowed."
             raise RequestError(message, field="input", code="invalid_value")
         kept = await self._client.responses(self._tenant, sorted(asked))
-        item_by_id = await asyncio.to_thread(lambda: {item["id"]: item for item in items_of(kept)})
+        item_by_id = await asyncio.to_thread(_chosen, kept, frozenset(places.values()))
         for index, item_id in places.items():
             if item_id not in item_by_id:
                 field = f"input[{index}].id"
                 raise RequestError(f"Item with id '{item_id}' not found.", field=field, code="item_not_found")
-        return [_read([item_by_id[places[index]]])[0] if index in places else item for index, item in enumerate(items)]
+        return [item_by_id[places[index]] if index in places else item for index, item in enumerate(items)]
 
 
 def own_items(given: str | Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
@@ -137,8 +145,34 @@ def _plain(item: InputItem) -> dict[str, Any]:
     if isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"
         plain["content"] = [{"type": kind, "text": item.content}]
+    plain |= {name: _fewer(value) for name, value in plain.items() if isinstance(value, list)}
     return plain | ({"status": "completed"} if item.type != "reasoning" else {})
 
 
-def _read(items: Iterable[dict[str, Any]]) -> list[InputItem]:
+def _fewer(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parts of the same text without empty ones: whoever continues a response reads all of them again."""
+    some = [part for part in parts if part[_text_field(part)]]
+    if len(some) <= MAX_PARTS:
+        return some or parts[:1]
+    text = "".join(part[_text_field(part)] for part in some)
+    return [{"type": some[0]["type"], _text_field(some[0]): text}]
+
+
+def _text_field(part: dict[str, Any]) -> str:
+    return "refusal" if part["type"] == "refusal" else "text"
+
+
+def _read(kept: Iterable[KeptResponse], max_items: int) -> list[InputItem]:
+    """Return what responses continue and say.
+
+    Raises:
+        RequestError: there are too many items.
+    """
+    items = items_of(kept)
+    check_count(len(items), max_items, "items besides those of 'input'", field="previous_response_id")
     return [InputItem.model_validate(item) for item in items]
+
+
+def _chosen(kept: Iterable[KeptResponse], item_ids: Collection[str]) -> dict[str, InputItem]:
+    """Return those of the items that are there, by their ids."""
+    return {item["id"]: InputItem.model_validate(item) for item in items_of(kept) if item["id"] in item_ids}

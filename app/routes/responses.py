@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +19,7 @@ from app.responses_api.asked import chat_of, field_names
 from app.responses_api.kept import Conversations, items_of
 from app.responses_api.schemas import (
     DeletedResponse,
+    InputItem,
     InputItemList,
     InputTokenCount,
     InputTokensRequest,
@@ -31,6 +34,9 @@ from engine.errors import RequestError
 if TYPE_CHECKING:
     from deployments.batches.client import BatchClient
 
+ITEMS_PER_MESSAGE = 4
+"""Of an answer: its reasoning, its text, a call or two, which are one message of a chat."""
+
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
 
@@ -39,7 +45,13 @@ def _client(request: Request, context: Context) -> BatchClient | None:
 
 
 async def _conversations(request: Request, context: Context) -> Conversations:
-    return Conversations(_client(request, context), context.tenant)
+    max_items = ITEMS_PER_MESSAGE * context.limits.max_messages
+    return Conversations(_client(request, context), context.tenant, max_items=max_items)
+
+
+def _after(earlier: Sequence[InputItem], context: Context, *, has_references: bool) -> Context:
+    """Return the context of a request that is as large as what it continues or refers to, however small its body."""
+    return replace(context, is_large=context.is_large or bool(earlier) or has_references)
 
 
 async def _kept(request: Request, context: Context) -> BatchClient:
@@ -63,6 +75,7 @@ async def create_response(body: ResponsesRequest, context: Context, conversation
     with renamed_fields(names):
         is_kept = conversations.keeps(body)
         whole, earlier = await conversations.whole(body)
+        context = _after(earlier, context, has_references=whole is not body)
         chat = await context.aside(partial(chat_of, whole, earlier))
         translate = partial(chat_generations, chat, context.limits, request_id=context.generation_id(head))
         generations = await context.aside(translate)
@@ -88,6 +101,7 @@ async def count_input_tokens(body: InputTokensRequest, context: Context, convers
     """Count the tokens of an input."""
     with renamed_fields(field_names(body)):
         whole, earlier = await conversations.whole(body)
+        context = _after(earlier, context, has_references=whole is not body)
         chat = await context.aside(partial(chat_of, whole, earlier))
         return JsonResponse(InputTokenCount(input_tokens=await context.num_tokens(chat)))
 

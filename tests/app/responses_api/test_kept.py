@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.responses_api.asked import chat_of
-from app.responses_api.kept import own_items
+from app.responses_api.kept import MAX_PARTS, own_items
 from app.responses_api.schemas import InputItem, ResponsesRequest
 
 ITEMS: list[dict[str, Any]] = [
@@ -36,6 +36,27 @@ def test_what_is_stored_of_an_input_is_the_same_chat(given: Any) -> None:
     read = [InputItem.model_validate(item) for item in stored]
     assert chat_of(request("On"), read).messages[:-1] == chat_of(request(given)).messages
     assert own_items(read, RESPONSE) == stored
+
+
+def test_many_parts_are_stored_as_one_and_empty_ones_not_at_all() -> None:
+    """Each part was an object of every request that continues the response, though it held no character."""
+    nothing = {"type": "input_text", "text": ""}
+    few = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    many = [{"type": "refusal", "refusal": "a"}, *({"type": "output_text", "text": "b"} for _ in range(MAX_PARTS))]
+    given = [
+        {"role": "user", "content": [*[nothing] * 50, *few, *[nothing] * 50]},
+        {"role": "user", "content": [nothing] * 50},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "c"}] * 50},
+        {"role": "assistant", "content": many},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": [nothing, *few]},
+    ]
+    stored = own_items(request(given).input, RESPONSE)
+    assert chat_of(request(stored)) == chat_of(request(given))
+    user, empty, thoughts, assistant, _, output = stored
+    assert (user["content"], empty["content"], output["output"]) == (few, [nothing], few)
+    assert thoughts["summary"] == [{"type": "summary_text", "text": "c" * 50}]
+    assert assistant["content"] == [{"type": "refusal", "refusal": "a" + "b" * MAX_PARTS}]
 
 
 def test_what_parse_helpers_add_is_not_stored_however_deep_it_is() -> None:

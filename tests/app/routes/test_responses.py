@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from app.access.tenants import KeyRing, Tenant, key_digest
+from app.responses_api.asked import chat_of
 from deployments.answer_events import CallDelta, EndReason, TextDelta
 from deployments.errors import UnavailableError
 from deployments.generation import ChatPrompt
@@ -220,6 +222,43 @@ async def test_tokens_are_counted_with_what_came_before(served: Served) -> None:
     counted = await http.post("/v1/responses/input_tokens", json=body, headers=BLUE)
     assert counted.json()["input_tokens"] == len(f"One{ANSWER}Two")
     assert len(gateway.requests) == 1
+
+
+async def test_a_conversation_of_too_many_items_is_refused_before_it_is_looked_at(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, http = served
+    first = await ask(http, "One")
+    # Two items, as 2048 messages are the bound.
+    monkeypatch.setattr("app.routes.responses.ITEMS_PER_MESSAGE", 2 / 2048)
+    for body, param in (
+        ({"given": [{"role": "user", "content": ""}] * 3}, "input"),
+        ({"given": "Two", "previous_response_id": first["id"]}, "previous_response_id"),
+    ):
+        error = (await ask(http, status=400, **body))["error"]  # type: ignore[arg-type]
+        assert (error["param"], "at most" in error["message"]) == (param, True)
+
+
+@pytest.mark.parametrize("is_reference", [False, True])
+async def test_a_long_conversation_is_translated_off_the_event_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_reference: bool
+) -> None:
+    """Of a request of 89 bytes that continued 30 MB, the event loop did it for seconds."""
+    threads = []
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return chat_of(*args)
+
+    _, http = served
+    first = await ask(http, "One")
+    monkeypatch.setattr("app.routes.responses.chat_of", noted)
+    if is_reference:
+        await ask(http, [{"id": first["output"][0]["id"]}])
+    else:
+        await ask(http, "Two", previous_response_id=first["id"])
+    assert threading.main_thread() not in threads
+    assert len(threads) == 1
 
 
 @pytest.mark.parametrize(
