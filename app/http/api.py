@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from app.access.tenants import KeyRing
 from app.gateway_port import WholeGatewayPort
+from app.http.body_threads import BodyThreads
 from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
 from app.http.hosts import HostRule, OriginRule, check_sender
@@ -92,7 +93,7 @@ def create_app(
         redoc_url=None,
         lifespan=life,
     )
-    app.state.gateway = gateway
+    app.state.gateway, app.state.body_threads = gateway, BodyThreads()
     app.state.limits, app.state.default_timeout_s = limits or LimitSettings(), default_timeout_s
     app.state.moderation_model, app.state.admin_key_sha256 = moderation_model, admin_key_sha256
     app.state.key_ring = key_ring or KeyRing()

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from app.http.body_threads import BodyThreads
 from app.http.errors import ApiError
 from app.http.field_errors import TOO_DEEP
 from app.messages_api.answered import error_body
@@ -24,6 +25,8 @@ MAX_INLINE_BYTES = 64 << 10
 """Longer bodies are read on another thread: 4 MB take up to some seconds, and the event loop serves everyone else."""
 IS_LARGE = "has_large_body"
 """The attribute of a request's state that says whether its body is such a one."""
+TENANT = "tenant"
+"""The attribute of a request's state that names the tenant whose key it brings; absent if it is nobody's."""
 Validate = Callable[[Any], tuple[Any, list[dict[str, Any]]]]
 """Returns the model that parsed JSON describes, and what is wrong with it."""
 
@@ -73,7 +76,7 @@ class JsonRequest(Request):
     """Parses with orjson: refuses NaN, lone surrogates, invalid UTF-8, numbers beyond a double, and depth over 1024."""
 
     async def parse(self, validate: Validate) -> None:
-        """Parse the body for `json`; if it is large, parse and validate it on another thread.
+        """Parse the body for `json`; if it is large, parse and validate it on another thread, where tenants take turns.
 
         Raises:
             ApiError: 400 for a key that occurs twice in one object, and for depth that no parser can follow.
@@ -81,8 +84,12 @@ class JsonRequest(Request):
         """
         body = await self.body()
         is_large = len(body) > MAX_INLINE_BYTES
-        self._content = await asyncio.to_thread(_validated, body, validate) if is_large else _parsed(body)
         setattr(self.state, IS_LARGE, is_large)
+        if not is_large:
+            self._content = _parsed(body)
+            return
+        threads: BodyThreads = self.app.state.body_threads
+        self._content = await threads.run(getattr(self.state, TENANT, ""), partial(_validated, body, validate))
 
     async def json(self) -> Any:
         """Return the parsed body, or the model that a large one was validated to, which FastAPI takes as it is.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from deployments.batches.client import BatchClient
 
 Body = TypeVar("Body", bound=InputTokensRequest)
+Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 MAX_REFERRED = 1000
 """Responses whose items a request may refer to."""
@@ -40,13 +42,15 @@ class Conversations:
 
     Args:
         client: None if the server keeps none.
+        aside: does work of the tenant's on another thread.
         max_items: bound on the items of a request, with those of what it continues: each takes time and memory, even
             if it holds no text.
     """
 
-    def __init__(self, client: BatchClient | None, tenant: str, *, max_items: int) -> None:
+    def __init__(self, client: BatchClient | None, tenant: str, *, aside: Aside, max_items: int) -> None:
         self._client = client
         self._tenant = tenant
+        self._aside = aside
         self._max_items = max_items
 
     def keeps(self, body: ResponsesRequest) -> bool:
@@ -75,7 +79,7 @@ class Conversations:
                 words = "is not supported: this server stores no responses. Send all turns in 'input'."
                 raise RequestError.about("previous_response_id", words, code="unsupported_parameter")
             kept = await self._client.conversation(self._tenant, previous_id)
-            earlier = await asyncio.to_thread(_read, kept, self._max_items - num_own)
+            earlier = await self._aside(partial(_read, kept, self._max_items - num_own))
         if isinstance(body.input, list) and any(item.type == "item_reference" for item in body.input):
             body = body.model_copy(update={"input": await self._resolved(body.input)})
         return body, earlier
@@ -114,7 +118,7 @@ class Conversations:
             message = f"'input' refers to items of {len(asked)} responses; at most {MAX_REFERRED} are allowed."
             raise RequestError(message, field="input", code="invalid_value")
         kept = await self._client.responses(self._tenant, sorted(asked))
-        item_by_id = await asyncio.to_thread(_chosen, kept, frozenset(places.values()))
+        item_by_id = await self._aside(partial(_chosen, kept, frozenset(places.values())))
         for index, item_id in places.items():
             if item_id not in item_by_id:
                 field = f"input[{index}].id"

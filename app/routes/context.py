@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -16,8 +15,9 @@ from pydantic import Field
 from app.access.limits import check_fits
 from app.access.tenants import KeyRing, TenantGateway, check_admin, is_admin
 from app.gateway_port import GatewayPort, ServerPort
+from app.http.body_threads import BodyThreads
 from app.http.errors import ApiError
-from app.http.json_route import IS_LARGE
+from app.http.json_route import IS_LARGE, TENANT
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.wire import WireResponse
 from app.settings import LimitSettings
@@ -79,6 +79,7 @@ class RouteContext:
         timeout_s: how long the client waits for the whole answer; None for as long as it takes.
         trace_parent: as in W3C's Trace Context; what is none is ignored, as it says.
         priority: added to that of each answer, where the server itself asks.
+        threads: translate large bodies.
         is_large: to translate the body takes up to seconds, in which the event loop should serve others.
         tenant: who asks; empty where no keys are known.
         tenant_limits: what it may use.
@@ -92,13 +93,20 @@ class RouteContext:
     timeout_s: float | None
     trace_parent: str
     priority: int
+    threads: BodyThreads
     is_large: bool
     tenant: str = ""
     tenant_limits: TenantLimits = field(default_factory=TenantLimits)
 
     async def aside(self, translate: Callable[[], T], *, is_slow: bool = False) -> T:
-        """Return a translation of the body, made on another thread if the body is large or the translation slow."""
-        return await asyncio.to_thread(translate) if self.is_large or is_slow else translate()
+        """Return a translation of the body, made on another thread if the body is large or the translation slow.
+
+        Tenants take turns on these threads.
+        """
+        if not (self.is_large or is_slow):
+            return translate()
+        # What is slow takes far less time than what is large, and does not wait for it.
+        return await self.threads.run(self.tenant if self.is_large else (self.tenant, "small"), translate)
 
     def placed(self, request: AnyRequest) -> AnyRequest:
         """Return a request with the client's deadline and trace, ranked behind all others if the server itself asks."""
@@ -161,6 +169,7 @@ async def _context(request: Request) -> RouteContext:  # a dependency that is no
         tenant = ring.identify(request.headers, {} if meter is None else meter.tenant_by_key)
     else:
         tenant = ring.named(insider)
+    setattr(request.state, TENANT, tenant.name)
     headers, is_batch = request.state.response_headers, insider is not None
     gateway = TenantGateway(context.gateway, meter, tenant, headers, is_batch=is_batch)
     return replace(context, gateway=gateway, tenant=tenant.name, tenant_limits=tenant.limits)
@@ -189,6 +198,7 @@ async def _open_context(request: Request) -> RouteContext:
         timeout_s=_timeout_s(request.headers.get(TIMEOUT_HEADER), state.default_timeout_s),
         trace_parent=request.headers.get("traceparent", "")[:MAX_TRACE_PARENT_CHARS],
         priority=0 if _insider(request) is None else BATCH_PRIORITY,
+        threads=state.body_threads,
         is_large=getattr(request.state, IS_LARGE, False),
     )
 
@@ -218,4 +228,4 @@ ReaderContext = Annotated[RouteContext, Depends(_reader_context)]
 OpenContext = Annotated[RouteContext, Depends(_open_context)]
 """Of whoever asks: routes for operators, and those that guard themselves."""
 GUARDS = frozenset({only_admin, _context, _reader_context})
-"""The dependencies that check a key; they change nothing, and may run twice for one request."""
+"""The dependencies that check a key; they change nothing but note whose it is, and may run twice for one request."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,7 +45,8 @@ def _client(request: Request, context: Context) -> BatchClient | None:
 
 async def _conversations(request: Request, context: Context) -> Conversations:
     max_items = ITEMS_PER_MESSAGE * context.limits.max_messages
-    return Conversations(_client(request, context), context.tenant, max_items=max_items)
+    aside = partial(context.aside, is_slow=True)
+    return Conversations(_client(request, context), context.tenant, aside=aside, max_items=max_items)
 
 
 def _after(earlier: Sequence[InputItem], context: Context, *, has_references: bool) -> Context:
@@ -146,7 +146,7 @@ async def list_input_items(
             raise
         # This request has no field `previous_response_id`.
         raise RequestError(str(error), field="response_id", code="response_not_found") from None
-    items = await asyncio.to_thread(items_of, conversation, with_last_output=False)
+    items = await context.aside(partial(items_of, conversation, with_last_output=False), is_slow=True)
     if order == "desc":
         items.reverse()
     if after is not None:

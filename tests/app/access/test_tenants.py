@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 
 from app.access.tenants import KeyRing, Tenant, TenantGateway, check_admin, given_key, key_digest
 from app.http.api import _RESOURCES, create_app
+from app.http.body_threads import BodyThreads
 from app.http.errors import ApiError
 from app.routes.context import GUARDS
 from deployments.accounts.actor import Accounts
@@ -165,6 +166,25 @@ async def test_a_tenant_s_requests_carry_its_name_its_salt_and_its_priority(
     first, second = gateway.requests
     assert (first.tenant, first.salt, first.priority) == ("all", "all\nx", 5)
     assert (second.tenant, second.salt) == (first.tenant, first.salt)
+
+
+async def test_large_bodies_are_read_where_tenants_take_turns(
+    guarded: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were read first come first served, before any limit of a tenant."""
+    flows = list[object]()
+
+    async def noted(threads: BodyThreads, flow: object, work: Any) -> Any:
+        flows.append(flow)
+        return work()
+
+    monkeypatch.setattr(BodyThreads, "run", noted)
+    for key, text in (("key-a", "Hi"), ("key-b", "x" * 70_000), ("key-d", "x" * 70_000)):
+        body = {"model": "base", "messages": [{"role": "user", "content": text}]}
+        await guarded.post("/v1/chat/completions", json=body, headers=bearer(key))
+    body = CHAT | {"structured_outputs": {"choice": ["a", "b"]}}
+    await guarded.post("/v1/chat/completions", json=body, headers=bearer("key-a"))
+    assert flows == ["all", "all", "few", "few", ("all", "small")]
 
 
 async def test_models_of_others_do_not_exist(guarded: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
