@@ -22,7 +22,7 @@ from app.http.field_errors import invalid_body
 from app.http.hosts import HostRule, OriginRule, check_sender
 from app.http.json_route import error_response
 from app.http.middleware import Border, RequestBody
-from app.http.openapi import document
+from app.http.openapi import serve_document
 from app.routes import (
     accounts,
     adapters,
@@ -89,8 +89,7 @@ def create_app(
         version="1",
         description=_DESCRIPTION,
         redirect_slashes=False,
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,
         lifespan=life,
     )
     app.state.gateway, app.state.body_threads = gateway, BodyThreads()
@@ -102,6 +101,7 @@ def create_app(
     app.state.paths = {route.path for route in _ROUTES}
     for resource in _RESOURCES:
         app.include_router(resource.router)
+    serve_document(app)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)
     max_bytes = app.state.limits.max_body_bytes
@@ -110,7 +110,6 @@ def create_app(
     app.add_middleware(Border, check=partial(_check, hosts=host_rule or HostRule(), origins=origins))
     if allowed_origins:
         _let_pages_ask(app, allowed_origins)
-    app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
 
 
@@ -128,7 +127,7 @@ async def _check(request: Request, *, hosts: HostRule, origins: OriginRule) -> N
 
 
 def _route(scope: Scope) -> APIRoute | None:
-    """Return the route that answers a request; None if there is none, and for FastAPI's own."""
+    """Return the route that answers a request; None for the document's, and if there is none."""
     return next((route for route in _ROUTES if route.matches(scope)[0] is Match.FULL), None)
 
 

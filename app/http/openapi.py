@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
 
-from fastapi import FastAPI
+import orjson
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
@@ -20,19 +21,32 @@ _EVENTS_BY_PATH = {
 }
 
 
-def document(app: FastAPI) -> dict[str, Any]:
-    """Return the document of `app`; built at the first call and cached."""
-    if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        _, chunks = models_json_schema(
-            [(ChatCompletionChunk, "serialization"), (Completion, "serialization")], ref_template=_REFERENCE
-        )
-        schema["components"]["schemas"] = chunks["$defs"] | schema["components"]["schemas"]
-        for path, model in _CHUNK_BY_PATH.items():
-            content = schema["paths"][path]["post"]["responses"]["200"]["content"]
-            content["text/event-stream"] = {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
-        for path, events in _EVENTS_BY_PATH.items():
-            content = schema["paths"][path]["post"]["responses"]["200"]["content"]
-            content["text/event-stream"] = {"schema": {"type": "string", "description": events}}
-        app.openapi_schema = schema
-    return app.openapi_schema
+def serve_document(app: FastAPI) -> None:
+    """Add the route of the document. Nobody needs a key for it, so it is made once, and not on the event loop."""
+    made_by_root: dict[str, asyncio.Future[bytes]] = {}
+
+    async def answer(request: Request) -> Response:
+        root_path = request.scope.get("root_path", "").rstrip("/")
+        if root_path not in made_by_root:
+            made_by_root[root_path] = asyncio.ensure_future(asyncio.to_thread(_document, app, root_path))
+        # Others may wait for it, too.
+        return Response(await asyncio.shield(made_by_root[root_path]), media_type="application/json")
+
+    app.add_route("/openapi.json", answer, include_in_schema=False)
+
+
+def _document(app: FastAPI, root_path: str) -> bytes:
+    schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    _, chunks = models_json_schema(
+        [(ChatCompletionChunk, "serialization"), (Completion, "serialization")], ref_template=_REFERENCE
+    )
+    schema["components"]["schemas"] = chunks["$defs"] | schema["components"]["schemas"]
+    for path, model in _CHUNK_BY_PATH.items():
+        content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+        content["text/event-stream"] = {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
+    for path, events in _EVENTS_BY_PATH.items():
+        content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+        content["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+    if root_path:
+        schema["servers"] = [{"url": root_path}]
+    return orjson.dumps(schema)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import openai
 import orjson
 import pytest
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 
 from app.http.api import create_app
 from app.http.hosts import HostRule
@@ -223,6 +225,29 @@ async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncCl
     chat = document["components"]["schemas"]["ChatCompletionRequest"]
     assert chat["additionalProperties"] is False
     assert all("description" in field for field in chat["properties"].values())
+
+
+async def test_the_document_is_made_once_and_not_on_the_event_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All streams waited for half a second, and for some ms at each further request of whoever needed no key."""
+    threads = []
+
+    def noted(**parts: Any) -> Any:
+        threads.append(threading.current_thread())
+        return get_openapi(**parts)
+
+    monkeypatch.setattr("app.http.openapi.get_openapi", noted)
+    first, second = await asyncio.gather(client.get("/openapi.json"), client.get("/openapi.json"))
+    assert (first.content, first.headers["content-type"]) == (second.content, "application/json")
+    assert threading.main_thread() not in threads
+    assert len(threads) == 1
+
+
+async def test_under_a_route_prefix_the_document_says_so(gateway: ScriptedGateway) -> None:
+    transport = httpx.ASGITransport(app=create_app(gateway), root_path="/llm")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test/llm") as http:
+        assert (await http.get("/openapi.json")).json()["servers"] == [{"url": "/llm"}]
 
 
 def _dangling_references(document: dict[str, Any]) -> set[str]:
