@@ -137,8 +137,12 @@ def _sheet(records: Sequence[UsageRecord]) -> str:
 
 
 def _cell(value: object) -> object:
-    # A record's id begins with the client's own: a spreadsheet would run what begins like a formula.
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+    """Return what no spreadsheet runs as a formula: a record's id begins with the client's own."""
+    if not isinstance(value, str):
+        return value
+    # Where a comma is a decimal point, a semicolon begins the next cell, and the writer does not quote it.
+    value = value.replace(";", "_")
+    return f"'{value}" if value.startswith(("=", "+", "-", "@")) else value
 
 
 @router.get("/admin/keys", response_model=ApiKeyList, responses=ERRORS)

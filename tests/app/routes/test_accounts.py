@@ -118,6 +118,21 @@ async def test_a_sheet_has_no_formula_of_a_client(
     assert row["record_id"] == f"'{formula.record_id}"
 
 
+async def test_a_sheet_has_no_formula_where_semicolons_separate_cells(
+    served: httpx.AsyncClient, meter: ScriptedMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Excel in most of Europe, and LibreOffice, took what follows a semicolon for the next cell."""
+    (record,) = await meter.records(UsageQuestion(), limit=1)
+
+    async def records(_question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
+        return [replace(record, record_id="x;=cmd|'/ccalc'!A1;.1")][:limit]
+
+    monkeypatch.setattr(meter, "records", records)
+    sheet = await served.get("/admin/usage.csv", headers=ADMIN)
+    assert ";" not in sheet.text
+    assert "x_=cmd|'/ccalc'!A1_.1" in sheet.text
+
+
 async def test_a_sheet_is_written_off_the_event_loop(
     served: httpx.AsyncClient, meter: ScriptedMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
