@@ -46,8 +46,9 @@ async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
         await app({**scope, "state": {INSIDE: call.tenant}}, receive, send)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(told), base_url="http://localhost") as client:
-        # The path may hold a model name as the client wrote it in JSON; not every such character is legal in a URL.
-        path = quote(call.path)
+        # The path may hold a model name as the client wrote it in JSON; not every such character is legal in a URL,
+        # and the client would follow "..", to another route.
+        path = quote(call.path).replace("/.", "/%2E")
         answer = await client.request(call.method, path, content=call.body, headers=headers, timeout=None)
     if len(answer.content) > MAX_ANSWER_BYTES:
         return InsideAnswer(status=413, body=_TOO_LARGE)

@@ -36,6 +36,19 @@ async def test_the_application_sees_a_request_and_for_whom_it_is() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["..", "../../version", "a/../b", "a/.", ".hidden/x", "%2e%2e/version", "//host/x"])
+async def test_a_name_in_a_path_leads_to_no_other_route(name: str) -> None:
+    """A batch of the model `../../version` passed its validation, as that route had answered."""
+    paths = list[str]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        paths.append(scope["path"])
+        await JSONResponse(0)(scope, receive, send)
+
+    await answer_inside(app, replace(CALL, path=f"/v1/models/{name}"))
+    assert paths == [f"/v1/models/{name}"]
+
+
 @pytest.mark.parametrize(("told", "retry_after_s"), [("7", 7.0), ("soon", None), ("²", None), (None, None)])
 async def test_only_seconds_tell_when_to_come_back(told: str | None, retry_after_s: float | None) -> None:
     timeouts: list[str | None] = []
