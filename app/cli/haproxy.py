@@ -12,6 +12,9 @@ stop --force` does not know it, and what stayed behind kept the ports: the next 
 It sends a client's first request over a connection of its own. If a gateway dies, the client of a request on a
 connection that others have used would see its own connection closed, without an answer.
 
+It gives a client ten seconds for a request's head. Serve sets no such limit, and connections that say nothing could
+hold all places for an hour.
+
 It waits longer for a gateway's answer to a health check: an overloaded gateway may need a second to see one, and if it
 counted as down, none would be left. Where none is left or one is lost, the client gets an error in OpenAI's format that
 says so, and not Serve's plain 500. While Serve has no application yet, that is a 503, and not its 404, after which no
@@ -41,6 +44,8 @@ _ADDED = (
         re.compile(r"^defaults$", re.MULTILINE),
         """defaults
     timeout check 3s
+    timeout http-request 10s
+    option http-ignore-probes
     option srvtcpka
     srvtcpka-idle 5s
     srvtcpka-intvl 2s

@@ -154,6 +154,18 @@ def test_a_client_whose_gateway_dies_is_told_so_though_others_have_used_the_conn
             assert status_of(client) == 502
 
 
+@pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
+def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
+    """Each held one of HAProxy's places for an hour, and with all places taken nobody else got in."""
+    front, back = free_ports(2)
+    with started(tmp_path, front, back), contextlib.ExitStack() as clients:
+        wait_for(front)
+        silent, half = (clients.enter_context(socket.create_connection(("127.0.0.1", front), WAIT_S)) for _ in range(2))
+        half.sendall(b"GET / HTTP/1.1\r\nhost: ")
+        assert silent.recv(100) == b""
+        assert half.recv(100).startswith((b"HTTP/1.1 408", b"HTTP/1.0 408"))
+
+
 @contextlib.contextmanager
 def started(folder: Path, front: int, back: int, text: str = CONFIG) -> Iterator[subprocess.Popen[bytes]]:
     """HAProxy between two ports, as Serve starts it."""
