@@ -124,7 +124,7 @@ class ChannelListener:
         self._max_buffered_bytes = config.max_buffered_bytes
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._num_handshakes = 0
+        self._handshakes: dict[asyncio.StreamWriter, None] = {}
         self._subscriptions: dict[RequestId, Subscription] = {}
         self._feeders: dict[RequestId, asyncio.StreamReader] = {}
 
@@ -185,10 +185,13 @@ class ChannelListener:
             self._connections.discard(task)
 
     async def _is_authenticated(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        if self._num_handshakes >= MAX_HANDSHAKES:
-            _logger.warning("token channel: refused a connection: %d handshakes are open", MAX_HANDSHAKES)
-            return False
-        self._num_handshakes += 1
+        if len(self._handshakes) >= MAX_HANDSHAKES:
+            # A replica's takes one round trip: the oldest is that of a stranger who says nothing.
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.close()
+            _logger.warning("token channel: closed a connection: more than %d handshakes are open", MAX_HANDSHAKES)
+        self._handshakes[writer] = None
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await accept(reader, writer, self._secret, self._gateway_id)
@@ -197,7 +200,7 @@ class ChannelListener:
             _logger.warning("token channel: refused a connection: %s", str(error) or "its handshake took too long")
             return False
         finally:
-            self._num_handshakes -= 1
+            self._handshakes.pop(writer, None)
 
     async def _read_frames(self, reader: asyncio.StreamReader) -> None:
         while True:

@@ -291,16 +291,22 @@ async def test_silence_in_the_handshake_ends_it_on_both_sides(monkeypatch: pytes
     server.close()
 
 
-async def test_handshakes_beyond_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_channel, "MAX_HANDSHAKES", 1)
+async def test_the_oldest_handshake_beyond_the_bound_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of a stranger who says nothing kept every new replica off a gateway."""
+    monkeypatch.setattr(token_channel, "MAX_HANDSHAKES", 2)
     async with both_ends() as ends:
-        reader, writer = await asyncio.open_connection(ends.address.host, ends.address.port)
-        await reader.readexactly(len(GREETING))
-        with pytest.raises(ChannelError):
-            await ends.dialer.connect(ends.address)
-        writer.close()
-        await until(lambda: len(ends.listener._connections) == 0)
+        strangers = [await asyncio.open_connection(ends.address.host, ends.address.port) for _ in range(3)]
+        for reader, _ in strangers:
+            await reader.readexactly(len(GREETING))
         await ends.dialer.connect(ends.address)
+        for reader, _ in strangers[:2]:
+            await reader.read()  # to its end
+        await until(lambda: len(ends.listener._connections) == 2)
+        assert len(ends.listener._handshakes) == 1
+        for _, writer in strangers:
+            writer.close()
+        await until(lambda: len(ends.listener._connections) == 1)
+        assert not ends.listener._handshakes
 
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 64, b"GET / HTTP/1.1\r\n\r\n" * 8, encode_frame([])[:6]])
