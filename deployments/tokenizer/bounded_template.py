@@ -22,7 +22,7 @@ from typing import Any, NoReturn, cast
 
 from jinja2 import Environment, Template, TemplateError, meta, nodes, pass_environment
 from jinja2.ext import Extension
-from jinja2.filters import do_format, do_indent, do_sum
+from jinja2.filters import do_format, do_indent, do_round, do_sum
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -35,8 +35,22 @@ _OF_TEXT = (
     *("title", "trim", "truncate", "upper", "urlencode", "wordcount"),
 )
 """Filters that convert any value to text."""
+_COMPARING = (
+    *("dictsort", "groupby", "max", "min", "reject", "rejectattr"),
+    *("select", "selectattr", "sort", "unique"),
+)
+"""Filters that compare values with each other or with their arguments."""
+_COMPARISONS = frozenset(
+    {
+        *("eq", "equalto", "==", "ne", "!=", "in"),
+        *("gt", "greaterthan", ">", "ge", ">=", "lt", "lessthan", "<", "le", "<="),
+    }
+)
+"""Tests that compare. With a list that holds one object many times, that takes as long as with many objects."""
 _GROWTH = frozenset({"encode", "expandtabs", "to_bytes", "translate"})
 """Methods of str and int whose result size is not checked; no chat template needs them."""
+_MAX_DIGITS = 64
+"""Largest precision of the filter `round`, which computes that power of ten."""
 _MAX_BITS = 4096
 """Maximum size of an integer product; larger products could run past the deadline."""
 
@@ -68,11 +82,11 @@ class BoundedTemplate:
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
-        for name in _OF_TEXT:
+        for name in (*_OF_TEXT, *_COMPARING):
             environment.filters[name] = _bounded_filter(environment.filters[name])
         for name in ("batch", "center", "slice", "urlize", "wordwrap", "xmlattr"):
             del environment.filters[name]
-        environment.filters |= {"format": _format, "indent": _indent, "sum": _sum, "tojson": _to_json}
+        environment.filters |= {"format": _format, "indent": _indent, "round": _round, "sum": _sum, "tojson": _to_json}
         bounded = {"bounded_items": _bounded_items, "bounded_size": _bounded_size, "bounded_text": _bounded_text}
         environment.filters |= bounded
         del environment.globals["lipsum"]
@@ -172,7 +186,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Bounded(NodeTransformer):
-    """Inserts a check into every loop and around every concatenation, output expression and filter."""
+    """Inserts a check into every loop and around every concatenation, comparison, output expression and filter."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -183,6 +197,20 @@ class _Bounded(NodeTransformer):
         self.generic_visit(node)
         node.nodes = [_filtered(part, "bounded_text") for part in node.nodes]
         return _filtered(node, "bounded_text")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, "bounded_text")
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, "bounded_text")
+        return node
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Test:
+        self.generic_visit(node)
+        if node.name in _COMPARISONS:
+            node.node = _filtered(node.node, "bounded_text")
+            node.args = [_filtered(argument, "bounded_text") for argument in node.args]
+        return node
 
     def visit_Output(self, node: nodes.Output) -> nodes.Output:
         self.generic_visit(node)
@@ -245,6 +273,12 @@ def _indent(text: Any, width: int | str = 4, *args: Any, **kwargs: Any) -> str:
     text, margin = str(text), len(width) if isinstance(width, str) else width
     _BOUNDS.get().check(len(text) + margin * (1 + len(text.splitlines())))
     return do_indent(text, width, *args, **kwargs)
+
+
+def _round(value: float, precision: int = 0, method: Any = "common") -> float:
+    if abs(precision) > _MAX_DIGITS:
+        raise TemplateBoundError(f"it rounds to more than {_MAX_DIGITS} digits")
+    return do_round(value, precision, method)
 
 
 @pass_environment

@@ -36,11 +36,18 @@ TEMPLATES = [
     "{{ messages }}{{ tools ~ 1 }}{{ messages | string | upper }}{{ [3, 4] | sum }}{{ 12345678901234567890 * 10 }}",
     "{{ 'a\\n\\nb' | indent(2, true, blank=true) }}{{ 'a\\nb' | indent('>>') }}",
     "{{ tools | tojson(separators=(',', ':')) }}",
+    "{{ messages | selectattr('role', 'in', ['user']) | map(attribute='content') | unique | sort | join(';') }}",
+    "{% if messages[0].role == 'system' and messages | length > 1 %}{{ 7.25 | round(1) }}{{ [3, 1] | max }}{% endif %}",
+    "{{ 1 is eq 1 }}{{ nothing is defined }}{{ messages[0].role is in ['system'] }}{{ nothing == 1 }}{{ 2 < 3 <= 3 }}",
 ]
 
 
 NESTED = "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 """A small list of lists whose text has 2^60 items."""
+
+
+TWINS = NESTED + "{% set ns.y = ['ab'] %}{% for i in range(60) %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
+"""Two such lists: to compare them takes as long."""
 
 
 @pytest.mark.parametrize("source", TEMPLATES)
@@ -95,6 +102,15 @@ def test_a_template_renders_as_transformers_renders_it(source: str) -> None:
         NESTED + "{{ '%s' | format(ns.x) }}",
         NESTED + "{{ {'a': ns.x} | indent }}",
         "{{ ([('a', 'b')] * 9000) | sum(start=()) }}",
+        "{{ 5 | round(-30000000) }}",
+        "{{ 5 | round(30000000, 'floor') }}",
+        TWINS + "{{ ns.x == ns.y }}",
+        TWINS + "{{ ns.x < ns.y }}",
+        TWINS + "{{ ns.x in [ns.y] }}",
+        TWINS + "{{ ns.x is eq(ns.y) }}",
+        TWINS + "{{ [ns.x, ns.y] | sort | length }}",
+        TWINS + "{{ [[ns.x, ns.y]] | map('first') | unique | list | length }}",
+        TWINS + "{{ [{'a': ns.x}] | selectattr('a', 'equalto', ns.y) | list | length }}",
     ],
 )
 def test_a_template_that_does_not_end_is_ended(source: str) -> None:
