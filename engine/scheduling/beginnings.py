@@ -10,10 +10,11 @@ at the cost of another step's fixed time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from engine.cache.prefix_index import BlockName
 from engine.config import ResolvedConfig
+from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.live_request import LiveRequest
 from engine.scheduling.step_costs import StepCosts
 from engine.step import pairs_of
@@ -51,19 +52,17 @@ class Beginnings:
         self._num_tokens += end - live.num_computed
         self._num_completed += end == live.num_tokens and live.first_token_at_s is None and not live.request.pooling
 
-    def finds_more_later(self, live: LiveRequest, shareable: Callable[[LiveRequest], Sequence[BlockName]]) -> bool:
-        """Whether it is worth waiting for blocks of others.
-
-        Args:
-            shareable: returns the names of the blocks that a waiting request need not compute if they are cached.
-        """
+    def finds_more_later(self, live: LiveRequest, tables: BlockTables) -> bool:
+        """Whether it is worth waiting for blocks of others that the cache does not hold yet."""
         # Only now: most steps have running requests, but none that waits.
         for other in self._unread:
             self._expect(other, other.num_settled, other.num_computed)
         self._unread = ()
-        if not self._coming:
+        names = tables.shareable(live) if self._coming else []
+        if self._coming.isdisjoint(names):
             return False
-        num_coming = sum(name in self._coming for name in shareable(live))
+        # Others may compute what the cache holds: for their scores, or because they began before it was fetched.
+        num_coming = sum(name in self._coming for name in names[tables.num_found(names) :])
         num_tokens = num_coming * self._block_tokens
         return self._costs.prompt_s(num_tokens, pairs_of(0, num_tokens)) > MIN_GAIN * self._costs.fixed_s
 

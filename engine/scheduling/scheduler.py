@@ -307,7 +307,7 @@ class Scheduler:
         for num, live in enumerate(in_turn(candidates, draft, self._tables.num_to_compute, is_at_risk)):
             if live.row is not None:
                 draft.put(live, is_admission=False)
-            elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live, self._tables.shareable):
+            elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live, self._tables):
                 continue
             elif beginnings.delays_others(live, self._tables.num_to_compute, len(candidates) - num):
                 can_admit = False

@@ -85,6 +85,22 @@ def test_nobody_waits_for_a_prefix_that_cannot_be_shared(change: dict[str, objec
     assert len(burst(*requests, prompt_token_s=0.001, **change)) == 1
 
 
+@pytest.mark.parametrize("fields", [{"pooling": Pooling.MEAN}, {"num_prompt_logprobs": 0}])
+def test_nobody_waits_for_a_prefix_that_is_computed_again(fields: dict[str, object]) -> None:
+    """The cache holds it, but it was waited for as long as another needed all its tokens computed."""
+    harness = Harness(a_config(max_num_seqs=16, max_batched_tokens=100))
+    teach(harness.scheduler.admission.costs, prompt_token_s=0.01)
+    harness.add(a_request("first", STEM))
+    harness.finish()
+    requests = [a_request("again", (*STEM, 20), max_tokens=1, **fields), a_request("same", (*STEM, 21))]
+    harness.add(*requests)
+    plan = harness.step()
+    assert plan is not None
+    assert {row.request.request_id: row.start for row in plan.rows} == {"again": 0, "same": len(STEM)}
+    harness.finish()
+    assert_right(harness, *requests)
+
+
 def test_others_begin_while_one_waits_for_a_prefix() -> None:
     requests = [
         a_request("first", (*STEM, 20), pooling=Pooling.LAST),
