@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import ASIDE, BlockName, Landmarks, PrefixIndex
 from engine.cache.reach import Reach, name_in
+from engine.cache.tier_fetch import TierFetch
 from engine.ports import BlockMover, FetchOrder, KeptBlock, StoreOrder
 
 RESERVE_SHARE = 0.5
@@ -83,26 +83,6 @@ class _Tier:
         assert self._reading <= self.slot_by_name.keys(), "what is read was overwritten"
 
 
-@dataclass(slots=True)
-class _Fetch:
-    """The blocks that one fetch holds until it is done: the prefix on the device, and blocks to fill after it.
-
-    Attributes:
-        until_s: time from which nobody waits for it, and its blocks are released.
-        is_given_up: its blocks are released; only its slots are still being read.
-    """
-
-    shared: list[BlockId]
-    orders: list[FetchOrder]
-    until_s: float
-    is_given_up: bool = False
-
-    @property
-    def blocks(self) -> list[BlockId]:
-        """The blocks that it holds, in the order of the chain."""
-        return [] if self.is_given_up else [*self.shared, *(order.block for order in self.orders)]
-
-
 class CacheTiers:
     """The tiers of one cache, nearest first.
 
@@ -126,8 +106,8 @@ class CacheTiers:
         self._dirty: OrderedDict[BlockId, tuple[BlockName, int]] = OrderedDict()
         self._storing: dict[BlockId, StoreOrder] = {}
         self._num_writing = [0] * len(self._tiers)
-        self._fetch_by_ticket: dict[int, _Fetch] = {}
-        self._ticket_by_name: dict[BlockName, int] = {}
+        self._fetch_by_ticket: dict[int, TierFetch] = {}
+        self._being_read: set[BlockName] = set()
         self._num_tickets = 0
         self.num_stored_blocks = self.num_fetched_blocks = 0
         for block in [block for tier in kept for block in tier]:
@@ -137,6 +117,11 @@ class CacheTiers:
     def are_there(self) -> bool:
         """Whether there are any tiers."""
         return bool(self._tiers)
+
+    @property
+    def are_fetching(self) -> bool:
+        """Whether a fetch is in flight."""
+        return bool(self._fetch_by_ticket)
 
     def holds(self, name: BlockName) -> bool:
         """Return whether any tier holds a block."""
@@ -213,6 +198,18 @@ class CacheTiers:
         if orders:
             self._mover.store(orders)
 
+    def try_join(self, names: Sequence[BlockName], worth_s: Callable[[int], float]) -> int | None:
+        """Return the ticket of another request's fetch that brings so much of a chain that it is worth waiting for.
+
+        Takes microseconds, as it looks up nothing. For `worth_s` see `try_fetch`.
+        """
+        assert self._mover is not None
+        for ticket, fetch in self._fetch_by_ticket.items():
+            num_more = fetch.num_brought(names, is_whole=any(self._reach.windows))
+            if num_more and worth_s(num_more) >= self._mover.fetch_s(len(fetch.orders)):
+                return ticket
+        return None
+
     def try_fetch(
         self, names: Sequence[BlockName], *, spare: int, now_s: float, worth_s: Callable[[int], float]
     ) -> int | None:
@@ -227,24 +224,14 @@ class CacheTiers:
         Returns:
             The ticket of the fetch to wait for, maybe another request's; None if no fetch is possible or pays off.
         """
-        if self._pool.num_free <= spare:
-            return None
+        ticket = self.try_join(names, worth_s)
+        if ticket is not None or self._pool.num_free <= spare:
+            return ticket
         assert self._mover is not None
         count = self._reach.longest(names, self._index.__contains__)
         # Slots of fetches in flight are protected until these are done, so their names count too.
         could = self._reach.longest(names, lambda name: name in self._index or self.holds(name))
-        _, missing = self._parts(names, could)
-        if not missing:
-            return None
-        ticket = self._ticket_by_name.get(missing[0][0])
-        if ticket is not None:
-            will_be = self._reach.longest(
-                names, lambda name: name in self._index or self._ticket_by_name.get(name) == ticket
-            )
-            num_coming = len(self._fetch_by_ticket[ticket].orders)
-            is_worth = will_be > count and worth_s(will_be - count) >= self._mover.fetch_s(num_coming)
-            return ticket if is_worth else None
-        if len(self._fetch_by_ticket) >= MAX_FETCHES:
+        if could <= count or len(self._fetch_by_ticket) >= MAX_FETCHES:
             return None
         could, shared, missing = self._fitting(names, could, spare)
         if could <= count or worth_s(could - count) < self._mover.fetch_s(len(missing)):
@@ -257,7 +244,7 @@ class CacheTiers:
         assert blocks is not None, "the pool has fewer free blocks than it said"
         orders = [self._order(name, block, depth) for (name, depth), block in zip(missing, blocks, strict=True)]
         patience_s = min(max(worth_s(could - count), MIN_PATIENCE_S), MAX_PATIENCE_S)
-        return self._begin(_Fetch(shared, orders, now_s + patience_s))
+        return self._begin(TierFetch(names[:could], count, shared, orders, now_s + patience_s))
 
     def check(self) -> None:
         """Raise AssertionError unless slots, copies and free blocks agree."""
@@ -323,18 +310,18 @@ class CacheTiers:
         return shared, missing
 
     def _can_be_had(self, name: BlockName) -> bool:
-        return name in self._index or (self.holds(name) and name not in self._ticket_by_name)
+        return name in self._index or (self.holds(name) and name not in self._being_read)
 
     def _order(self, name: BlockName, block: BlockId, depth: int) -> FetchOrder:
         number = next(number for number, tier in enumerate(self._tiers) if name in tier.slot_by_name)
         return FetchOrder(block, name, depth, number, self._tiers[number].open(name))
 
-    def _begin(self, fetch: _Fetch) -> int:
+    def _begin(self, fetch: TierFetch) -> int:
         assert self._mover is not None
         self._num_tickets += 1
         ticket = self._num_tickets
         self._fetch_by_ticket[ticket] = fetch
-        self._ticket_by_name.update((order.name, ticket) for order in fetch.orders)
+        self._being_read.update(order.name for order in fetch.orders)
         self._mover.fetch(ticket, fetch.orders)
         return ticket
 
@@ -342,7 +329,7 @@ class CacheTiers:
         """Name the fetched blocks and release them, so that waiting requests find them."""
         fetch = self._fetch_by_ticket.pop(ticket)
         for i, order in enumerate(fetch.orders):
-            del self._ticket_by_name[order.name]
+            self._being_read.remove(order.name)
             # Only the first unreadable order is known to be bad; those after it were not tried.
             self._tiers[order.tier].close(order.name, is_good=fetch.is_given_up or i != num_good)
             if i < num_good and not fetch.is_given_up:
@@ -363,7 +350,7 @@ class CacheTiers:
         fetch.is_given_up = True
         return True
 
-    def _let_go_of(self, fetch: _Fetch) -> None:
+    def _let_go_of(self, fetch: TierFetch) -> None:
         self._pool.release(fetch.blocks)
         self.let_go(fetch.blocks)
 

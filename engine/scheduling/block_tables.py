@@ -183,23 +183,30 @@ class BlockTables:
     def bring_back(self, waiting: Sequence[LiveRequest], num_running: int, costs: StepCosts) -> None:
         """Advance the tiers, and fetch prefixes of the next waiting requests from them where that beats computing them.
 
-        Leaves one free block per table for each running request and for the waiting one.
+        Whoever else waits and begins with them waits for their fetch. Leaves one free block per table for each running
+        request and for the waiting one.
         """
         if not self.tiers.are_there:
             return
         now_s = self._clock()
         self.tiers.advance(now_s=now_s, is_idle=not (num_running or waiting))
+
+        def worth_s(num_blocks: int) -> float:
+            return costs.saved_s(num_running, num_blocks * self._block_tokens)
+
         for live in nsmallest(MAX_FETCHES, waiting, key=BY_RANK):
-            if live.num_seeks < MAX_SEEKS and now_s >= live.next_seek_s and not self.is_coming(live):
+            if self._may_seek(live) and now_s >= live.next_seek_s:
                 live.next_seek_s = now_s + SEEK_AGAIN_S
-                found = self.tiers.try_fetch(
-                    self.shareable(live),
-                    spare=(num_running + 1) * len(self._reach.windows),
-                    now_s=now_s,
-                    worth_s=lambda num_blocks: costs.saved_s(num_running, num_blocks * self._block_tokens),
-                )
-                live.ticket = found
-                live.num_seeks += found is not None
+                spare = (num_running + 1) * len(self._reach.windows)
+                live.ticket = self.tiers.try_fetch(self.shareable(live), spare=spare, now_s=now_s, worth_s=worth_s)
+                live.num_seeks += live.ticket is not None
+        for live in waiting if self.tiers.are_fetching else ():
+            if self._may_seek(live):
+                live.ticket = self.tiers.try_join(self.shareable(live), worth_s)
+                live.num_seeks += live.ticket is not None
+
+    def _may_seek(self, live: LiveRequest) -> bool:
+        return live.num_seeks < MAX_SEEKS and not self.is_coming(live)
 
     def is_coming(self, live: LiveRequest) -> bool:
         """Return whether a fetch of a waiting request's prefix is in flight."""

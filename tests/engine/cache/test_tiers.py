@@ -221,6 +221,16 @@ def test_requests_with_one_beginning_wait_for_one_fetch() -> None:
     assert cached(harness, "a") == cached(harness, "b") == 16
 
 
+def test_all_who_have_one_beginning_wait_for_its_fetch_however_many_they_are() -> None:
+    """Only the first four did; the fifth computed all of it, and those behind waited for that."""
+    mover = ScriptedMover([64], steps=3)
+    harness = forgotten(mover)
+    before = mover.num_fetches
+    serve(harness, *(a_request(str(number), (*PROMPT[:16], number, 3)) for number in range(9)))
+    assert mover.num_fetches == before + 1
+    assert {cached(harness, str(number)) for number in range(9)} == {16}
+
+
 def test_what_cannot_be_read_is_computed_and_forgotten() -> None:
     mover = ScriptedMover([64])
     harness = forgotten(mover)

@@ -1,0 +1,48 @@
+"""A fetch from a tier: the blocks that it holds, and what a request finds on the device once it is done. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.cache.blocks import BlockId
+from engine.cache.prefix_index import BlockName
+from engine.ports import FetchOrder
+
+
+@dataclass(slots=True)
+class TierFetch:
+    """The blocks that one fetch holds until it is done: the prefix on the device, and blocks to fill after it.
+
+    Attributes:
+        names: names of the chain's leading blocks that are on the device once it is done.
+        num_before: how many of them were there before.
+        until_s: time from which nobody waits for it, and its blocks are released.
+        is_given_up: its blocks are released; only its slots are still being read.
+    """
+
+    names: Sequence[BlockName]
+    num_before: int
+    shared: list[BlockId]
+    orders: list[FetchOrder]
+    until_s: float
+    is_given_up: bool = False
+
+    @property
+    def blocks(self) -> list[BlockId]:
+        """The blocks that it holds, in the order of the chain."""
+        return [] if self.is_given_up else [*self.shared, *(order.block for order in self.orders)]
+
+    def num_brought(self, names: Sequence[BlockName], *, is_whole: bool) -> int:
+        """Return how many more leading blocks of a chain it brings, in O(log n).
+
+        Args:
+            is_whole: whether the chain must have all of `names`: what a window of another chain shows is not brought.
+        """
+        start, end = self.num_before, min(len(names), len(self.names))
+        if self.is_given_up or start >= end or names[start] != self.names[start]:
+            return 0
+        # A name stands for all blocks up to its own.
+        num_common = bisect_left(range(end), True, lo=start, key=lambda i: names[i] != self.names[i])
+        return 0 if is_whole and num_common < len(self.names) else num_common - start
