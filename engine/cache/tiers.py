@@ -132,6 +132,11 @@ class CacheTiers:
         fetch = None if ticket is None else self._fetch_by_ticket.get(ticket)
         return fetch is not None and not fetch.is_given_up
 
+    def num_held(self, ticket: int | None) -> int:
+        """Return how many blocks a fetch holds; 0 if it is done or given up, or there is none."""
+        fetch = None if ticket is None else self._fetch_by_ticket.get(ticket)
+        return 0 if fetch is None else len(fetch.blocks)
+
     def held(self) -> Iterable[BlockId]:
         """Yield the blocks that fetches hold, once per fetch."""
         for fetch in self._fetch_by_ticket.values():

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
+from typing import NamedTuple
 
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import ASIDE, BlockName, Landmarks, PrefixIndex
@@ -34,6 +35,24 @@ SEEK_AGAIN_S = 0.25
 LONG_BLOCKS, LOOK_AGAIN_BLOCK_S = 256, 1e-5
 """The same for a prompt that found no room, if so many of its blocks are cached: the time for each of them is some
 twenty times that of its lookup."""
+
+
+class _Opening(NamedTuple):
+    """The block tables of a request to be admitted: what it shares, and what it takes of the free blocks.
+
+    Attributes:
+        num_shared: leading blocks that it need not compute.
+        tables: block tables of these, with the null block before a window.
+        shared: the same blocks in one list.
+        lacking: how many new blocks each table needs.
+        num_taken: free blocks that it takes: new ones, and shared ones that nobody holds.
+    """
+
+    num_shared: int
+    tables: list[list[BlockId]]
+    shared: list[BlockId]
+    lacking: list[int]
+    num_taken: int
 
 
 class BlockTables:
@@ -72,29 +91,33 @@ class BlockTables:
         Does nothing and returns False unless `spare` more blocks per table stay free.
         """
         names = self.shareable(live)
+        opening = self._opening(live, names)
+        if opening.num_taken + spare * len(opening.tables) > self._pool.num_free:
+            if len(opening.shared) >= LONG_BLOCKS:
+                live.next_open_s = self._clock() + len(opening.shared) * LOOK_AGAIN_BLOCK_S
+            return False
+        for block in opening.shared:
+            self._pool.share(block)
+            self.tiers.use(block)
+        is_done = self._try_lengthen(opening.tables, opening.lacking)
+        assert is_done, "the pool has fewer free blocks than it said"
+        live.tables = opening.tables
+        live.num_computed = live.num_settled = opening.num_shared * self._block_tokens
+        if self._states is not None:
+            longest = self._reach.longest(names, self._index.__contains__)
+            self._states.open(live, names[: opening.num_shared], longest)
+        return True
+
+    def _opening(self, live: LiveRequest, names: Sequence[BlockName]) -> _Opening:
         num_shared = self.num_found(names)
         tables: list[list[BlockId]] = []
         for table, seen in enumerate(self._reach.seen(num_shared)):
             found = [self._index.block_of(name_in(names[i], table)) for i in seen]
             tables.append([self._null] * seen.start + found)
         shared = [block for table in tables for block in table if block != self._null]
-        num_computed = num_shared * self._block_tokens
-        lacking = self._lacking(tables, num_computed, live.num_tokens)
+        lacking = self._lacking(tables, num_shared * self._block_tokens, live.num_tokens)
         num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
-        if sum(lacking) + num_revived + spare * len(tables) > self._pool.num_free:
-            if len(shared) >= LONG_BLOCKS:
-                live.next_open_s = self._clock() + len(shared) * LOOK_AGAIN_BLOCK_S
-            return False
-        for block in shared:
-            self._pool.share(block)
-            self.tiers.use(block)
-        is_done = self._try_lengthen(tables, lacking)
-        assert is_done, "the pool has fewer free blocks than it said"
-        live.tables = tables
-        live.num_computed = live.num_settled = num_computed
-        if self._states is not None:
-            self._states.open(live, names[:num_shared], self._reach.longest(names, self._index.__contains__))
-        return True
+        return _Opening(num_shared, tables, shared, lacking, num_taken=sum(lacking) + num_revived)
 
     def found_no_room(self, live: LiveRequest) -> bool:
         """Return whether `try_open` failed for a request, and too recently to look up its prefix again."""
@@ -183,8 +206,9 @@ class BlockTables:
     def bring_back(self, waiting: Sequence[LiveRequest], num_running: int, costs: StepCosts) -> None:
         """Advance the tiers, and fetch prefixes of the next waiting requests from them where that beats computing them.
 
-        Whoever else waits and begins with them waits for their fetch. Leaves one free block per table for each running
-        request and for the waiting one.
+        Whoever else waits and begins with them waits for their fetch. A fetch leaves free what the requests before it
+        by rank will take, which includes prefixes fetched for them, and one block per table for each running request
+        and for the waiting one.
         """
         if not self.tiers.are_there:
             return
@@ -194,12 +218,16 @@ class BlockTables:
         def worth_s(num_blocks: int) -> float:
             return costs.saved_s(num_running, num_blocks * self._block_tokens)
 
+        spare, unread = (num_running + 1) * len(self._reach.windows), list[LiveRequest]()
         for live in nsmallest(MAX_FETCHES, waiting, key=BY_RANK):
             if self._may_seek(live) and now_s >= live.next_seek_s:
                 live.next_seek_s = now_s + SEEK_AGAIN_S
-                spare = (num_running + 1) * len(self._reach.windows)
+                # Only now, and not in each step: of each it is a lookup.
+                spare += sum(map(self._num_to_take, unread))
+                unread.clear()
                 live.ticket = self.tiers.try_fetch(self.shareable(live), spare=spare, now_s=now_s, worth_s=worth_s)
                 live.num_seeks += live.ticket is not None
+            unread.append(live)
         for live in waiting if self.tiers.are_fetching else ():
             if self._may_seek(live):
                 live.ticket = self.tiers.try_join(self.shareable(live), worth_s)
@@ -207,6 +235,15 @@ class BlockTables:
 
     def _may_seek(self, live: LiveRequest) -> bool:
         return live.num_seeks < MAX_SEEKS and not self.is_coming(live)
+
+    def _num_to_take(self, live: LiveRequest) -> int:
+        """Return how many free blocks a waiting request needs; at most, while it awaits a fetch or `found_no_room`."""
+        num_tables = len(self._reach.windows)
+        if self.is_coming(live) or self.found_no_room(live):
+            num_taken = sum(self._lacking([()] * num_tables, 0, live.num_tokens)) - self.tiers.num_held(live.ticket)
+        else:
+            num_taken = self._opening(live, self.shareable(live)).num_taken
+        return max(0, num_taken) + num_tables
 
     def is_coming(self, live: LiveRequest) -> bool:
         """Return whether a fetch of a waiting request's prefix is in flight."""

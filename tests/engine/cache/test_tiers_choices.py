@@ -131,6 +131,39 @@ def test_of_what_has_no_room_the_beginning_is_brought(is_begun: bool, num_free: 
     harness.finish()
 
 
+def test_a_fetch_leaves_room_for_who_comes_first() -> None:
+    """It took so many blocks that an idle engine let nobody in until it was done."""
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    hang(mover)
+    harness.add(a_request("first", tuple(range(20)) * 2 + tuple(range(12)), salt="z"), a_request("again", PROMPT))
+    for _ in range(10):
+        harness.step()
+    assert harness.reason("first") is FinishReason.LENGTH
+    assert [len(orders) for _, _, orders in mover._fetches] == [1]
+    assert not harness.emissions["again"]
+    end_hanging(mover)
+    harness.finish()
+
+
+def test_what_has_come_for_one_who_waits_is_not_overwritten_by_what_comes_for_the_next() -> None:
+    """Where the cache had room for one of them, fetches overwrote each other, and all of it was computed."""
+    now_s, mover = [0.0], ScriptedMover([64])
+    harness = Harness(CONFIG, mover=mover, clock=lambda: now_s[0])
+    prompts = {salt: tuple((3 * i + i // 7) % 20 for i in range(37)) for salt in "abc"}
+    for salt, prompt in prompts.items():
+        serve(harness, a_request(f"first {salt}", prompt, salt=salt))
+        rest(harness)
+    serve(harness, *others(6))
+    mover._steps = 2
+    harness.add(*(a_request(salt, prompt, salt=salt) for salt, prompt in prompts.items()))
+    while not harness.scheduler.num_running:
+        harness.step()
+        now_s[0] += 0.3
+    harness.finish()
+    assert cached(harness, "a") == 36
+
+
 def test_who_would_gain_little_by_a_fetch_does_not_wait_for_it() -> None:
     """A block, for the device has what comes before."""
     mover = ScriptedMover([64])
