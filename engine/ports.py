@@ -122,7 +122,7 @@ class FetchOrder(NamedTuple):
 class BlockMover(Protocol):
     """Copies blocks between the device's cache and the tiers below it, in the background.
 
-    No call blocks; all calls come from the engine's thread.
+    No call blocks; all calls but `fetch_s` come from the engine's thread.
 
     Attributes:
         capacities: number of slots of each tier, the nearest to the device first.
@@ -162,7 +162,7 @@ class BlockMover(Protocol):
         ...
 
     def fetch_s(self, num_blocks: int) -> float:
-        """Return the expected time to fetch `num_blocks` blocks; 0 before the first measurement."""
+        """Return the expected time to fetch `num_blocks` blocks; 0 before the first measurement; any thread."""
         ...
 
 

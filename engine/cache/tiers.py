@@ -203,6 +203,19 @@ class CacheTiers:
         if orders:
             self._mover.store(orders)
 
+    def num_had(self, names: Sequence[BlockName], worth_s: Callable[[int], float]) -> int:
+        """Return how many leading blocks of a chain need not be computed; any thread.
+
+        Those in tiers count by what a fetch of them saves of their time: none if it saves nothing. For `worth_s` see
+        `try_fetch`.
+        """
+        assert self._mover is not None
+        count = self._reach.longest(names, self._index.__contains__)
+        could = self._reach.longest(names, self._is_anywhere)
+        num_parts = sum(min(len(seen), could - count) for seen in self._reach.seen(could))
+        fetch_s, most_s = self._mover.fetch_s(num_parts), worth_s(could - count)
+        return count + round((could - count) * (1 - fetch_s / most_s)) if fetch_s < most_s else count
+
     def try_join(self, names: Sequence[BlockName], worth_s: Callable[[int], float]) -> int | None:
         """Return the ticket of another request's fetch that brings so much of a chain that it is worth waiting for.
 
@@ -235,7 +248,7 @@ class CacheTiers:
         assert self._mover is not None
         count = self._reach.longest(names, self._index.__contains__)
         # Slots of fetches in flight are protected until these are done, so their names count too.
-        could = self._reach.longest(names, lambda name: name in self._index or self.holds(name))
+        could = self._reach.longest(names, self._is_anywhere)
         if could <= count or len(self._fetch_by_ticket) >= MAX_FETCHES:
             return None
         could, shared, missing = self._fitting(names, could, spare)
@@ -313,6 +326,9 @@ class CacheTiers:
                 else:
                     missing.append((name, ASIDE if table else i))
         return shared, missing
+
+    def _is_anywhere(self, name: BlockName) -> bool:
+        return name in self._index or self.holds(name)
 
     def _can_be_had(self, name: BlockName) -> bool:
         return name in self._index or (self.holds(name) and name not in self._being_read)

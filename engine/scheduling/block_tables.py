@@ -215,6 +215,11 @@ class BlockTables:
         now_s = self._clock()
         self.tiers.advance(now_s=now_s, is_idle=not (num_running or waiting))
 
+        for live in waiting:
+            if live.ticket is not None and not self.is_coming(live):
+                # Whatever has come of its fetch, forecasts are to count on what it finds now.
+                live.ticket, live.num_own = None, self.num_to_compute(live)
+
         def worth_s(num_blocks: int) -> float:
             return costs.saved_s(num_running, num_blocks * self._block_tokens)
 
@@ -323,6 +328,12 @@ class BlockTables:
             return self._reach.longest(chain, self._index.__contains__)
 
         return reached(names) if self._states is None else self._states.snapshots.longest(names, reached)
+
+    def num_had(self, names: Sequence[BlockName], costs: StepCosts) -> int:
+        """Return how many leading blocks of a chain need not be computed, by `CacheTiers.num_had`; any thread."""
+        if not self.tiers.are_there:
+            return self.num_found(names)
+        return self.tiers.num_had(names, lambda num_blocks: costs.saved_s(1, num_blocks * self._block_tokens))
 
     def _reuse(self, block: BlockId) -> None:
         self.tiers.overwrite(block)

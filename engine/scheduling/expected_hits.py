@@ -1,4 +1,4 @@
-"""Foresees what a prompt will find in the cache: what the cache holds, and what the prompts before it will leave there.
+"""Foresees what a prompt will find in the cache: what it or a tier holds, and what the prompts before will leave there.
 
 An estimate: until its turn a block may be evicted, or the request end that would have computed it. Pure.
 """
@@ -23,7 +23,7 @@ class Outlook(NamedTuple):
     Attributes:
         names: of its full blocks, which others may share.
         reuses: whether it shares those of others.
-        num_missing: tokens that the cache does not hold now.
+        num_missing: tokens that the cache does not hold now. Those of a tier count by the time of a fetch.
         num_own: tokens that it will have to compute itself, as no request before it does.
     """
 
@@ -37,15 +37,15 @@ class ExpectedHits:
     """The outlooks of live requests; any thread may use it.
 
     Args:
-        num_found: returns how many leading blocks of a chain can be reused now.
+        num_had: returns how many leading blocks of a chain need not be computed now.
     """
 
-    def __init__(self, config: ResolvedConfig, num_found: Callable[[Sequence[BlockName]], int]) -> None:
+    def __init__(self, config: ResolvedConfig, num_had: Callable[[Sequence[BlockName]], int]) -> None:
         self._block_tokens = config.block_tokens
         self._is_on = config.enable_prefix_cache
         # Blocks of layers with states cannot be reused without a state, which is kept for few of them.
         self._counts_coming = not config.num_snapshots
-        self._num_found = num_found
+        self._num_had = num_had
         self._lock = threading.Lock()
         self._coming = Counter[BlockName]()
         self._outlooks: dict[RequestId, tuple[Request, Outlook]] = {}
@@ -66,7 +66,7 @@ class ExpectedHits:
             return Outlook(names, False, num_tokens, num_tokens)
         # The last token is always computed: the next one is drawn from its logits.
         shareable = names[: (num_tokens - 1) // self._block_tokens]
-        num_held = num_shared = self._num_found(shareable)
+        num_held = num_shared = self._num_had(shareable)
         while self._counts_coming and num_shared < len(shareable) and shareable[num_shared] in self._coming:
             num_shared += 1
         return Outlook(

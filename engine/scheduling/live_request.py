@@ -84,7 +84,8 @@ class LiveRequest:
         num_settled: tokens before it are in the cache; the steps in flight compute the rest of `num_computed`.
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that did not admit it only because every adapter slot was taken.
-        num_own: tokens that neither the cache nor a request before it held when it came.
+        num_own: tokens that it has to compute, as neither the cache, a tier nor a request before it held them when it
+            came, or the cache when the last fetch for it ended.
         names: names of its leading full blocks, computed on demand.
         state_from, num_begun, branch: for layers with states, set at admission: the place of the state to resume from,
             the number of tokens it covers, and the number of tokens whose blocks were in the cache.

@@ -90,7 +90,7 @@ class Scheduler:
         self.step_clock = StepClock()
         self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
         self.counters = SchedulerCounters()
-        self.expected_hits = ExpectedHits(config, self._tables.num_found)
+        self.expected_hits = ExpectedHits(config, lambda names: self._tables.num_had(names, self.admission.costs))
         reader = BacklogReader(config, self._fair_queue, self.expected_hits, self._running, self._waiting)
         self.admission = AdmissionControl(config, reader, lambda: self._tables.num_lent, costs)
         self._own_steps = OwnSteps(self.admission.costs)

@@ -11,7 +11,9 @@ from engine.cache.blocks import BlockPool
 from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex, landmark
 from engine.cache.reach import Reach
 from engine.cache.tiers import MAX_FETCHES, MAX_STORING, CacheTiers, StoreOrder
-from engine.request import FinishReason
+from engine.errors import OverloadError
+from engine.request import FinishReason, RequestId
+from engine.scheduling.forecast import Backlog
 from tests.engine.cache.test_tiers import (
     CONFIG,
     PROMPT,
@@ -128,6 +130,45 @@ def test_of_what_has_no_room_the_beginning_is_brought(is_begun: bool, num_free: 
     names = names_of(PROMPT)
     assert [[names.index(order.name) for order in orders] for _, _, orders in mover._fetches] == brought
     end_hanging(mover)
+    harness.finish()
+
+
+@pytest.mark.parametrize(("block_s", "num_own"), [(0.1, 1), (2.0, 9), (100.0, 17)])
+def test_what_a_tier_holds_counts_as_work_by_the_time_of_a_fetch(block_s: float, num_own: int) -> None:
+    """A restarted server refused long chats with deadlines, and did so for good."""
+    mover = ScriptedMover([64], steps=2)
+    harness = forgotten(mover)
+    teach(harness, token_s=1.0)
+    mover.block_s = block_s
+    request = a_request("again", PROMPT, deadline_s=10.0)
+    outlook, admission = harness.scheduler.expected_hits.look(request), harness.scheduler.admission
+    assert outlook.num_own == outlook.num_missing == num_own
+    if num_own > 1:
+        with pytest.raises(OverloadError):
+            admission.check_time(request, outlook, Backlog(), 16, 0.0)
+        return
+    admission.check_time(request, outlook, Backlog(), 16, 0.0)
+    serve(harness, request)
+    assert cached(harness, "again") == 16
+
+
+@pytest.mark.parametrize(("block_s", "losing", "num_own"), [(0.0, 1, [1, 17]), (100.0, 0, [17, 1])])
+def test_what_a_request_has_to_compute_is_known_anew_when_its_fetch_has_ended(
+    block_s: float, losing: int, num_own: list[int]
+) -> None:
+    """It waits for a row, and was taken for what it had seemed to be when it came."""
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    teach(harness, token_s=1.0)
+    harness.add(*(a_request(f"runs{number}", max_tokens=6) for number in range(4)))
+    harness.step()
+    mover.block_s, mover._losing = block_s, losing
+    harness.add(a_request("again", PROMPT))
+    live = harness.scheduler._live[RequestId("again")]
+    found, mover.block_s = [live.num_own], 0.0
+    for _ in range(3):
+        harness.step()
+    assert [*found, live.num_own] == num_own
     harness.finish()
 
 
