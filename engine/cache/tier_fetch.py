@@ -34,15 +34,20 @@ class TierFetch:
         """The blocks that it holds, in the order of the chain."""
         return [] if self.is_given_up else [*self.shared, *(order.block for order in self.orders)]
 
+    def begins_on(self, names: Sequence[BlockName]) -> bool:
+        """Return whether a chain has the first block that it brings, in O(1)."""
+        start = self.num_before
+        return start < len(names) and names[start] == self.names[start] and not self.is_given_up
+
     def num_brought(self, names: Sequence[BlockName], *, is_whole: bool) -> int:
         """Return how many more leading blocks of a chain it brings, in O(log n).
 
         Args:
             is_whole: whether the chain must have all of `names`: what a window of another chain shows is not brought.
         """
-        start, end = self.num_before, min(len(names), len(self.names))
-        if self.is_given_up or start >= end or names[start] != self.names[start]:
+        if not self.begins_on(names):
             return 0
+        start, end = self.num_before, min(len(names), len(self.names))
         # A name stands for all blocks up to its own.
         num_common = bisect_left(range(end), True, lo=start, key=lambda i: names[i] != self.names[i])
         return 0 if is_whole and num_common < len(self.names) else num_common - start

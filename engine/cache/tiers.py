@@ -10,6 +10,7 @@ Pure: standard library only; owned by the engine's thread, while a `BlockMover` 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -123,9 +124,17 @@ class CacheTiers:
         """Whether a fetch is in flight."""
         return bool(self._fetch_by_ticket)
 
+    def may_bring(self, names: Sequence[BlockName]) -> bool:
+        """Return whether a fetch in flight brings some block of a chain, in O(1)."""
+        return any(fetch.begins_on(names) for fetch in self._fetch_by_ticket.values())
+
     def holds(self, name: BlockName) -> bool:
         """Return whether any tier holds a block."""
-        return any(name in tier.slot_by_name for tier in self._tiers)
+        # A loop, as a generator takes three times as long; a long prompt asks thousands of times.
+        for tier in self._tiers:  # noqa: SIM110
+            if name in tier.slot_by_name:
+                return True
+        return False
 
     def is_worth_waiting_for(self, ticket: int | None) -> bool:
         """Return whether a fetch is neither done nor given up."""
@@ -219,7 +228,7 @@ class CacheTiers:
     def try_join(self, names: Sequence[BlockName], worth_s: Callable[[int], float]) -> int | None:
         """Return the ticket of another request's fetch that brings so much of a chain that it is worth waiting for.
 
-        Takes microseconds, as it looks up nothing. For `worth_s` see `try_fetch`.
+        It looks up nothing. For `worth_s` see `try_fetch`.
         """
         assert self._mover is not None
         for ticket, fetch in self._fetch_by_ticket.items():
@@ -246,12 +255,10 @@ class CacheTiers:
         if ticket is not None or self._pool.num_free <= spare:
             return ticket
         assert self._mover is not None
-        count = self._reach.longest(names, self._index.__contains__)
-        # Slots of fetches in flight are protected until these are done, so their names count too.
-        could = self._reach.longest(names, self._is_anywhere)
-        if could <= count or len(self._fetch_by_ticket) >= MAX_FETCHES:
+        if len(self._fetch_by_ticket) >= MAX_FETCHES:
             return None
-        could, shared, missing = self._fitting(names, could, spare)
+        count = self._reach.longest(names, self._index.__contains__)
+        could, shared, missing = self._fitting(names, count, spare)
         if could <= count or worth_s(could - count) < self._mover.fetch_s(len(missing)):
             return None
         for block in shared:
@@ -302,16 +309,28 @@ class CacheTiers:
                 self._landmarks.add_below(order.name, order.depth)
 
     def _fitting(
-        self, names: Sequence[BlockName], count: int, spare: int
+        self, names: Sequence[BlockName], num_found: int, spare: int
     ) -> tuple[int, list[BlockId], list[tuple[BlockName, int]]]:
-        """Return how many leading blocks, up to `count`, can be fetched and fit in free blocks, with their `_parts`."""
+        """Return how many leading blocks can be fetched and fit in free blocks, with their `_parts`.
+
+        `num_found` of them are on the device; if it is no more than these, the parts are left out.
+        """
+        count, overflow = len(names), math.inf
+        if not all(self._reach.windows):
+            # A table without a window takes a block for each: what cannot fit need not be looked up.
+            count = min(count, num_found + self._pool.num_free - spare)
         while True:
             count = self._reach.longest(names[:count], self._can_be_had)
+            if count <= num_found:
+                return num_found, [], []
             shared, missing = self._parts(names, count)
             num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
-            overflow = len(missing) - (self._pool.num_free - num_revived - spare)
-            if not count or overflow <= 0:
+            last, overflow = overflow, len(missing) + num_revived + spare - self._pool.num_free
+            if overflow <= 0:
                 return count, shared, missing
+            if overflow >= last:
+                # Windows show as many blocks wherever they end.
+                return num_found, [], []
             count = max(0, count - overflow)
 
     def _parts(self, names: Sequence[BlockName], count: int) -> tuple[list[BlockId], list[tuple[BlockName, int]]]:

@@ -30,8 +30,9 @@ from engine.scheduling.state_marks import StateMarks
 from engine.scheduling.step_costs import StepCosts
 from engine.step import Snapshot, StepRow
 
-SEEK_AGAIN_S = 0.25
-"""Looking up a long prompt takes milliseconds, which would otherwise be added to each step while it waits."""
+SEEK_AGAIN_S, SEEK_AGAIN_BLOCK_S = 0.25, 1e-4
+"""Looking up a long prompt takes milliseconds, which would otherwise be added to each step while it waits. The second
+is for each of its blocks, some fifty times what its lookup takes."""
 LONG_BLOCKS, LOOK_AGAIN_BLOCK_S = 256, 1e-5
 """The same for a prompt that found no room, if so many of its blocks are cached: the time for each of them is some
 twenty times that of its lookup."""
@@ -226,15 +227,17 @@ class BlockTables:
         spare, unread = (num_running + 1) * len(self._reach.windows), list[LiveRequest]()
         for live in nsmallest(MAX_FETCHES, waiting, key=BY_RANK):
             if self._may_seek(live) and now_s >= live.next_seek_s:
-                live.next_seek_s = now_s + SEEK_AGAIN_S
+                names = self.shareable(live)
+                live.next_seek_s = now_s + max(SEEK_AGAIN_S, len(names) * SEEK_AGAIN_BLOCK_S)
                 # Only now, and not in each step: of each it is a lookup.
                 spare += sum(map(self._num_to_take, unread))
                 unread.clear()
-                live.ticket = self.tiers.try_fetch(self.shareable(live), spare=spare, now_s=now_s, worth_s=worth_s)
+                live.ticket = self.tiers.try_fetch(names, spare=spare, now_s=now_s, worth_s=worth_s)
                 live.num_seeks += live.ticket is not None
             unread.append(live)
         for live in waiting if self.tiers.are_fetching else ():
-            if self._may_seek(live):
+            # Of hundreds, most have nothing of what is fetched; a copy of the names of each would take milliseconds.
+            if self._may_seek(live) and self.tiers.may_bring(live.names):
                 live.ticket = self.tiers.try_join(self.shareable(live), worth_s)
                 live.num_seeks += live.ticket is not None
 

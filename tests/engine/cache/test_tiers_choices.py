@@ -12,6 +12,7 @@ from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex, landmar
 from engine.cache.reach import Reach
 from engine.cache.tiers import MAX_FETCHES, MAX_STORING, CacheTiers, StoreOrder
 from engine.errors import OverloadError
+from engine.ports import KeptBlock
 from engine.request import FinishReason, RequestId
 from engine.scheduling.forecast import Backlog
 from tests.engine.cache.test_tiers import (
@@ -339,6 +340,30 @@ def test_landmarks_tell_nothing_of_what_could_not_be_read() -> None:
     rest(harness)
     assert held(harness) == [False, True, True, True]
     assert landmark(names_of(PROMPT)[0]) not in harness.scheduler.landmarks.copy()
+
+
+@pytest.mark.parametrize(("window", "most"), [(0, 2 * 10), (64, 6 * 16)])
+def test_for_what_has_no_room_little_is_looked_up(window: int, most: int) -> None:
+    """All of a long prompt was, several times; with windows, anew for each few blocks that it was shortened by."""
+    prompt = tuple(range(20)) * 100
+    names = names_of(prompt)
+
+    class Kept(ScriptedMover):
+        def contents(self) -> list[list[KeptBlock]]:
+            return [[KeptBlock(name, slot, slot) for slot, name in enumerate(names)]]
+
+    pool, marks, looked = BlockPool(100), Landmarks(100), []
+    tiers = CacheTiers(pool, PrefixIndex(marks), marks, Reach([window], 4, 16), Kept([len(names)]))
+    assert pool.try_take(88)
+    asked = tiers.holds
+
+    def counted(name: BlockName) -> bool:
+        looked.append(name)
+        return asked(name)
+
+    tiers.holds = counted  # type: ignore[method-assign]
+    tiers.try_fetch(names, spare=2, now_s=0.0, worth_s=lambda _: -1.0)
+    assert 0 < len(looked) <= most
 
 
 class SlowMover:

@@ -123,6 +123,13 @@ def test_a_fetch_leaves_a_block_of_each_table_to_each_who_runs_and_who_waits() -
     assert len([*tables.tiers.held()]) == 4
 
 
+@pytest.mark.parametrize(("num_tokens", "again_s"), [(20, 0.25), (20000, 0.5)])
+def test_a_longer_prompt_is_looked_up_more_seldom(num_tokens: int, again_s: float) -> None:
+    tables, live = BlockTables(a_config(), lambda: 0.0, ScriptedMover([64])), a_live("long", range(num_tokens))
+    tables.bring_back([live], 1, StepCosts())
+    assert live.next_seek_s == pytest.approx(again_s, abs=0.001)
+
+
 def test_a_loan_leaves_half_of_the_cache_free() -> None:
     tables = BlockTables(a_config(num_blocks=16), lambda: 0.0)
     assert tables.try_lend(8) is not None
