@@ -100,6 +100,8 @@ def run_parts(
             continue
         print(f"\n== {part.name} (at most {min(left_s, part.limit_s):.0f} s)", flush=True)
         notes = out.with_name(f"{out.stem}.{part.name}.json")
+        # An interrupted run may have left its own there.
+        notes.unlink(missing_ok=True)
         begun_s = clock()
         error = _run([*command, part.name, str(notes)], min(left_s, part.limit_s))
         told = json.loads(notes.read_text(encoding="utf-8")) if notes.exists() else {}

@@ -43,6 +43,13 @@ def test_a_part_that_hangs_or_crashes_costs_only_itself(tmp_path: Path) -> None:
     assert list(out.parent.iterdir()) == [out]
 
 
+def test_a_part_is_not_credited_with_what_an_interrupted_run_found(tmp_path: Path) -> None:
+    """A part that died before its first note had the results of that run, which were judged, too."""
+    (tmp_path / "found.dies.json").write_text('{"results": [{"of_floor": 0.99}]}')
+    found = run_parts([part("dies")], tmp_path / "found.json", 1000.0, [sys.executable, "-c", "import nothing_like_it"])
+    assert "results" not in found["parts"]["dies"]
+
+
 def test_no_part_is_begun_without_time_for_it(tmp_path: Path) -> None:
     now_s = iter(range(0, 1000, 10))
     command = [sys.executable, "-c", PART]
