@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -267,6 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         notes = Notes(Path(options.part[1]))
         by_name[options.part[0]].run(notes)
         return int(notes.has_failures)
+    # By default, SIGTERM would end this process alone, and the part would go on using the GPU.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     chosen = [by_name[name] for name in names]
     found = run_parts(chosen, options.out, options.seconds, this_command("loadtest.gpu"))
     found["verdicts"] = [asdict(row) for row in verdicts(found["parts"])]

@@ -115,7 +115,8 @@ def run_parts(
 
 def _run(command: Sequence[str], limit_s: float) -> str | None:
     """Run a process, then kill all that it started; return an error message, or None."""
-    process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+    # A group of its own, to be killed at once, but no session: who ends that of this process ends the part, too.
+    process = subprocess.Popen(command, process_group=0, stdin=subprocess.DEVNULL)
     try:
         status = process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from loadtest.gpu.parts import Notes, Part, run_parts
@@ -21,6 +26,22 @@ if sys.argv[1] == "hangs":
 if sys.argv[1] == "crashes":
     os.abort()
 notes.add("seen", 2)
+"""
+
+ENDS_ITS_PARENT = """
+import os, signal, sys, time
+from pathlib import Path
+Path(sys.argv[2]).with_suffix(".txt").write_text(f"{os.getpid()} {os.getsid(0)}")
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(600)
+"""
+COMMAND = """
+import sys
+import torch
+from loadtest.gpu import __main__ as command
+torch.cuda.is_available = lambda: True
+command.this_command = lambda _module: [sys.executable, "-c", sys.argv[1]]
+command.main(["--only", "facts", "--out", sys.argv[2]])
 """
 
 
@@ -48,6 +69,20 @@ def test_a_part_is_not_credited_with_what_an_interrupted_run_found(tmp_path: Pat
     (tmp_path / "found.dies.json").write_text('{"results": [{"of_floor": 0.99}]}')
     found = run_parts([part("dies")], tmp_path / "found.json", 1000.0, [sys.executable, "-c", "import nothing_like_it"])
     assert "results" not in found["parts"]["dies"]
+
+
+def test_a_benchmark_that_is_asked_to_end_ends_its_part(tmp_path: Path) -> None:
+    """The part had a session of its own: it went on using the GPU after `timeout` or a scheduler's limit."""
+    command = [sys.executable, "-c", COMMAND, ENDS_ITS_PARENT, str(tmp_path / "found.json")]
+    ended = subprocess.run(command, check=False)
+    pid, session = map(int, (tmp_path / "found.facts.txt").read_text().split())
+    try:
+        assert ended.returncode == 128 + signal.SIGTERM
+        assert not psutil.pid_exists(pid)
+        assert session == os.getsid(0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_no_part_is_begun_without_time_for_it(tmp_path: Path) -> None:
