@@ -5,7 +5,8 @@
 
 The model is a checkpoint folder, or the name of a geometry, for which random weights are written to a temporary folder.
 Prompts are random token ids, new for every repetition, so that the prefix cache never hits. Figures are medians over
-the repetitions. The last line is one JSON object.
+the repetitions; those of decoding are of the steps in which all requests of a batch decode. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.loading.spec import read_model_spec
 from loadtest.arguments import at_least, at_least_1, counts
 from loadtest.engine_alone import EngineAlone, Generated, refusals_said
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
@@ -28,6 +30,10 @@ from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt
 
 PARTS = ("schedule", "prepare", "forward", "sample", "emit")
+PREFILL_STEP_S = 60.0
+"""Bound on a step that prefills beside decoding: with a server's, prompts would be computed bit by bit."""
+RESERVE_TOKENS = 16
+"""A block of the cache for each request: beside running ones, a prompt waits unless each of them can have one more."""
 COLUMNS = ("batch", "prefill tokens/s", "decode tokens/s", "decode step ms", *(f"{part} ms" for part in PARTS))
 
 
@@ -44,20 +50,28 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """Medians over the repetitions of one batch size; times in milliseconds."""
+    """Medians over the repetitions of one batch size; times in milliseconds.
+
+    Attributes:
+        num_prefill_steps: steps until every prompt had its first token.
+        num_decode_steps: steps in which all requests decoded; the figures of decoding are of these, None if it is 0.
+    """
 
     batch: int
     prefill_tokens_per_s: float
-    decode_tokens_per_s: float
+    num_prefill_steps: float
     prefill_step_ms: float
     prefill_ms_by_part: dict[str, float]
-    decode_step_ms: float
-    decode_ms_by_part: dict[str, float]
+    num_decode_steps: float
+    decode_tokens_per_s: float | None
+    decode_step_ms: float | None
+    decode_ms_by_part: dict[str, float | None]
 
     def row(self) -> list[str]:
         """Return the cells of `COLUMNS`."""
-        rates = (self.prefill_tokens_per_s, self.decode_tokens_per_s, self.decode_step_ms)
-        return [str(self.batch), *map(number, rates), *(number(self.decode_ms_by_part[part]) for part in PARTS)]
+        figures = (self.decode_tokens_per_s, self.decode_step_ms, *(self.decode_ms_by_part[part] for part in PARTS))
+        cells = ("-" if figure is None else number(figure) for figure in figures)
+        return [str(self.batch), number(self.prefill_tokens_per_s), *cells]
 
 
 def measure(engine: EngineAlone, plan: Plan) -> list[BatchResult]:
@@ -79,15 +93,22 @@ def measure(engine: EngineAlone, plan: Plan) -> list[BatchResult]:
 
 def result_of(batch: int, prompt_tokens: int, rounds: Sequence[Generated]) -> BatchResult:
     """Return the medians of the rounds."""
+    full = [one.full_split for one in rounds if one.full_split.num_steps]
     return BatchResult(
         batch=batch,
         prefill_tokens_per_s=median(batch * prompt_tokens / one.prefill_s for one in rounds),
-        decode_tokens_per_s=median(one.num_decoded / one.decode_s for one in rounds),
+        num_prefill_steps=median(one.prefill_split.num_steps for one in rounds),
         prefill_step_ms=median(one.prefill_split.wall_ms for one in rounds),
         prefill_ms_by_part={part: median(one.prefill_split.ms_by_part[part] for one in rounds) for part in PARTS},
-        decode_step_ms=median(one.decode_split.wall_ms for one in rounds),
-        decode_ms_by_part={part: median(one.decode_split.ms_by_part[part] for one in rounds) for part in PARTS},
+        num_decode_steps=median(one.full_split.num_steps for one in rounds),
+        decode_tokens_per_s=_median([batch / split.wall_ms * 1000 for split in full]),
+        decode_step_ms=_median([split.wall_ms for split in full]),
+        decode_ms_by_part={part: _median([split.ms_by_part[part] for split in full]) for part in PARTS},
     )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
 
 
 @contextmanager
@@ -151,18 +172,21 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(options: argparse.Namespace, folder: Path) -> EngineConfig:
-    """Return a configuration sized for exactly the largest batch."""
+    """Return a configuration sized for the largest batch."""
+    num_tokens = options.prompt_tokens + options.answer_tokens
+    most_tokens = max(num_tokens, min(num_tokens + RESERVE_TOKENS, read_model_spec(str(folder)).max_position))
     return EngineConfig(
         model_path=str(folder),
         device=options.device,
         dtype=options.dtype,
         quantization=options.quantization,
         num_threads=options.threads,
-        max_model_len=options.prompt_tokens + options.answer_tokens,
+        max_model_len=most_tokens,
         max_num_seqs=max(options.batches),
         max_batched_tokens=max(options.max_batched_tokens, max(options.batches)),
         # Random weights produce repetitive output, on which the gain from drafts would be meaningless.
         num_speculative_tokens=0,
+        max_decode_gap_s=PREFILL_STEP_S,
     )
 
 
@@ -176,6 +200,9 @@ def main() -> None:
         results = measure(engine, plan_of(options, folder))
         engine.close()
     print(markdown_table(COLUMNS, [result.row() for result in results]))
+    for result in results:
+        if result.decode_step_ms is None:
+            print(f"\nno step decoded {result.batch} requests at once: ask for more --answer-tokens")
     facts = {name: getattr(options, name) for name in ("model", "prompt_tokens", "answer_tokens", "repeats")}
     print(json.dumps(facts | {"results": [asdict(result) for result in results]}))
 

@@ -36,18 +36,14 @@ class Generated:
     Attributes:
         exchanges: one for each prompt, in order, timed from the submission of the batch.
         prefill_s: until every prompt had its first token.
-        decode_s: from then to the end.
-        num_decoded: tokens emitted during `decode_s`.
-        prefill_split, decode_split: step times of the two phases.
-        full_split: step times while all requests decoded, from the end of prefill until the first one finished.
+        prefill_split: step times until then; where prompts need several steps, the first ones decode meanwhile.
+        full_split: step times while all requests decoded, from then until the first one finished. No steps if that
+            was before the last prompt had its first token.
     """
 
     exchanges: tuple[Exchange, ...]
     prefill_s: float
-    decode_s: float
-    num_decoded: int
     prefill_split: StepSplit
-    decode_split: StepSplit
     full_split: StepSplit
 
 
@@ -112,7 +108,7 @@ class EngineAlone:
         for prompt, length, adapter in zip(prompts, answer_tokens, adapters or [None] * len(prompts), strict=True):
             event_ms[self.add(prompt, length, adapter)] = []
         num_open = len(event_ms)
-        middle, middle_s, num_before_middle = before, 0.0, 0
+        middle, middle_s = before, 0.0
         full_end: tuple[EngineSnapshot, float] | None = None
         while num_open:
             emissions = self.step()
@@ -124,19 +120,13 @@ class EngineAlone:
                 full_end = self.engine.snapshot(), now_s
             if not middle_s and all(event_ms.values()):
                 middle, middle_s = self.engine.snapshot(), now_s
-                num_before_middle = sum(map(len, event_ms.values()))
-        end_s = time.perf_counter() - started
-        after = self.engine.snapshot()
         return Generated(
             exchanges=tuple(
                 _exchange(started_s, times, len(prompt))
                 for times, prompt in zip(event_ms.values(), prompts, strict=True)
             ),
             prefill_s=middle_s,
-            decode_s=end_s - middle_s,
-            num_decoded=sum(map(len, event_ms.values())) - num_before_middle,
             prefill_split=_split(before, middle, middle_s),
-            decode_split=_split(middle, after, end_s - middle_s),
             full_split=_split(middle, *_since(middle, middle_s, full_end)),
         )
 

@@ -116,9 +116,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def alike(options: argparse.Namespace) -> EngineConfig:
-    """Return the configuration of an engine that computes what the server's does, with its drafts."""
+    """Return the configuration of an engine that computes what the server's does, with its drafts and its pace."""
     config = engine_config(options, Path(options.checkpoint))
-    return replace(config, num_speculative_tokens=options.draft_tokens)
+    return replace(config, num_speculative_tokens=options.draft_tokens, max_decode_gap_s=None)
 
 
 @refusals_said("overhead")

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,21 +14,51 @@ from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from tests.loadtest.test_geometries import SMALL
 
 
+def bench(
+    folder: Path, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[dict[str, Any], str]:
+    """Return the JSON that a run of a small model prints, and all that it prints."""
+    write_checkpoint(CONFIG_BY_NAME["qwen2.5-0.5b"] | SMALL, folder)
+    monkeypatch.setattr(sys, "argv", ["bench", str(folder), "--threads", "1", "--dtype", "float32", *line.split()])
+    bench_engine.main()
+    said = capsys.readouterr().out
+    return json.loads(said.splitlines()[-1]), said
+
+
 def test_a_checkpoint_is_measured_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_checkpoint(CONFIG_BY_NAME["qwen2.5-0.5b"] | SMALL, tmp_path)
-    lengths = ["--prompt-tokens", "8", "--answer-tokens", "4", "--repeats", "2", "--threads", "1", "--dtype", "float32"]
-    monkeypatch.setattr(sys, "argv", ["bench", str(tmp_path), "--batches", "1,3", *lengths])
-    bench_engine.main()
-    lines = capsys.readouterr().out.splitlines()
-    facts = json.loads(lines[-1])
+    line = "--batches 1,3 --prompt-tokens 8 --answer-tokens 4 --repeats 2"
+    facts, said = bench(tmp_path, line, monkeypatch, capsys)
     assert [result["batch"] for result in facts["results"]] == [1, 3]
     for result in facts["results"]:
         assert result["prefill_tokens_per_s"] > 0
         assert result["decode_tokens_per_s"] > 0
         assert sum(result["decode_ms_by_part"].values()) <= result["decode_step_ms"] * 1.001
-    assert any(line.startswith("| batch") for line in lines)
+    assert "\n| batch" in said
+
+
+def test_decoding_is_measured_in_steps_of_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompts had neither blocks nor time beside others' decoding, and the figure of four rows was the last one's."""
+    line = "--batches 4 --prompt-tokens 64 --answer-tokens 16 --repeats 1"
+    facts, _ = bench(tmp_path, line, monkeypatch, capsys)
+    (result,) = facts["results"]
+    assert result["num_prefill_steps"] <= 2
+    assert result["num_decode_steps"] >= 14
+    assert result["decode_tokens_per_s"] == pytest.approx(4000 / result["decode_step_ms"])
+
+
+def test_where_no_step_decodes_all_rows_there_is_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "--batches 4 --prompt-tokens 64 --answer-tokens 3 --repeats 1 --max-batched-tokens 64"
+    facts, said = bench(tmp_path, line, monkeypatch, capsys)
+    (result,) = facts["results"]
+    assert result["decode_tokens_per_s"] is result["decode_step_ms"] is None
+    assert re.search(r"^\| 4 .*\| +- \|", said, re.MULTILINE)
+    assert "no step decoded 4 requests at once" in said
 
 
 def test_a_named_geometry_lives_as_long_as_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,3 +62,4 @@ def test_the_engine_drafts_like_the_server() -> None:
     line = ["--checkpoint", str(STDLIB_CHAT)]
     assert alike(parse(line)).num_speculative_tokens is EngineConfig(model_path="m").num_speculative_tokens
     assert alike(parse([*line, "--draft-tokens", "4"])).num_speculative_tokens == 4
+    assert alike(parse(line)).max_decode_gap_s is None
