@@ -31,7 +31,7 @@ import gevent  # type: ignore[import-untyped, unused-ignore]
 import psutil
 from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
 
-from loadtest.arguments import above_0, add_slo, at_least_1, http_url, make_folder, slo_of
+from loadtest.arguments import above_0, add_seed, add_slo, at_least_1, http_url, make_folder, slo_of
 from loadtest.measure import Exchange, Slo, percentile
 from loadtest.plots import draw_overload
 from loadtest.report import errors_by_text
@@ -122,18 +122,20 @@ def held_mb(pid: int) -> float:
     return round(held / MEBIBYTE, 1)
 
 
-def asks(model: str, seed: int) -> Iterator[Ask]:
+def asks(model: str, seed: int | str) -> Iterator[Ask]:
     """Yield requests forever: short conversations about the standard library."""
     return chat_asks(ChatMix(models=(model,)), read_entries(), seed=seed, user=0)
 
 
-def closed_loop(client: StreamClient, model: str, *, users: int, warm_up_s: float, seconds: float) -> list[Exchange]:
+def closed_loop(
+    client: StreamClient, model: str, *, users: int, warm_up_s: float, seconds: float, seed: int
+) -> list[Exchange]:
     """Let users ask without pauses, and return the exchanges that ended in the `seconds` after the warm-up."""
     starts_s = time.monotonic() + warm_up_s
     found: list[Exchange] = []
 
-    def keep_asking(seed: int) -> None:
-        for ask in asks(model, seed):
+    def keep_asking(user: int) -> None:
+        for ask in asks(model, f"{seed}/capacity/{user}"):
             exchange = client.ask(ask)
             ended_s = time.monotonic()
             if ended_s >= starts_s + seconds:
@@ -141,7 +143,7 @@ def closed_loop(client: StreamClient, model: str, *, users: int, warm_up_s: floa
             if ended_s >= starts_s:
                 found.append(exchange)
 
-    asking = [gevent.spawn(keep_asking, 1000 + user) for user in range(users)]
+    asking = [gevent.spawn(keep_asking, user) for user in range(users)]
     gevent.joinall(asking, timeout=warm_up_s + seconds + DRAIN_S, raise_error=True)
     gevent.killall(asking)
     return found
@@ -153,7 +155,7 @@ def why_no_answers(found: list[Exchange], seconds: float) -> str:
 
 
 def open_loop(
-    ask: Callable[[Ask], Exchange], source: Iterator[Ask], *, rate_per_s: float, seconds: float, seed: int
+    ask: Callable[[Ask], Exchange], source: Iterator[Ask], *, rate_per_s: float, seconds: float, seed: str
 ) -> Turn:
     """Send requests at the times of a Poisson process and return the results, timed from those times."""
     rng, pool, not_sent = random.Random(f"arrivals/{seed}"), Pool(MAX_OPEN), 0
@@ -175,7 +177,7 @@ def open_loop(
     return Turn(found, not_sent)
 
 
-def take_turn(client: StreamClient, options: argparse.Namespace, *, rate_per_s: float, seed: int) -> Turn:
+def take_turn(client: StreamClient, options: argparse.Namespace, *, rate_per_s: float, seed: str) -> Turn:
     """Run one rate once while sampling the server's memory."""
     memory = Memory(options.pid)
     memory.start()
@@ -252,6 +254,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=above_0, default=10, help="length of each turn of a rate")
     parser.add_argument("--rounds", type=at_least_1, default=2, help="turns of each rate")
     parser.add_argument("--multiples", type=multiples, default=MULTIPLES, help="of the capacity, by commas")
+    add_seed(parser)
     add_slo(parser, Slo(ttft_ms=1000, tpot_ms=100))
     parser.add_argument("--pid", type=int, help="process of the server, for its memory")
     parser.add_argument("--out", type=Path, help="file of the report, JSON")
@@ -272,13 +275,16 @@ def main() -> None:
     options.model = find_server(NamedUrl(name="the server", url=options.host), options.model).model
     client = StreamClient(options.host, concurrency=MAX_OPEN)
     seconds = options.seconds
-    found = closed_loop(client, options.model, users=options.users, warm_up_s=seconds / 2, seconds=seconds)
+    found = closed_loop(
+        client, options.model, users=options.users, warm_up_s=seconds / 2, seconds=seconds, seed=options.seed
+    )
     capacity = sum(exchange.is_ok for exchange in found) / seconds
     if not capacity:
         raise SystemExit(f"loadtest.overload: nobody at {options.host} answers: {why_no_answers(found, seconds)}")
     print(f"capacity: {capacity:.1f} answers a second", flush=True)
     turns: dict[float, list[Turn]] = {multiple: [] for multiple in options.multiples}
-    for seed, multiple in enumerate(options.multiples * options.rounds):
+    for number, multiple in enumerate(options.multiples * options.rounds):
+        seed = f"{options.seed}/{number}"
         turns[multiple].append(take_turn(client, options, rate_per_s=multiple * capacity, seed=seed))
     phases = [phase_of(turns[multiple], slo, multiple=multiple, seconds=seconds) for multiple in turns]
     report = summary_of(phases, capacity, slo, load_before=load_before)
