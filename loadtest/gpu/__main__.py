@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -119,7 +120,9 @@ def tell_facts(notes: Notes) -> None:
     notes.tell("device", properties.name)
     notes.tell("multiprocessors", properties.multi_processor_count)
     notes.tell("memory_bytes", properties.total_memory)
-    notes.tell("versions", {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]})
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]}
+    has_transformers = find_spec("transformers") is not None
+    notes.tell("versions", versions | {"transformers": version("transformers") if has_transformers else None})
     ceilings = measure_ceilings()
     notes.tell("ceilings", asdict(ceilings))
     print(f"{properties.name}: copies {ceilings.bytes_per_s / 1e12:.2f} TB/s, {ceilings.flop_per_s / 1e12:.0f} TFLOP/s")
@@ -191,12 +194,13 @@ def measure_without(notes: Notes, works: Sequence[engine.Work], switch: Switch) 
 def tell_results(notes: Notes, results: Iterable[engine.Result], suffix: str = "") -> None:
     """Record and print each result as it is measured; `suffix` is appended to the titles."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
-    for result in results:
-        found = asdict(result) | {"title": result.title + suffix, "verdict": result.verdict}
-        notes.add("results", found)
-        print(summary.engine_line(found), flush=True)
-    # More than was asked for if the start of an engine gave something up.
-    notes.tell("without", [switch.name for switch in SWITCHES if switch.is_off])
+    with notes.log():
+        for result in results:
+            # More than was asked for if the start of an engine gave something up.
+            notes.tell("without", [switch.name for switch in SWITCHES if switch.is_off])
+            found = asdict(result) | {"title": result.title + suffix, "verdict": result.verdict}
+            notes.add("results", found)
+            print(summary.engine_line(found), flush=True)
 
 
 def trace(notes: Notes, runs: Sequence[tuple[engine.Result, Callable[[], object]]]) -> None:

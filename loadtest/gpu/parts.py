@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,7 +18,10 @@ from typing import Any
 
 LEAST_S = 15
 """No part is started with less time left."""
-FAILURES, MAX_REASON = "failures", 500
+FAILURES, LOG, MAX_REASON = "failures", "log", 500
+LOGGERS = ("engine", "kernels")
+PROGRESS = "engine.gpu.progress"
+"""Its lines are bars, for those who wait."""
 Attempt = Callable[[str], AbstractContextManager[object]]
 """The type of `Notes.attempt`; `contextlib.nullcontext` lets failures propagate."""
 
@@ -67,6 +71,19 @@ class Notes:
             traceback.print_exc()
             self.add(FAILURES, {"what": what, "why": f"{type(error).__name__}: {error}"[:MAX_REASON]})
 
+    @contextmanager
+    def log(self) -> Iterator[None]:
+        """Record what the engine and its kernels log in the block: the kernels chosen, and what is given up and why."""
+        handler = _LogNotes(self)
+        loggers = [logging.getLogger(name) for name in LOGGERS]
+        for logger in loggers:
+            logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeHandler(handler)
+
     @property
     def has_failures(self) -> bool:
         """Whether any `attempt` has failed."""
@@ -76,6 +93,19 @@ class Notes:
         fresh = self._path.with_suffix(".new")
         fresh.write_text(json.dumps(self._found), encoding="utf-8")
         fresh.replace(self._path)
+
+
+class _LogNotes(logging.Handler):
+    """Adds each log line to the notes of a part, with its level."""
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()
+        self._notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name != PROGRESS:
+            message = record.getMessage()[:MAX_REASON]
+            self._notes.add(LOG, {"level": record.levelname, "message": message})
 
 
 def run_parts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from loadtest.gpu.parts import FAILURES
+from loadtest.gpu.parts import FAILURES, LOG
 from loadtest.gpu.verdicts import verdicts
 from loadtest.tables import markdown_table, number
 
@@ -17,6 +17,7 @@ TRACE_COLUMNS = ("recorded steps", "step ms", "not recorded", "device ms", "host
 FAMILY_COLUMNS = ("kernels of a step", "ms", "of the step", "launches")
 VERDICT_COLUMNS = ("what is wanted", "target", "found", "verdict")
 FAILURE_COLUMNS = ("part", "what failed", "why")
+LOG_COLUMNS = ("part", "what the engine warned of")
 PEER_COLUMNS = ("peer", "step ms")
 
 
@@ -40,6 +41,14 @@ def summary(found: Mapping[str, Any]) -> str:
     ]
     if failures:
         tables.append(markdown_table(FAILURE_COLUMNS, failures))
+    warnings = [
+        [name, entry["message"].partition("\n")[0]]
+        for name, part in parts.items()
+        for entry in part.get(LOG, [])
+        if entry["level"] != "INFO"
+    ]
+    if warnings:
+        tables.append(markdown_table(LOG_COLUMNS, warnings))
     peers = parts.get("peers", {}).get("figures", [])
     if peers:
         tables.append(markdown_table(PEER_COLUMNS, [[peer["name"], number(peer["step_ms"])] for peer in peers]))

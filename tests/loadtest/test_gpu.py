@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -19,6 +21,7 @@ import transformers
 
 from engine.costs import prompt_flop
 from engine.decoder.reading import read_spec
+from engine.gpu import backend
 from kernels.architecture import pretending
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.streamed_linear import launch as streamed_launch
@@ -361,9 +364,33 @@ def _annotated(replay: Callable[[CudaGraph], None]) -> Callable[[CudaGraph], Non
     return annotated
 
 
+def test_what_an_engine_gives_up_is_noted_at_once_and_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in the log only, and the switches that were off were noted after the last row, which a limit cut off."""
+    monkeypatch.setattr(backend, "JOINS_ARE_WANTED", False)
+
+    def results() -> Iterator[engine.Result]:
+        logging.getLogger("engine.gpu.streamed_linear").error("products of (8, 8) are wrong")
+        yield _result(target=None)
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        command.tell_results(Notes(tmp_path / "notes"), results())
+    logging.getLogger("engine.gpu.trial").error("of another engine")
+    told = json.loads((tmp_path / "notes").read_text())
+    assert told["without"] == ["apart"]
+    assert told["log"] == [{"level": "ERROR", "message": "products of (8, 8) are wrong"}]
+    text = summary.summary({"parts": {"tiny": told | {"error": "stopped after 9 s", "seconds": 9.0}}})
+    assert "products of (8, 8) are wrong" in text
+
+
 @no_gpu
 def test_steps_of_the_engines_loop_are_traced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By the profiler, from the engine's own loop, through the trace that is kept; operators stand in for kernels."""
     monkeypatch.setattr(CudaGraph, "replay", _annotated(CudaGraph.replay))
@@ -377,6 +404,7 @@ def test_steps_of_the_engines_loop_are_traced(
     work = engine.Work(model="tiny", batch=2, context=5, answer_tokens=6, is_traced=True)
     short = replace(work, batch=1, answer_tokens=3)
     notes = Notes(tmp_path / "out.tiny.json")
+    caplog.set_level(logging.INFO)
     command.measure_engine(notes, [work, replace(work, batch=1, is_traced=False), short])
     told = json.loads((tmp_path / "out.tiny.json").read_text())
     assert [result["title"] for result in told["results"]][::2] == [work.title, short.title]
@@ -390,6 +418,9 @@ def test_steps_of_the_engines_loop_are_traced(
     assert trace["families"]
     # Two replays are too few for the short one, which is told.
     assert "2 replays of this run" in told["failures"][0]["why"]
+    messages = [entry["message"] for entry in told["log"]]
+    assert any(message.startswith("recorded ") for message in messages)
+    assert not any(message.startswith("recording ") for message in messages), "progress is for those who wait"
     text = summary.summary({"parts": {"tiny": told | {"error": None, "seconds": 1.0}}})
     for known in (f"kernels of a step: {work.title}", "none: the device idles"):
         assert known in text
