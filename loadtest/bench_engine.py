@@ -30,6 +30,8 @@ from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt
 
 PARTS = ("schedule", "prepare", "forward", "sample", "emit")
+ENGINE_FACTS = ("device", "dtype", "quantization", "num_threads", "max_batched_tokens")
+"""Settings without which a figure cannot be compared with another, as they were chosen."""
 PREFILL_STEP_S = 60.0
 """Bound on a step that prefills beside decoding: with a server's, prompts would be computed bit by bit."""
 RESERVE_TOKENS = 16
@@ -204,6 +206,7 @@ def main() -> None:
         if result.decode_step_ms is None:
             print(f"\nno step decoded {result.batch} requests at once: ask for more --answer-tokens")
     facts = {name: getattr(options, name) for name in ("model", "prompt_tokens", "answer_tokens", "repeats")}
+    facts |= {name: getattr(engine.engine.config, name) for name in ENGINE_FACTS}
     print(json.dumps(facts | {"results": [asdict(result) for result in results]}))
 
 

@@ -200,19 +200,19 @@ class Comparison:
     cell_by_server_by_row: dict[str, dict[str, Cell]]
     errors: tuple[str, ...]
 
-    def to_json(self) -> str:
-        """Return the cells as one line; null where nothing was measured."""
+    def to_json(self, **facts: object) -> str:
+        """Return the cells as one line, null where nothing was measured, and facts about the run."""
         cells = {
             row: {
                 name: {
                     column: None if isnan(value) else value
-                    for column, value in zip(COLUMNS[2:6], cell.values(), strict=True)
+                    for column, value in zip(COLUMNS[2:], (*cell.values(), cell.num_errors), strict=True)
                 }
                 for name, cell in cell_by_server.items()
             }
             for row, cell_by_server in self.cell_by_server_by_row.items()
         }
-        return json.dumps(cells)
+        return json.dumps(facts | {"rows": cells})
 
     def table(self) -> str:
         """Return the table; ratios are to the first server."""
@@ -290,7 +290,8 @@ def main() -> None:
     )
     print(found.table())
     print("".join(f"\n{error}" for error in found.errors))
-    print(found.to_json())
+    models = {server.name: server.model for server in servers}
+    print(found.to_json(models=models, seed=options.seed, repeats=options.repeats, ignore_eos=not options.respect_eos))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ class Phase:
 
     Attributes:
         multiple: arrival rate as a multiple of the capacity.
+        offered_per_s: arrivals, including those that were not sent.
+        asked_per_s, asked: without those.
         goodput_per_s: answers within the SLO to requests of the window, divided by its length.
         by_status: number of answers by HTTP status; "0" for none.
         cut: answers with status 200 that are incomplete.
@@ -63,6 +65,7 @@ class Phase:
     """
 
     multiple: float
+    offered_per_s: float
     asked_per_s: float
     asked: int
     goodput_per_s: float
@@ -190,8 +193,10 @@ def phase_of(turns: list[Turn], slo: Slo, *, multiple: float, seconds: float) ->
     found, seconds = [exchange for turn in turns for exchange in turn.found], seconds * len(turns)
     ttfts = [e.ttft_ms for e in found if e.is_ok and e.ttft_ms is not None]
     refusals = [exchange.end_ms for exchange in found if exchange.status in REFUSALS]
+    not_sent = sum(turn.not_sent for turn in turns)
     return Phase(
         multiple=multiple,
+        offered_per_s=(len(found) + not_sent) / seconds,
         asked_per_s=len(found) / seconds,
         asked=len(found),
         goodput_per_s=sum(slo.is_met_by(exchange) for exchange in found) / seconds,
@@ -202,7 +207,7 @@ def phase_of(turns: list[Turn], slo: Slo, *, multiple: float, seconds: float) ->
         ttft_p99_ms=percentile(ttfts, 0.99),
         refusal_p50_ms=percentile(refusals, 0.5),
         refusal_p99_ms=percentile(refusals, 0.99),
-        not_sent=sum(turn.not_sent for turn in turns),
+        not_sent=not_sent,
         memory_mb=[held for turn in turns for held in turn.memory_mb],
     )
 
@@ -213,15 +218,15 @@ def json_of(phase: Phase) -> dict[str, Any]:
     return {key: None if isinstance(value, float) and isnan(value) else value for key, value in values.items()}
 
 
-def summary_of(phases: list[Phase], capacity: float, slo: Slo, *, load_before: float) -> dict[str, Any]:
-    """Return the report as JSON values."""
+def summary_of(phases: list[Phase], capacity: float, slo: Slo, **facts: object) -> dict[str, Any]:
+    """Return the report as JSON values, with facts about the run."""
     peak = max(phase.goodput_per_s for phase in phases)
     at_three = [phase.goodput_per_s for phase in phases if phase.multiple == 3.0]
     return {
         "capacity_per_s": capacity,
         "slo": asdict(slo),
         "cores": os.cpu_count(),
-        "load_before": load_before,
+        **facts,
         "goodput_at_3_of_peak": at_three[0] / peak if at_three and peak else None,
         "phases": [json_of(phase) for phase in phases],
     }
@@ -287,7 +292,8 @@ def main() -> None:
         seed = f"{options.seed}/{number}"
         turns[multiple].append(take_turn(client, options, rate_per_s=multiple * capacity, seed=seed))
     phases = [phase_of(turns[multiple], slo, multiple=multiple, seconds=seconds) for multiple in turns]
-    report = summary_of(phases, capacity, slo, load_before=load_before)
+    facts = {name: getattr(options, name) for name in ("model", "users", "seconds", "rounds", "seed")}
+    report = summary_of(phases, capacity, slo, load_before=load_before, **facts)
     for phase in report["phases"]:
         print(json.dumps(phase), flush=True)
     print(f"goodput at 3 times the capacity, of the peak: {report['goodput_at_3_of_peak']}")

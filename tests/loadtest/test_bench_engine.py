@@ -31,6 +31,8 @@ def test_a_checkpoint_is_measured_and_reported(
     line = "--batches 1,3 --prompt-tokens 8 --answer-tokens 4 --repeats 2"
     facts, said = bench(tmp_path, line, monkeypatch, capsys)
     assert [result["batch"] for result in facts["results"]] == [1, 3]
+    assert (facts["device"], facts["dtype"], facts["num_threads"]) == ("cpu", "float32", 1)
+    assert facts["quantization"] is None
     for result in facts["results"]:
         assert result["prefill_tokens_per_s"] > 0
         assert result["decode_tokens_per_s"] > 0

@@ -66,7 +66,7 @@ def test_every_server_gets_the_same_prompts_and_every_repetition_new_ones() -> N
     assert list(found.cell_by_server_by_row) == [row for rows in workloads(None) for row in rows]
     assert found.errors == ()
     assert found.table().count("\n") == 1 + 2 * len(found.cell_by_server_by_row)
-    assert json.loads(found.to_json())["32 streams, same"].keys() == {"a", "b"}
+    assert json.loads(found.to_json())["rows"]["32 streams, same"].keys() == {"a", "b"}
 
 
 def test_prompts_can_be_words_instead_of_token_ids() -> None:
@@ -116,7 +116,9 @@ def test_a_refusal_is_shown_and_does_not_end_the_comparison() -> None:
         "a, 4 short prompts behind 4,096 tokens: HTTP 400: too long",
     )
     assert found.cell_by_server_by_row["the long prompt itself"]["a"].num_errors == 1
-    assert json.loads(found.to_json())["the long prompt itself"]["a"]["TTFT p50 ms"] is None
+    told = json.loads(found.to_json())["rows"]["the long prompt itself"]["a"]
+    assert told["TTFT p50 ms"] is None
+    assert told["errors"] == 1
 
 
 def test_another_run_has_other_prompts() -> None:
@@ -191,6 +193,17 @@ def test_ratios_are_to_the_first_server() -> None:
         )
     ]
     assert with_ratio(1.0, 0.0) == "1.00"
+
+
+def test_the_json_says_what_was_asked_of_whom(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "find_server", lambda server, _model: Server(name=server.name, url="", model="base"))
+    monkeypatch.setattr(module, "compare", lambda *_, **_options: Comparison(cell_by_server_by_row={}, errors=()))
+    monkeypatch.setattr("sys.argv", ["compare", "--url", "a=http://127.0.0.1:1", "--seed", "5", "--respect-eos"])
+    module.main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told == {"models": {"a": "base"}, "seed": 5, "repeats": 2, "ignore_eos": False, "rows": {}}
 
 
 def test_the_module_starts_nobody() -> None:

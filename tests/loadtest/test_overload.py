@@ -92,6 +92,23 @@ def test_every_run_asks_other_questions(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(set(asked)) == 6
 
 
+def test_the_report_says_how_it_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(overload, "find_server", lambda *_: SimpleNamespace(model="base"))
+    monkeypatch.setattr(overload, "closed_loop", lambda *_, **_options: [exchange(1)])
+    monkeypatch.setattr(overload, "open_loop", lambda *_, **_options: Turn([exchange(1)]))
+    line = f"--users 3 --seconds 4 --rounds 2 --seed 5 --multiples 1 --out {tmp_path / 'out.json'}"
+    monkeypatch.setattr("sys.argv", ["overload", *line.split()])
+    main()
+    facts = {"model": "base", "users": 3, "seconds": 4, "rounds": 2, "seed": 5}
+    assert facts.items() <= json.loads((tmp_path / "out.json").read_text()).items()
+
+
+def test_what_could_not_be_sent_is_part_of_the_arrivals() -> None:
+    """At ten times the capacity the report had a quarter less, and did not say so."""
+    phase = phase_of([Turn([exchange(1)] * 3, 1), Turn([exchange(1)] * 4)], Slo(), multiple=10.0, seconds=2)
+    assert (phase.offered_per_s, phase.asked_per_s, phase.not_sent) == (2.0, 1.75, 1)
+
+
 def test_a_request_that_is_sent_late_is_timed_from_when_it_was_due() -> None:
     """A client at its limit sent the requests of one second in four, and took their answers for those of one second."""
 
