@@ -5,7 +5,8 @@
 Each question is asked once before anything is killed; every later answer must be identical. Half of the questions are
 greedy, half sampled with a seed. Serve in float32, where rounding does not depend on the other requests of a batch.
 Every minute one process of this machine whose command line contains one of the names is killed. The last line is one
-JSON object.
+JSON object. The status is 1 if an answer was different, cut in silence, or failed after its end, or if the last answer
+of every stream, half a minute or more after the last kill, is incomplete.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import random
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -31,6 +33,8 @@ from loadtest.stream_client import headers_for
 NUM_QUESTIONS = 16
 SLOW_S = 120.0
 PERIOD_S, MENDING_S = 60.0, 30.0
+WRONG = ("different", "cut in silence", "failed after its end")
+"""Verdicts that no client can tell from a good answer."""
 COMPLETE = ("same", "different")
 """Verdicts on an answer that came to its end; a refusal takes no time, and would make the others look fast."""
 
@@ -93,18 +97,40 @@ def judge(heard: Heard, expected: str) -> str:
 
 def kill_one(names: list[str], rng: random.Random) -> str | None:
     """Kill a random process with one of the names in its command line; return the name, or None if there is none."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        found += [(name, process) for name in names if name in line and "loadtest" not in line]
+    found = processes_of(names)
     if not found:
         return None
     name, process = rng.choice(found)
     try:
         process.send_signal(signal.SIGKILL)
-    except psutil.NoSuchProcess:
-        return None  # it has just ended by itself
+    except psutil.Error:
+        return None  # it has just ended by itself, or is not ours
     return name
+
+
+def processes_of(names: list[str]) -> list[tuple[str, psutil.Process]]:
+    """Return the processes with one of the names in their command line, each with that name."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        found += [(name, process) for name in names if name in line and "loadtest" not in line]
+    return found
+
+
+def refuse_others(names: list[str]) -> None:
+    """End the program if one of these processes may not be killed, before anything is asked.
+
+    Raises:
+        SystemExit: one belongs to another user.
+    """
+    for name, process in processes_of(names):
+        try:
+            process.send_signal(0)
+        except psutil.AccessDenied as failure:
+            message = f"loadtest.soak: --kill {name}: process {process.pid} belongs to another user"
+            raise SystemExit(message) from failure
+        except psutil.NoSuchProcess:
+            continue
 
 
 class Tally:
@@ -139,17 +165,19 @@ def undisturbed(client: httpx.Client, bodies: list[dict[str, Any]]) -> list[str]
 
 def keep_asking(
     client: httpx.Client, bodies: list[dict[str, Any]], expected: list[str], first: int, ends_s: float, tally: Tally
-) -> None:
-    """Ask one question after another until the time is up, and at least one."""
-    number, is_over = first, False
+) -> str:
+    """Ask one question after another until the time is up, and at least one; return the verdict on the last answer."""
+    number, verdict, is_over = first, "", False
     while not is_over:
         number = (number + 1) % len(bodies)
         heard = ask(client, bodies[number])
-        tally.add(judge(heard, expected[number]), heard.took_s)
+        verdict = judge(heard, expected[number])
+        tally.add(verdict, heard.took_s)
         if heard.error is not None:
             # Back off, as a well-behaved client does.
             time.sleep(0.5)
         is_over = time.monotonic() >= ends_s
+    return verdict
 
 
 def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int, names: list[str]) -> dict[str, Any]:
@@ -172,13 +200,13 @@ def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int,
             if killed is not None:
                 kills[killed] += 1
                 print(f"killed {killed}; so far {dict(tally.counts)}", flush=True)
-        for one in asking:
-            one.result()
+        last = Counter(one.result() for one in asking)
     times_s = tally.times_s
     return {
         "minutes": minutes,
         "streams": streams,
         "answers": dict(tally.counts),
+        "last_answers": dict(last),
         "kills": dict(kills),
         "p50_s": percentile(times_s, 0.5) if times_s else None,
         "p99_s": percentile(times_s, 0.99) if times_s else None,
@@ -187,7 +215,7 @@ def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int,
 
 
 def main() -> int:
-    """Soak and print; return 1 if an answer was different, cut in silence, or failed after its end."""
+    """Soak and print; return 1 if an answer was wrong or the server did not recover from the last kill."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=__doc__)
     parser.add_argument("--url", type=http_url, required=True, help="http://host:port")
     parser.add_argument("--model", default="stdlib-chat")
@@ -196,6 +224,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=at_least_1, default=200)
     parser.add_argument("--kill", action="append", default=[], help="a name in a process' command line; repeatable")
     options = parser.parse_args()
+    refuse_others(options.kill)
     found = soak(
         options.url,
         options.model,
@@ -205,7 +234,10 @@ def main() -> int:
         names=options.kill,
     )
     print(json.dumps(found))
-    return int(any(found["answers"].get(bad) for bad in ("different", "cut in silence", "failed after its end")))
+    if not any(found["last_answers"].get(verdict) for verdict in COMPLETE):
+        print("loadtest.soak: at the end, no stream got a complete answer", file=sys.stderr)
+        return 1
+    return int(any(found["answers"].get(bad) for bad in WRONG))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 
 from app.http.api import create_app
 from engine.errors import EngineError
-from loadtest.soak import NUM_QUESTIONS, Heard, Tally, ask, judge, keep_asking, kill_one, question, soak
+from loadtest.soak import NUM_QUESTIONS, Heard, Tally, ask, judge, keep_asking, kill_one, main, question, soak
 from tests.app.scripted_gateway import ScriptedGateway
 from tests.app.serving import serving
 from tests.loadtest.scripted_server import Script, answer, frame, scripted_server
@@ -46,6 +46,7 @@ def test_a_well_server_answers_the_same_all_the_time(served: tuple[str, Scripted
     found = soak(served[0], "base", minutes=0.01, streams=2, max_tokens=5, names=["no such process"])
     assert set(found["answers"]) == {"same"}
     assert found["answers"]["same"] >= 2
+    assert found["last_answers"] == {"same": 2}
     assert found["kills"] == {}
 
 
@@ -61,6 +62,18 @@ def test_a_stream_asks_at_least_once_and_until_the_time_is_up(
     with httpx.Client() as client:
         keep_asking(client, [{}, {}], ["abc", "abc"], 0, ends_s, tally)
     assert tally.counts == {"same": num_asked}
+
+
+@pytest.mark.parametrize(("last", "status"), [({"ConnectError": 2}, 1), ({"ConnectError": 1, "same": 1}, 0)])
+def test_a_server_that_does_not_come_back_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last: dict[str, int], status: int
+) -> None:
+    """All answers after a kill were refused connections, none of them was wrong, and the status was 0."""
+    found = {"answers": {"same": 5, "ConnectError": 9}, "last_answers": last}
+    monkeypatch.setattr("loadtest.soak.soak", lambda *_, **_options: found)
+    monkeypatch.setattr("sys.argv", ["soak", "--url", "http://127.0.0.1:1"])
+    assert main() == status
+    assert ("no stream got a complete answer" in capsys.readouterr().err) == bool(status)
 
 
 def heard(script: Script, key: str | None = None) -> Heard:
@@ -104,7 +117,7 @@ def test_a_soak_without_a_complete_answer_has_results_too() -> None:
 
     with scripted_server(script) as url:
         found = soak(url, "base", minutes=0.002, streams=1, max_tokens=5, names=[])
-    assert set(found["answers"]) == {"status 503"}
+    assert set(found["answers"]) == set(found["last_answers"]) == {"status 503"}
     assert found["p50_s"] is found["longest_s"] is None
 
 
@@ -116,6 +129,23 @@ def test_a_process_that_ends_before_it_is_killed_is_no_kill(monkeypatch: pytest.
             raise psutil.NoSuchProcess(1)
 
     monkeypatch.setattr(psutil, "process_iter", lambda _attributes: [Ended()])
+    assert kill_one(["Model-"], random.Random(0)) is None
+
+
+def test_a_process_of_another_user_is_refused_before_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kill failed with a traceback after the first minute, and no results came."""
+
+    class OfAnother:
+        info: ClassVar = {"cmdline": ["Model-x"]}
+        pid = 17
+
+        def send_signal(self, _signal: int) -> None:
+            raise psutil.AccessDenied(17)
+
+    monkeypatch.setattr(psutil, "process_iter", lambda _attributes: [OfAnother()])
+    monkeypatch.setattr("sys.argv", ["soak", "--url", "http://127.0.0.1:1", "--kill", "Model-"])
+    with pytest.raises(SystemExit, match="process 17 belongs to another user"):
+        main()
     assert kill_one(["Model-"], random.Random(0)) is None
 
 
