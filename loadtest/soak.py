@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -185,8 +186,18 @@ def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int,
     rng, kills, tally = random.Random(0), Counter[str](), Tally()
     # Without limits, streams beyond the hundredth would wait for a connection.
     limits = httpx.Limits(max_connections=streams, max_keepalive_connections=streams)
-    options: dict[str, Any] = {"headers": headers_for(), "timeout": SLOW_S, "limits": limits, "trust_env": False}
-    with httpx.Client(base_url=url, **options) as client, ThreadPoolExecutor(streams) as pool:
+    with (
+        httpx.Client(
+            base_url=url,
+            headers=headers_for(),
+            timeout=SLOW_S,
+            limits=limits,
+            # No proxy of the environment, but its certificates (SSL_CERT_FILE).
+            trust_env=False,
+            verify=ssl.create_default_context(),
+        ) as client,
+        ThreadPoolExecutor(streams) as pool,
+    ):
         bodies = [question(model, number, max_tokens) for number in range(NUM_QUESTIONS)]
         expected = undisturbed(client, bodies)
         ends_s = time.monotonic() + 60 * minutes

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import certifi
 import httpx
 import psutil
 import pytest
@@ -97,6 +100,26 @@ def test_the_api_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch)
     with scripted_server(key="k") as url:
         found = soak(url, "base", minutes=0.002, streams=1, max_tokens=5, names=[])
     assert set(found["answers"]) == {"same"}
+
+
+def test_a_certificate_of_the_environment_is_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Other tools listed the server's models, and the soak said that the server gives no whole answers."""
+    first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
+    (tmp_path / "mine.pem").write_text(first + end)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "mine.pem"))
+    verified: list[Any] = []
+
+    class Client(httpx.Client):
+        def __init__(self, **options: Any) -> None:
+            verified.append(options.get("verify"))
+            super().__init__(**options)
+
+    monkeypatch.setattr(httpx, "Client", Client)
+    with scripted_server() as url:
+        soak(url, "base", minutes=0.002, streams=1, max_tokens=5, names=[])
+    (context,) = verified
+    assert isinstance(context, ssl.SSLContext)
+    assert context.cert_store_stats()["x509"] == 1
 
 
 def test_only_complete_answers_are_timed() -> None:
