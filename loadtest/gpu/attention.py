@@ -83,23 +83,24 @@ def attention_inputs(
 ) -> tuple[Callable[[Share | None], torch.Tensor], float]:
     """Return a function from cut to decode attention, for rows of one token over `context` keys each, and its bytes.
 
-    The bytes are those that it must move. If `longest` is given, the first row has so many keys, shared with others.
+    The bytes are those that it must move. If `longest` is given, the first row has so many keys.
     """
     per_row = -(-context // BLOCK_TOKENS)
-    cache, spans = random_cache(geometry, rows * per_row * BLOCK_TOKENS, device), None
+    num_alike, num_more = rows * per_row, max(0, -(-longest // BLOCK_TOKENS) - per_row)
+    cache, spans = random_cache(geometry, (num_alike + num_more) * BLOCK_TOKENS, device), None
     if held is not None:
         flat, found = quantize_rows(cache.view(-1, geometry.head_dim), held)
         cache, found = flat.view(cache.shape), found.view(cache.shape[:-1])
         spans = found[0], found[1]
-    tables = torch.randperm(rows * per_row, device=device).view(rows, per_row)
+    # Blocks that no other row has: read a second time, they would come from the GPU's cache.
+    blocks = torch.randperm(num_alike + num_more, device=device)
+    tables = torch.cat((blocks[:num_alike].view(rows, per_row), blocks[num_alike:].expand(rows, -1)), dim=1)
     at = torch.arange(rows, device=device)
     table = torch.stack((at, torch.full_like(at, context - 1), torch.ones_like(at), at), dim=1)
     if longest:
-        others = tables.flatten()[torch.arange(longest // BLOCK_TOKENS, device=device) % tables.numel()]
-        tables = torch.cat((tables, others.expand(rows, -1)), dim=1)
         table[0, 1] = longest - 1
     q = random_numbers(rows, geometry.heads, geometry.head_dim, device=device)
-    num_bytes = cache.nbytes * (1 + max(0, longest - context) / (rows * context)) + 2 * q.nbytes
+    num_bytes = cache.nbytes + 2 * q.nbytes
     options: dict[str, Any] = {
         "rows": table,
         "num_decodes": rows,

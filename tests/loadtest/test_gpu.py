@@ -89,6 +89,18 @@ def test_every_kernel_is_run_on_what_it_takes() -> None:
     assert "one of them of 64" in " ".join(figure.name for figure in figures)
 
 
+def test_every_key_of_a_long_row_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were those of the other rows, and what the device's cache gave back counted as read from memory."""
+    monkeypatch.setattr(attention, "paged_attention", lambda **options: options)
+    attend, num_bytes = attention.attention_inputs(GEOMETRY, torch.device("cpu"), rows=3, context=32, longest=80)
+    given: Any = attend(None)
+    assert given["rows"][:, 1].tolist() == [79, 31, 31]
+    read = [*given["tables"][0, :5].tolist(), *given["tables"][1:, :2].flatten().tolist()]
+    assert sorted(read) == list(range(9))
+    held = given["k_cache"][read].nbytes + given["v_cache"][read].nbytes
+    assert num_bytes == held + 2 * given["q"].nbytes
+
+
 @no_gpu
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_others_attend_in_the_shape_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
