@@ -134,6 +134,11 @@ def thousand(client: StreamClient, admin: Admin, base: str, options: argparse.Na
     ]
 
 
+def show(rows: list[list[str]]) -> None:
+    """Print a table of what has been measured, as what comes after it may fail."""
+    print(f"{markdown_table(COLUMNS, rows)}\n", flush=True)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_life", description=__doc__)
@@ -152,12 +157,11 @@ def main() -> None:
     client = StreamClient(options.url, concurrency=8)
     try:
         with Admin(options.url, options.admin_key) as admin:
-            rows = new_adapters(client, admin, options)
-            rows += flood(client, options)
-            rows += thousand(client, admin, base, options)
+            show(new_adapters(client, admin, options))
+            show(flood(client, options))
+            show(thousand(client, admin, base, options))
     except (OSError, RuntimeError) as failure:
         raise SystemExit(f"loadtest.adapter_life: {failure}") from failure
-    print(markdown_table(COLUMNS, rows))
 
 
 if __name__ == "__main__":

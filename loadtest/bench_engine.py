@@ -29,7 +29,7 @@ from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt
 
-PARTS = ("schedule", "prepare", "forward", "sample", "emit")
+PARTS = ("schedule", "prepare", "forward", "sample", "wait", "emit")
 ENGINE_FACTS = ("device", "dtype", "quantization", "num_threads", "max_batched_tokens")
 """Settings without which a figure cannot be compared with another, as they were chosen."""
 PREFILL_STEP_S = 60.0
@@ -168,7 +168,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `engine_config` reads in addition to the workload sizes."""
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--quantization", choices=("int8", "int4"))
+    parser.add_argument("--quantization", choices=("int8", "fp8", "int4"))
     parser.add_argument("--threads", type=at_least_1)
     parser.add_argument("--max-batched-tokens", type=at_least_1, default=1024)
 

@@ -130,14 +130,15 @@ def run_users(plan: Plan, users: int) -> None:
         SystemExit: Locust failed.
     """
     log_path = plan.out / f"locust-{users}.log"
+    hint = f"see {log_path}; `python -m loadtest.report {plan.out}` reports what was measured"
     command, limit_s = locust_command(plan, users), plan.seconds + 2 * GRACE_S
     with log_path.open("w", encoding="utf-8") as log:
         try:
             status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=limit_s).returncode
         except subprocess.TimeoutExpired as failure:
-            raise SystemExit(f"loadtest: locust did not end within {limit_s} s; see {log_path}") from failure
+            raise SystemExit(f"loadtest: locust did not end within {limit_s} s; {hint}") from failure
     if status != 0:
-        raise SystemExit(f"loadtest: locust ended with status {status}; see {log_path}")
+        raise SystemExit(f"loadtest: locust ended with status {status}; {hint}")
 
 
 def main() -> None:

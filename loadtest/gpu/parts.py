@@ -18,6 +18,7 @@ from typing import Any
 
 LEAST_S = 15
 """No part is started with less time left."""
+KILL_S = 10
 FAILURES, LOG, MAX_REASON = "failures", "log", 500
 LOGGERS = ("engine", "kernels")
 PROGRESS = "engine.gpu.progress"
@@ -155,7 +156,9 @@ def _run(command: Sequence[str], limit_s: float) -> str | None:
         # Processes that a part started, such as compilers, must not slow down the next part.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        # One that is stuck in the driver ends when the driver lets it.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=KILL_S)
     return None if status == 0 else f"ended with status {status}"
 
 

@@ -182,6 +182,8 @@ def _fp8_products(geometry: Geometry, device: torch.device, rows: int) -> Iterat
 def _product(weight: Matrix, rows: int, dtype: torch.dtype, cuts: Sequence[tuple[int, int, int, int]]) -> Sweep:
     width, depth = weight.shape
     held = weight if isinstance(weight, torch.Tensor) else weight.held
+    # The scales: four bytes for each group of 128 weights of four bits.
+    unit_bytes = 0 if isinstance(weight, torch.Tensor) else weight.units.nbytes
     x = random_numbers(rows, depth, device=held.device).to(dtype)
     arrived = torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=held.device)
     others = []
@@ -194,7 +196,7 @@ def _product(weight: Matrix, rows: int, dtype: torch.dtype, cuts: Sequence[tuple
     kind = "int4" if isinstance(weight, Int4Matrix) else "fp8" if isinstance(weight, Fp8Matrix) else "streamed"
     return Sweep(
         name=f"{kind} product, {rows} rows by {width} x {depth}",
-        num_bytes=held.nbytes + x.nbytes + rows * width * x.element_size(),
+        num_bytes=held.nbytes + unit_bytes + x.nbytes + rows * width * x.element_size(),
         usual=lambda: streamed_linear(x, weight, None, arrived),
         others=others,
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest import adapter_life
 from loadtest.adapter_life import Admin, checked, main
 from loadtest.measure import Exchange
 from tests.architecture.source_tree import ROOT
@@ -33,6 +34,27 @@ def test_what_was_loaded_is_unloaded_at_the_end_whatever_happens() -> None:
             admin.load(name, Path("/somewhere"))
         raise KeyError
     assert [(len(body), body["lora_name"]) for body in asked] == [(3, "a"), (3, "b"), (1, "b"), (1, "a")]
+
+
+def test_what_was_measured_is_printed_whatever_fails_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failure among the thousand loads, after minutes, lost the rows that had been measured before."""
+
+    def fail(*_arguments: object) -> list[list[str]]:
+        raise OSError("gone")
+
+    monkeypatch.setattr(adapter_life, "new_adapters", lambda *_: [["first token", "150", "< 200"]])
+    monkeypatch.setattr(adapter_life, "flood", lambda *_: [["beside a flood", "1.2", "< 1.5"]])
+    monkeypatch.setattr(adapter_life, "thousand", fail)
+    with scripted_server() as url:
+        line = f"--url {url} --admin-key k --model-path {ROOT / 'models' / 'stdlib-chat'} --folder {tmp_path}"
+        monkeypatch.setattr("sys.argv", ["adapter_life", *line.split()])
+        with pytest.raises(SystemExit, match="gone"):
+            main()
+    said = capsys.readouterr().out
+    assert "| first token" in said
+    assert "| beside a flood" in said
 
 
 def test_a_wrong_admin_key_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.resolve import DEVICES_BY_QUANTIZATION
 from loadtest import bench_engine
 from loadtest.bench_engine import checkpoint, parse, vocabulary
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
@@ -36,6 +37,7 @@ def test_a_checkpoint_is_measured_and_reported(
     for result in facts["results"]:
         assert result["prefill_tokens_per_s"] > 0
         assert result["decode_tokens_per_s"] > 0
+        assert "wait" in result["decode_ms_by_part"], "a GPU's step spends its time there"
         assert sum(result["decode_ms_by_part"].values()) <= result["decode_step_ms"] * 1.001
     assert "\n| batch" in said
 
@@ -82,6 +84,11 @@ def test_nonsense_is_refused(arguments: list[str], capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         parse(arguments)
     assert "at least" in capsys.readouterr().err
+
+
+def test_every_quantization_can_be_measured() -> None:
+    options = [parse(["m", "--quantization", name]) for name in DEVICES_BY_QUANTIZATION]
+    assert [one.quantization for one in options] == ["int8", "fp8", "int4"]
 
 
 def test_a_model_for_images_has_the_vocabulary_of_its_text(tmp_path: Path) -> None:

@@ -64,6 +64,26 @@ def test_a_part_that_hangs_or_crashes_costs_only_itself(tmp_path: Path) -> None:
     assert list(out.parent.iterdir()) == [out]
 
 
+def test_a_part_that_cannot_be_killed_does_not_hold_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One stuck in the driver was waited for beyond the budget, and there was no summary."""
+    waits: list[object] = []
+
+    class Stuck:
+        pid = 2**30
+
+        def __init__(self, *_arguments: object, **_options: object) -> None:
+            pass
+
+        def wait(self, timeout: float | None = None) -> int:
+            waits.append(timeout)
+            raise subprocess.TimeoutExpired("part", timeout or 0)
+
+    monkeypatch.setattr(subprocess, "Popen", Stuck)
+    found = run_parts([part("stuck", 3), part("next", 3)], tmp_path / "found.json", 1000.0, [])
+    assert [one["error"] for one in found["parts"].values()] == ["stopped after 3 s"] * 2
+    assert None not in waits
+
+
 def test_a_part_is_not_credited_with_what_an_interrupted_run_found(tmp_path: Path) -> None:
     """A part that died before its first note had the results of that run, which were judged, too."""
     (tmp_path / "found.dies.json").write_text('{"results": [{"of_floor": 0.99}]}')

@@ -7,11 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loadtest.measure import Slo, read_exchanges
-from loadtest.run import locust_command, parse, warm_up
+from loadtest.run import locust_command, parse, run_users, warm_up
 from tests.architecture.source_tree import ROOT
 from tests.loadtest.scripted_server import MODELS, answer, scripted_server
 
@@ -75,6 +76,15 @@ def test_no_server_is_said_in_one_line() -> None:
         pass
     with pytest.raises(SystemExit, match="no server answers at"):
         warm_up(url)
+
+
+def test_a_run_that_fails_says_how_the_others_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def hang(command: list[str], **options: Any) -> None:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(SystemExit, match=f"loadtest.report {tmp_path}"):
+        run_users(parse(["--out", str(tmp_path)]), 8)
 
 
 def run_in_a_process(*arguments: str) -> str:
