@@ -7,6 +7,7 @@ anything else that a mask hides: only masks that the engine's kernels compute ar
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -114,6 +115,21 @@ def keep_angles(model: PreTrainedModel) -> None:
             module.rope_type = STILL
         elif isinstance(kind, dict):
             module.rope_type = dict.fromkeys(kind, STILL)
+        if kind is not None:
+            _keep_magnitude(module)
+
+
+def _keep_magnitude(module: Any) -> None:
+    """Make a rotary embedding keep its factor for short contexts, if it has another one for long ones.
+
+    Phi-3.5-MoE's chooses by the longest sequence of a step, and by the type that its configuration has.
+    """
+    config = getattr(module, "config", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if (magnitude := rope.get("short_mscale")) is not None:
+        # A copy: other modules share the original.
+        module.config = copy.copy(config)
+        module.config.rope_parameters = {**rope, "rope_type": STILL, "attention_factor": magnitude}
 
 
 @contextmanager
