@@ -30,6 +30,11 @@ from engine.loading.names import HEAD
 
 DYNAMIC, LONG = "dynamic", "longrope"
 """Rotary embeddings whose angles depend on the longest sequence of a step, beyond some length."""
+YARN = "yarn"
+"""A rotary embedding that lengthens the context by its factor."""
+MAX_FACTOR = 1e12
+COMMAND_R = "cohere"
+"""Model type whose config.json may have the context as `model_max_length`, beside a shorter one."""
 
 
 def read_fallback_spec(folder: Path, fields: Fields, architecture: str) -> FallbackSpec:
@@ -153,10 +158,22 @@ def _max_position(config: PretrainedConfig, folder: str) -> int:
     if not isinstance(longest, int) or longest < 1:
         raise CheckpointError(f"{folder}/config.json: max_position_embeddings must be an integer, it is {longest!r}.")
     told = getattr(config, "rope_parameters", None) or {}
+    lengths, bounds = [longest], []
     for rope in [told, *(value for value in told.values() if isinstance(value, dict))]:
-        if rope.get("rope_type") in (DYNAMIC, LONG):
-            longest = min(longest, rope.get("original_max_position_embeddings") or longest)
-    return longest
+        original = rope.get("original_max_position_embeddings") or longest
+        if rope.get("rope_type") == YARN:
+            lengths.append(_lengthened(original, rope.get("factor"), folder))
+        elif rope.get("rope_type") in (DYNAMIC, LONG):
+            bounds.append(original)
+    if config.model_type == COMMAND_R and isinstance(length := getattr(config, "model_max_length", None), int):
+        lengths.append(length)
+    return min([max(lengths), *bounds])
+
+
+def _lengthened(original: int, factor: Any, folder: str) -> int:
+    if not isinstance(factor, int | float) or not 0 < factor < MAX_FACTOR:
+        raise CheckpointError(f"{folder}/config.json: yarn's factor must be a positive number, it is {factor!r}.")
+    return int(factor * original)
 
 
 def _rope(call: AttentionCall) -> RopeSpec:

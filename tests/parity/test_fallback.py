@@ -151,6 +151,15 @@ def test_experts_beside_an_mlp_over_heads_of_two_lengths(tmp_path: Path) -> None
     }
 
 
+def test_yarn_serves_texts_beyond_the_context_that_config_json_names(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    model = make("Glm4ForCausalLM", max_position_embeddings=32, rope_parameters={**rope, "partial_rotary_factor": 0.5})
+    model.save_pretrained(tmp_path)
+    prompt = random_prompts(2, longest=100)[1]
+    found = run_engine(build_engine(config_of(str(tmp_path))), [greedy("a", prompt, NUM_TOKENS)])
+    assert found == {"a": Checkpoint(path=str(tmp_path), model=model).generate(prompt, NUM_TOKENS)}
+
+
 PHI_MOE_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,27 @@ def test_the_context_ends_where_angles_would_depend_on_others(
     assert read_model_spec(str(save(tmp_path, rope_parameters=rope))).max_position == longest
 
 
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"factor": 4.0, "original_max_position_embeddings": 128}, 512),
+        ({"factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"factor": 2.0}, 256),
+    ],
+)
+def test_yarn_lengthens_the_context(tmp_path: Path, rope: dict[str, Any], longest: int) -> None:
+    """GLM 4's card adds it to a config.json that keeps the shorter context, of which more could not be asked."""
+    path = str(save(tmp_path, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, **rope}))
+    assert read_model_spec(path).max_position == longest
+
+
+@pytest.mark.parametrize(("told", "longest"), [(1024, 1024), (64, 128), (None, 128)])
+def test_command_r_has_the_longer_context_of_two(tmp_path: Path, told: int | None, longest: int) -> None:
+    """Its published config.json has 8,192 positions and a model_max_length of 131,072, which was passed over."""
+    path = change(save(tmp_path, "CohereForCausalLM"), model_max_length=told)
+    assert read_model_spec(path).max_position == longest
+
+
 def test_code_that_transformers_has_taken_over_is_not_run(tmp_path: Path) -> None:
     code = tmp_path / "modeling_seed_oss.py"
     code.write_text("raise SystemExit('code of a checkpoint ran')")
@@ -91,6 +113,7 @@ def test_code_that_transformers_has_taken_over_is_not_run(tmp_path: Path) -> Non
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"num_attention_heads": "four"}, r"config\.json.*num_attention_heads.*int.*'four'"),
         ({"num_hidden_layers": 0}, "no attention layer"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": math.inf}}, "yarn's factor .* inf"),
         ({"text_config": []}, "text_config must be an object"),
     ],
 )
