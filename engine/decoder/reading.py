@@ -17,6 +17,12 @@ from engine.decoder.stored import stored_of
 from engine.decoder.wrapped import decoder_fields
 from engine.errors import CheckpointError
 
+_LLAMA = "LlamaForCausalLM"
+_SAVED_AS_LLAMA = ("exaone", "internlm3", "iquestcoder")
+"""Model types, published with code, that transformers computes with its Llama, whose name it saves them under."""
+_NAMED_OTHERWISE = ("exaone",)
+"""Those whose tensors keep the names that they were published with, which transformers knows."""
+
 
 class UnknownArchitectureError(CheckpointError):
     """The architecture is not in `FAMILIES`; `fields` holds the checkpoint's config.json."""
@@ -31,7 +37,7 @@ def read_spec(model_path: str) -> DecoderSpec:
     """Read config.json of a folder in Hugging Face layout, and other files for the EOS token ids.
 
     Raises:
-        UnknownArchitectureError: the architecture is not in `FAMILIES`.
+        UnknownArchitectureError: the architecture is not in `FAMILIES`, or the tensors have names of their own.
         CheckpointError: a file is missing or broken, or a field is missing or wrong.
     """
     folder = Path(model_path)
@@ -43,7 +49,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         raise CheckpointError(f"{where}: architectures is {names!r}; it must hold exactly one name.")
     is_base = name in DECODER_BY_BASE
     name = DECODER_BY_BASE.get(name, name)
-    if name not in FAMILIES:
+    if name not in FAMILIES or fields.config.get("model_type") in _NAMED_OTHERWISE:
         raise UnknownArchitectureError(fields, name)
     family = FAMILIES[name]
     _check_served(fields, family)
@@ -100,14 +106,19 @@ def _fields(folder: Path) -> Fields:
 def _is_known_by_now(config: Mapping[str, object]) -> bool:
     """Tell whether a checkpoint's bundled code defines an architecture that is by now standard under the same name.
 
-    Bundled code of most families changes the model; some makes attention bidirectional.
+    Bundled code of most families changes the model; some makes attention bidirectional. Saved again by transformers, a
+    checkpoint has the architecture of the standard one, and still names the code.
     """
-    names, code = config.get("architectures"), config.get("auto_map")
+    names, code, kind = config.get("architectures"), config.get("auto_map"), config.get("model_type")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(code, Mapping)):
         return False
-    family = FAMILIES.get(str(names[0]))
+    name = str(names[0])
+    family = FAMILIES.get(name)
     classes = {str(value).rpartition(".")[2] for value in code.values()}
-    return str(names[0]) in classes and (family is None or family.came_with_code)
+    is_of_type = f"{str(kind).replace('_', '')}forcausallm" in {each.lower() for each in classes}
+    if name == _LLAMA and kind in _SAVED_AS_LLAMA:
+        return is_of_type
+    return is_of_type or name in classes if family is None else name in classes and family.came_with_code
 
 
 def _check_served(fields: Fields, family: Family) -> None:
