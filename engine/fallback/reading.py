@@ -46,7 +46,8 @@ def read_fallback_spec(folder: Path, fields: Fields, architecture: str) -> Fallb
     read_stored_layout(folder)
     geometry = _geometry(str(folder), architecture, json.dumps(fields.config))
     text = fields.config.get("text_config")
-    told = {**text, **fields.config} if isinstance(text, Mapping) else fields.config
+    told = {name: value for name, value in fields.config.items() if value is not None}
+    told = {**text, **told} if isinstance(text, Mapping) else told
     return FallbackSpec(**geometry, eos_ids=eos_ids(folder, told, geometry["vocab_size"]))
 
 

@@ -20,7 +20,7 @@ from engine.loading.contents import check_contents
 from engine.loading.spec import read_checkpoint_spec, read_model_spec
 from engine.resolve import check
 from tests.engine.checkpoint_folder import write_config
-from tests.engine.fallback.saved import save
+from tests.engine.fallback.saved import SIZES, save
 
 
 def change(folder: Path, **fields: Any) -> str:
@@ -56,6 +56,15 @@ def test_a_tied_matrix_is_counted_once(tmp_path: Path) -> None:
     spec = read_model_spec(str(save(tmp_path, "CohereForCausalLM", tie_word_embeddings=True)))
     assert spec.is_tied
     assert num_weights(spec) == num_step_weights(spec) == num_layer_weights(spec) + 60 * 32
+
+
+def test_a_decoder_keeps_its_ends_where_the_whole_model_has_none(tmp_path: Path) -> None:
+    """Answers of InternVL and Aya Vision went on to max_tokens if config.json began with a null of the whole."""
+    text = {**SIZES, "model_type": "cohere2", "eos_token_id": [5, 7]}
+    transformers.AyaVisionConfig(text_config=text).save_pretrained(tmp_path)
+    path = change(tmp_path, architectures=["AyaVisionForConditionalGeneration"], eos_token_id=None)
+    assert read_model_spec(path).eos_ids == (5, 7)
+    assert read_model_spec(change(tmp_path, eos_token_id=9)).eos_ids == (9,)
 
 
 @pytest.mark.parametrize(
