@@ -79,6 +79,12 @@ def _parse_compressed(fields: Mapping[str, object], within: str) -> Stored:
     return found.pop()
 
 
+def _parse_naive_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> Stored:
+    """Parse a group of the older name for two formats, which have the same tensors."""
+    parse = parse_fp8_group if weights.get("type") == "float" else parse_int8_group
+    return parse(group, weights, within)
+
+
 def _parse_modelopt(fields: Mapping[str, object], within: str) -> Stored:
     check_fields(fields, {"quant_algo": tuple(_STORED_BY_ALGORITHM)}, within)
     return _STORED_BY_ALGORITHM[str(fields["quant_algo"])]
@@ -86,6 +92,7 @@ def _parse_modelopt(fields: Mapping[str, object], within: str) -> Stored:
 
 _GROUP_PARSER_BY_FORMAT: dict[str, Callable[[Mapping[str, object], Mapping[str, object], str], Stored]] = {
     "float-quantized": parse_fp8_group,
+    "naive-quantized": _parse_naive_group,
     "pack-quantized": parse_int4_group,
     "int-quantized": parse_int8_group,
     "nvfp4-pack-quantized": parse_nvfp4_group,

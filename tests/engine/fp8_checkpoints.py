@@ -38,6 +38,7 @@ STATIC = NUMBER | {"strategy": "tensor", "dynamic": False}
 CONFIGS: dict[str, dict[str, Any]] = {
     "channel": compressed("channel", TOKEN),
     "tensor": compressed("tensor", STATIC),
+    "naive": compressed("tensor", STATIC) | {"format": "naive-quantized", "quantization_status": "frozen"},
     "weights-only": compressed("channel", None),
     "block": compressed("block", TOKEN, block_structure=list(BLOCK)),
     "fp8": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
@@ -69,7 +70,7 @@ def quantize(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], 
         each = scale
     held = (weight / each).clamp(-448, 448).to(torch.float8_e4m3fn)
     tensors = {"weight": held, "weight_scale_inv" if kind.startswith("fp8-") else "weight_scale": scale}
-    if kind in ("tensor", "fp8"):
+    if kind in ("tensor", "naive", "fp8"):
         tensors["input_scale"] = torch.tensor([0.5])
     if kind == "fp8-transformers":
         tensors["activation_scale"] = torch.tensor(0.5)

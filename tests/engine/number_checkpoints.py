@@ -37,6 +37,7 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
 CONFIGS: dict[str, dict[str, Any]] = {
     "channel": compressed("int-quantized", **INTEGERS, strategy="channel"),
     "tensor": compressed("int-quantized", **INTEGERS, strategy="tensor"),
+    "naive": compressed("naive-quantized", **INTEGERS, strategy="channel"),
     "bnb8": BITSANDBYTES | {"load_in_4bit": False, "load_in_8bit": True},
     "nf4": BITSANDBYTES,
     "nf4-nested": BITSANDBYTES | {"bnb_4bit_use_double_quant": True},
@@ -48,7 +49,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def quantize(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return the tensors of a weight [out, in] by their names' ends, and the numbers [out, in] that they stand for."""
-    if kind in ("channel", "tensor", "bnb8"):
+    if kind in ("channel", "tensor", "naive", "bnb8"):
         return _integers(weight, kind)
     tensors, numbers = _floats(weight.numpy(), kind) if kind in ("nvfp4", "modelopt") else _blocks(weight.numpy(), kind)
     return tensors, torch.from_numpy(numbers)

@@ -21,7 +21,7 @@ from tests.engine.fp8_checkpoints import CONFIGS, quantize_layers
 CPU = torch.device("cpu")
 Q = "model.layers.1.self_attn.q_proj"
 SIZES = {"hidden_size": 32, "intermediate_size": 56}
-STAY = {"channel", "tensor", "fp8", "fp8-transformers"}
+STAY = {"channel", "tensor", "naive", "fp8", "fp8-transformers"}
 
 
 def write(folder: Path, kind: str, kept: tuple[str, ...] = (), **more: Any) -> dict[str, torch.Tensor]:

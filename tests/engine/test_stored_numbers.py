@@ -16,6 +16,7 @@ def test_what_is_read_of_each_kind() -> None:
     assert found == {
         "channel": StoredInt8(),
         "tensor": StoredInt8(has_row_scales=False),
+        "naive": StoredInt8(),
         "bnb8": StoredInt8(scale="SCB", unit=127.0),
         "nf4": StoredBnb4(kind="nf4", is_nested=False),
         "nf4-nested": StoredBnb4(kind="nf4", is_nested=True),
