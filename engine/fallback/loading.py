@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from itertools import count, pairwise
 from pathlib import Path
 from weakref import WeakMethod
@@ -30,6 +31,10 @@ MAX_ERROR = 0.1
 """Relative error of logits (Euclidean norm): far above most models' rounding, far below the effect of a wrong mask."""
 MAX_ROUNDINGS = 1.0
 """How far the engine may be off, in multiples of the effect of rounding the embeddings differently."""
+DRAFTING = re.compile(r"(?P<layer>(?:.+\.)?layers\.(?P<number>\d+)\.)eh_proj\.weight")
+"""The tensor that tells a drafting layer: it joins a token's embedding and the hidden state before it."""
+CONSTANT = ".attn.masked_bias"
+"""What old exports of GPT-2 hide later tokens with, beside the weights."""
 
 _numbers = count()
 
@@ -101,15 +106,27 @@ def _load(path: str, architecture: str, dtype: torch.dtype) -> PreTrainedModel:
     except Exception as error:
         raise CheckpointError(f"{path}: transformers cannot load it: {error}") from error
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if found := sorted(name for name in map(str, told.get(what) or ()) if not _is_idle(name, numbers or {})):
+        names = [str(name) for name in told.get(what) or ()]
+        drafting = _drafting_layers(names, config.num_hidden_layers)
+        if found := sorted(name for name in names if not _is_idle(name, numbers or {}, drafting)):
             raise CheckpointError(f"{path}: {what.replace('_', ' ')}: {found[0]} ({len(found)} in all)")
     keep_angles(model)
     return model.eval()
 
 
-def _is_idle(name: str, numbers: Mapping[str, torch.Tensor]) -> bool:
-    """Tell whether a leftover tensor is an all-zero bias, which tools add to quantized modules."""
-    return name.endswith(".bias") and name in numbers and not numbers[name].any()
+def _drafting_layers(left_over: Iterable[str], depth: int) -> tuple[str, ...]:
+    """Return the prefixes of layers after the last of `depth` that predict a token more (MTP); none of ours drafts.
+
+    transformers passes them over by the number that they have in the published model, which may be pruned.
+    """
+    matches = filter(None, map(DRAFTING.fullmatch, left_over))
+    return tuple(match["layer"] for match in matches if int(match["number"]) >= depth)
+
+
+def _is_idle(name: str, numbers: Mapping[str, torch.Tensor], drafting: tuple[str, ...]) -> bool:
+    """Tell whether a leftover tensor has no effect, such as an all-zero bias, which tools add to quantized modules."""
+    is_zero = name.endswith(".bias") and name in numbers and not numbers[name].any()
+    return is_zero or name.endswith(CONSTANT) or name.startswith(drafting)
 
 
 def _tokens(vocab_size: int, device: torch.device) -> torch.Tensor:

@@ -13,6 +13,7 @@ import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -137,6 +138,25 @@ def test_a_mixed_batch_gets_the_tokens_of_transformers(
         [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)],
     )
     assert found == {str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
+
+
+LEFT_OVER = {
+    "Glm4MoeForCausalLM": {"model.layers.3.eh_proj.weight": (64, 128), "model.layers.3.enorm.weight": (64,)},
+    "GPT2LMHeadModel": {"transformer.h.0.attn.masked_bias": ()},
+}
+"""Tensors that transformers only warns of, by the model that may have them: a layer that drafts, a constant."""
+
+
+@pytest.mark.parametrize("name", LEFT_OVER)
+def test_tensors_that_change_no_token_may_be_left_over(tmp_path: Path, name: str) -> None:
+    model = make(name)
+    model.save_pretrained(tmp_path)
+    more = {tensor: torch.ones(shape) for tensor, shape in LEFT_OVER[name].items()}
+    path = tmp_path / "model.safetensors"
+    save_file({**load_file(path), **more}, path, {"format": "pt"})
+    prompt = random_prompts(2, longest=40)[1]
+    found = run_engine(build_engine(config_of(str(tmp_path))), [greedy("a", prompt, NUM_TOKENS)])
+    assert found == {"a": Checkpoint(path=str(tmp_path), model=model).generate(prompt, NUM_TOKENS)}
 
 
 def test_experts_beside_an_mlp_over_heads_of_two_lengths(tmp_path: Path) -> None:

@@ -41,6 +41,19 @@ def test_a_missing_a_left_over_and_a_misshapen_tensor_are_named(tmp_path: Path) 
         load(tmp_path)
 
 
+def test_a_layer_that_drafts_is_passed_over(tmp_path: Path) -> None:
+    """A pruned DeepSeek V3 or GLM with its own was refused; a plain layer beyond the last still is."""
+    layer = {"model.layers.2.enorm.weight": torch.ones(32), "model.layers.2.mlp.down_proj.weight": torch.ones(32, 48)}
+    change(save(tmp_path), **layer)
+    with pytest.raises(CheckpointError, match=r"unexpected keys: model\.layers\.2\.enorm\.weight \(2 in all\)"):
+        load(tmp_path)
+    change(tmp_path, **{"model.layers.2.eh_proj.weight": torch.ones(32, 64)})
+    assert load(tmp_path).spec.num_layers == 2
+    change(tmp_path, **{"model.layers.1.eh_proj.weight": torch.ones(32, 64)})
+    with pytest.raises(CheckpointError, match=r"unexpected keys: model\.layers\.1\.eh_proj\.weight \(1 in all\)"):
+        load(tmp_path)
+
+
 def test_a_truncated_file_and_pickled_weights_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path) / "model.safetensors"
     whole = path.read_bytes()
