@@ -99,13 +99,8 @@ def _of_processor(folder: Path) -> dict[str, str]:
 
 
 def _by_transformers(folder: str) -> LoadedTokenizer:
-    with _torch_hidden():
-        from transformers import AutoTokenizer
-
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True, use_fast=True
-        )
+        tokenizer = _without_code(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # Joined: only the last line of a multi-line message would be reported as the reason for the failed start.
         reason = " ".join(str(error).split())
@@ -130,6 +125,31 @@ def _by_transformers(folder: str) -> LoadedTokenizer:
         pad_type_id=tokenizer.pad_token_type_id,
         input_names=tuple(tokenizer.model_input_names),
     )
+
+
+def _without_code(folder: str) -> PreTrainedTokenizerBase:
+    """Return transformers' tokenizer; for a class that the checkpoint brings (auto_map), what its tokenizer.json says.
+
+    transformers does the same if it has another class for the model.
+
+    Raises:
+        ValueError: such a class has no tokenizer.json; and transformers' errors.
+    """
+    with _torch_hidden():
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    found: PreTrainedTokenizerBase
+    try:
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True, use_fast=True)
+    except ValueError:
+        if "auto_map" not in read_tokenizer_config(folder):
+            raise
+        if not (Path(folder) / "tokenizer.json").is_file():
+            raise ValueError(
+                "it requires custom code (auto_map), which is never executed: save it as tokenizer.json"
+            ) from None
+        found = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return found
 
 
 @contextmanager

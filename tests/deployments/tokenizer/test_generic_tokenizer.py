@@ -286,10 +286,29 @@ def test_a_broken_tokenizer_is_refused_by_its_folder(content: str, tmp_path: Pat
         load_tokenizer(str(tmp_path))
 
 
+OF_ITS_OWN = {"tokenizer_class": "ATokenizer", "auto_map": {"AutoTokenizer": ["a.ATokenizer", None]}}
+
+
+def test_a_class_that_a_checkpoint_brings_is_what_its_tokenizer_json_says(tmp_path: Path) -> None:
+    """It was refused, unless transformers happened to have a class for the type of the model."""
+    folder = write(tmp_path, OF_ITS_OWN | {"chat_template": "x"}, config={"model_type": "llama"})
+    (folder / "a.py").write_text("raise SystemExit('code of a checkpoint ran')")
+    found = load_tokenizer(str(folder))
+    assert_as_by_transformers(found, write(tmp_path, {"chat_template": "x"}), SAMPLES)
+
+
+def test_a_class_that_a_checkpoint_brings_alone_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path, OF_ITS_OWN, config={"model_type": "llama"})
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"custom code \(auto_map\), which is never executed: save it as"):
+        load_tokenizer(str(folder))
+
+
 def test_what_transformers_refuses_is_one_line(tmp_path: Path) -> None:
-    told = {"tokenizer_class": "ATokenizer", "auto_map": {"AutoTokenizer": ["a.ATokenizer", None]}}
-    with pytest.raises(CheckpointError, match="custom code") as caught:
-        load_tokenizer(str(write(tmp_path, told, config={"model_type": "llama"})))
+    folder = write(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="cannot be loaded: Couldn't instantiate") as caught:
+        load_tokenizer(str(folder))
     assert "\n" not in str(caught.value)
 
 
