@@ -89,7 +89,7 @@ def try_out(model_class: type[PreTrainedModel], config: PretrainedConfig, what: 
     notes = _Notes()
     AttentionInterface.register(NAME, notes.attend)
     AttentionMaskInterface.register(NAME, _mask)
-    model = _on_no_device(model_class, config)
+    model = _on_no_device(model_class, config, what)
     notes.watch(model)
     _run(model, what)
     calls = notes.calls
@@ -144,13 +144,14 @@ def quietly() -> Iterator[None]:
         advice.setLevel(level)
 
 
-def _on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+def _on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig, what: str) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             model = model_class._from_config(config, attn_implementation=NAME, dtype=DTYPE)
     except Exception as error:
-        what = model_class.__name__
-        raise CheckpointError(f"transformers cannot build a {what} from its config.json: {error}") from error
+        _check_attention(model_class, what)
+        name = model_class.__name__
+        raise CheckpointError(f"transformers cannot build a {name} from its config.json: {error}") from error
     keep_angles(model)
     return model
 
@@ -188,7 +189,18 @@ def _run(model: PreTrainedModel, what: str) -> None:
     except _NotServed as error:
         raise CheckpointError(f"{what} is not served: {error}") from None
     except Exception as error:
+        _check_attention(type(model), what)
         raise CheckpointError(f"{what} is not served: it cannot be traced on the meta device ({error})") from error
+
+
+def _check_attention(model_class: type[PreTrainedModel], what: str) -> None:
+    """Refuse a class whose own attention has failed with the probe's arguments; the error would not tell that.
+
+    Raises:
+        CheckpointError: transformers cannot replace its attention.
+    """
+    if not model_class._supports_attention_backend:
+        raise CheckpointError(f"{what} is not served: transformers cannot replace its attention by the engine's.")
 
 
 class _NotServed(Exception):

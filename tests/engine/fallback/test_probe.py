@@ -70,12 +70,21 @@ def test_caps_and_values_shorter_than_keys_are_seen() -> None:
         ("GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}, "an unsupported argument, s_aux"),
         ("DiffLlamaForCausalLM", {}, "a layer calls attention more than once"),
         ("MambaForCausalLM", {}, "it has no attention layer"),
+        ("BloomForCausalLM", {}, "transformers cannot replace its attention"),
+        ("MptForCausalLM", {}, "transformers cannot replace its attention"),
         ("MarianForCausalLM", {"d_model": 32, "decoder_layers": 2}, "cannot be told the positions"),
     ],
 )
 def test_what_the_engine_does_not_compute_is_refused(architecture: str, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
         tried(architecture, **fields)
+
+
+def test_attention_that_has_no_place_for_another_is_refused_as_such() -> None:
+    """The whole reason was the name of the probe, which is none of Falcon's kinds of attention."""
+    config = transformers.FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=60)
+    with pytest.raises(CheckpointError, match="some/falcon is not served: transformers cannot replace its attention"):
+        try_out(transformers.FalconForCausalLM, config, "some/falcon")
 
 
 def test_no_package_is_advised_for_what_is_only_traced() -> None:
