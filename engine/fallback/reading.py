@@ -113,7 +113,10 @@ def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], P
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise CheckpointError(f"{where}: {_told(error)}") from error
+        # transformers would advise an option that does not exist here.
+        is_code = "trust_remote_code" in str(error)
+        reason = "it requires custom code (auto_map), which is never executed." if is_code else _told(error)
+        raise CheckpointError(f"{where}: {reason}") from error
     text = config.get_text_config()
     if not isinstance(text, PretrainedConfig):
         raise CheckpointError(f"{where}: text_config must be an object, it is {text!r}.")

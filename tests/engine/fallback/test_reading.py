@@ -119,6 +119,13 @@ def test_code_that_transformers_has_taken_over_is_not_run(tmp_path: Path) -> Non
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.zero_point is None"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quant_method is 'mxfp4', supported for gpt-oss only"),
         ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, "auto_map"),
+        (
+            {
+                "model_type": "nobodys",
+                "auto_map": {"AutoConfig": "a.NobodysConfig", "AutoModelForCausalLM": "a.SeedOssForCausalLM"},
+            },
+            r"it requires custom code \(auto_map\), which is never executed",
+        ),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"num_attention_heads": "four"}, r"config\.json.*num_attention_heads.*int.*'four'"),
         ({"num_hidden_layers": 0}, "no attention layer"),
