@@ -24,25 +24,25 @@ class Upload:
         upload_id: None before the first claim and once it is stored.
     """
 
-    def __init__(self, ask: Callable[..., Awaitable[Any]], tenant: str) -> None:
+    def __init__(self, stored: Callable[..., Awaitable[Any]], tenant: str) -> None:
         self.upload_id: str | None = None
-        self._ask = ask
+        self._stored = stored
         self._tenant = tenant
 
     async def claim(self, num_bytes: int) -> None:
         """Claim room for a content of so many bytes, or of more."""
         if self.upload_id is None:
-            self.upload_id = await self._ask("begin_upload", self._tenant, num_bytes)
+            self.upload_id = await self._stored("uploads.begin", self._tenant, num_bytes)
         else:
-            await self._ask("grow_upload", self.upload_id, num_bytes)
+            await self._stored("uploads.grow", self.upload_id, num_bytes)
 
     async def store(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
         """Upload the content, for which room was claimed, in parts, and store it as a file of the tenant."""
         offset = 0
         async for part in content:
-            await self._ask("append_upload", self.upload_id, offset, part)
+            await self._stored("uploads.append", self.upload_id, offset, part)
             offset += len(part)
-        stored: StoredFile = await self._ask("finish_upload", self.upload_id, new)
+        stored: StoredFile = await self._stored("finish_upload", self.upload_id, new)
         self.upload_id = None
         return stored
 
@@ -58,38 +58,39 @@ class BatchClient:
         self._actor = actor
         absence = "Files and batches cannot be reached."
         self._ask = partial(ask_actor, actor, absence=absence, retry_after_s=RETRY_AFTER_S, timeout_s=TIMEOUT_S)
+        self._stored = partial(self._ask, "stored")
 
     @asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Upload]:
         """Begin to upload a file of a tenant; what is not stored at the end of the block is dropped."""
-        upload = Upload(self._ask, tenant)
+        upload = Upload(self._stored, tenant)
         try:
             yield upload
         finally:
             if upload.upload_id is not None:
                 # Not awaited: abandoned uploads expire by themselves after an hour.
-                self._actor.drop_upload.remote(upload.upload_id)
+                self._actor.stored.remote("uploads.drop", upload.upload_id)
 
     async def file(self, tenant: str, file_id: str) -> StoredFile:
         """Return a file of a tenant."""
-        stored: StoredFile = await self._ask("file", tenant, file_id)
+        stored: StoredFile = await self._stored("file", tenant, file_id)
         return stored
 
     async def list_files(self, tenant: str, question: PageQuestion) -> Page[StoredFile]:
         """Return a page of a tenant's files."""
-        page: Page[StoredFile] = await self._ask("list_files", tenant, question)
+        page: Page[StoredFile] = await self._stored("list_files", tenant, question)
         return page
 
     async def content(self, tenant: str, file_id: str) -> AsyncGenerator[bytes, None]:
         """Yield a file's content in parts."""
         offset = 0
-        while part := await self._ask("read_file", tenant, file_id, offset):
+        while part := await self._stored("read_file", tenant, file_id, offset):
             offset += len(part)
             yield part
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
         """Delete a file of a tenant."""
-        await self._ask("delete_file", tenant, file_id)
+        await self._stored("delete_file", tenant, file_id)
 
     async def create(self, new: NewBatch) -> Batch:
         """Store a batch and start running it."""
@@ -113,23 +114,23 @@ class BatchClient:
 
     async def keep_response(self, response: KeptResponse) -> None:
         """Store a response."""
-        await self._ask("keep_response", response)
+        await self._stored("responses.keep", response)
 
     async def response(self, tenant: str, response_id: str) -> KeptResponse:
         """Return a response of a tenant."""
-        response: KeptResponse = await self._ask("response", tenant, response_id)
+        response: KeptResponse = await self._stored("responses.one", tenant, response_id)
         return response
 
     async def responses(self, tenant: str, response_ids: Collection[str]) -> list[KeptResponse]:
         """Return those of the responses that the tenant has."""
-        responses: list[KeptResponse] = await self._ask("responses", tenant, response_ids)
+        responses: list[KeptResponse] = await self._stored("responses.several", tenant, response_ids)
         return responses
 
     async def conversation(self, tenant: str, response_id: str) -> list[KeptResponse]:
         """Return a response of a tenant and all that it continues, oldest first."""
-        responses: list[KeptResponse] = await self._ask("conversation", tenant, response_id)
+        responses: list[KeptResponse] = await self._stored("responses.conversation", tenant, response_id)
         return responses
 
     async def forget_response(self, tenant: str, response_id: str) -> None:
         """Delete a response of a tenant."""
-        await self._ask("forget_response", tenant, response_id)
+        await self._stored("responses.forget", tenant, response_id)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from operator import attrgetter
+from typing import Any
 
-from deployments.batches.response_store import ResponseStore
 from deployments.batches.runner import Ask, BatchRunner
 from deployments.batches.store import BatchStore
-from deployments.batches.uploads import Uploads
 from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
 from deployments.config import BatchesConfig
 from deployments.disk import Disk
@@ -21,47 +18,11 @@ from deployments.room import Room
 from deployments.waits import detached
 from engine.errors import RequestError
 
-P = ParamSpec("P")
-S = TypeVar("S")
-T = TypeVar("T")
-
 _logger = logging.getLogger(__name__)
 
 RESTART_S = 10.0
 """Seconds until a batch is resumed after its runner failed."""
 RETRY_AFTER_S = 5.0
-
-
-def _of_store(
-    work: Callable[Concatenate[BatchStore, P], T],
-) -> Callable[Concatenate[BatchServer, P], Coroutine[Any, Any, T]]:
-    """Wrap a store method as a server method that runs in the disk thread."""
-
-    @wraps(work)
-    async def method(self: BatchServer, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._disk.once(work, self._opened, *args, **kwargs)
-
-    return method
-
-
-def _of_part(
-    part: Callable[[BatchStore], S], work: Callable[Concatenate[S, P], T]
-) -> Callable[Concatenate[BatchServer, P], Coroutine[Any, Any, T]]:
-    """Wrap a method of a part of the store likewise."""
-
-    @wraps(work)
-    def of_store(store: BatchStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return work(part(store), *args, **kwargs)
-
-    return _of_store(of_store)
-
-
-def _uploads(store: BatchStore) -> Uploads:
-    return store.uploads
-
-
-def _responses(store: BatchStore) -> ResponseStore:
-    return store.responses
 
 
 class BatchServer:
@@ -82,20 +43,12 @@ class BatchServer:
         self._runners: dict[str, BatchRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    begin_upload = _of_part(_uploads, Uploads.begin)
-    grow_upload = _of_part(_uploads, Uploads.grow)
-    append_upload = _of_part(_uploads, Uploads.append)
-    drop_upload = _of_part(_uploads, Uploads.drop)
-    finish_upload = _of_store(BatchStore.finish_upload)
-    file = _of_store(BatchStore.file)
-    list_files = _of_store(BatchStore.list_files)
-    read_file = _of_store(BatchStore.read_file)
-    delete_file = _of_store(BatchStore.delete_file)
-    keep_response = _of_part(_responses, ResponseStore.keep)
-    response = _of_part(_responses, ResponseStore.one)
-    responses = _of_part(_responses, ResponseStore.several)
-    conversation = _of_part(_responses, ResponseStore.conversation)
-    forget_response = _of_part(_responses, ResponseStore.forget)
+    async def stored(self, method: str, *args: object) -> Any:
+        """Return what a method of the store, or of a part of it (`uploads.begin`), returns for the arguments.
+
+        For all that neither starts nor changes a batch. Errors as in that method.
+        """
+        return await self._disk.once(attrgetter(method)(self._opened), *args)
 
     async def resume(self, store: BatchStore) -> None:
         """Start serving from a store and resume its unfinished batches."""

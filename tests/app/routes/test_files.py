@@ -163,13 +163,13 @@ async def test_an_upload_without_room_for_it_is_refused_before_it_is_there(
     headers = {"content-type": "multipart/form-data; boundary=b"} | ({"content-length": "19064"} if has_length else {})
     async with client as http:
         kept = await http.post("/v1/files", data=BATCH, files=named())
-        other = await gateway.actor.begin_upload("", MIN_FILE_BYTES)
+        other = await gateway.actor.stored("uploads.begin", "", MIN_FILE_BYTES)
         response = await http.post("/v1/files", content=body(), headers=headers)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "storage_full")
         assert response.json()["error"]["param"] == "file"
         assert num_read <= (0 if has_length else MIN_FILE_BYTES + 3000)
         assert (await http.delete(f"/v1/files/{kept.json()['id']}")).status_code == 200
-        await gateway.actor.drop_upload(other)
+        await gateway.actor.stored("uploads.drop", other)
         # Nothing of what was refused takes room, and what fits to the last byte does.
         whole = await http.post("/v1/files", data=BATCH, files=named(content=b"x" * 3 * MIN_FILE_BYTES))
         assert whole.status_code == 200
@@ -218,13 +218,14 @@ async def test_an_upload_whose_actor_has_died_may_be_tried_again(tmp_path: Path)
     """It was a 400, which no client repeats, though nothing was wrong with the file."""
     gateway, client = await serve(tmp_path)
     assert gateway.actor is not None
+    assert gateway.actor.store is not None
 
-    async def begun_before(*_: object) -> str:
+    def begun_before(*_: object) -> str:
         return uuid.uuid4().hex
 
     async with client as http:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gateway.actor, "begin_upload", begun_before)
+            patch.setattr(gateway.actor.store.uploads, "begin", begun_before)
             response = await http.post("/v1/files", data=BATCH, files=named())
     assert (response.status_code, response.headers["retry-after"].isdigit()) == (503, True)
 

@@ -166,7 +166,7 @@ async def test_a_folder_in_use_is_waited_for_and_then_tidied(
             await asyncio.sleep(0)
         batches.check_health()
         with pytest.raises(UnavailableError, match="another server"):
-            await batches.file("blue", expired.name)
+            await batches.stored("file", "blue", expired.name)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         first.close()
         while expired.exists():

@@ -64,7 +64,7 @@ async def test_parts_lie_one_behind_the_other_and_an_upload_that_breaks_off_is_d
             await upload.claim(2)
             await upload.claim(3)
             await upload.store(new, content())
-    claims = [("begin_upload", "t", 2), ("grow_upload", "id", 3)]
-    parts = [("append_upload", "id", 0, b"ab"), ("append_upload", "id", 2, b"c")]
-    end = ("drop_upload", "id") if breaks_off else ("finish_upload", "id", new)
+    claims = [("stored", "uploads.begin", "t", 2), ("stored", "uploads.grow", "id", 3)]
+    parts = [("stored", "uploads.append", "id", 0, b"ab"), ("stored", "uploads.append", "id", 2, b"c")]
+    end = ("stored", "uploads.drop", "id") if breaks_off else ("stored", "finish_upload", "id", new)
     assert actor.calls == [*claims, *parts, end]

@@ -19,15 +19,15 @@ async def test_until_the_folder_is_open_everybody_is_told_to_come_back(tmp_path:
     server = BatchServer(config(tmp_path), Disk("batches"), Asked())
     question = PageQuestion(9)
     for call in (
-        server.begin_upload("t", 0),
-        server.grow_upload("u", 1),
-        server.append_upload("u", 0, b""),
-        server.finish_upload("u", NewFile(tenant="t", name="n", purpose="batch")),
-        server.drop_upload("u"),
-        server.file("t", "f"),
-        server.list_files("t", question),
-        server.read_file("t", "f", 0),
-        server.delete_file("t", "f"),
+        server.stored("uploads.begin", "t", 0),
+        server.stored("uploads.grow", "u", 1),
+        server.stored("uploads.append", "u", 0, b""),
+        server.stored("finish_upload", "u", NewFile(tenant="t", name="n", purpose="batch")),
+        server.stored("uploads.drop", "u"),
+        server.stored("file", "t", "f"),
+        server.stored("list_files", "t", question),
+        server.stored("read_file", "t", "f", 0),
+        server.stored("delete_file", "t", "f"),
         server.create(NewBatch(tenant="t", input_file_id="f", endpoint=ENDPOINT)),
         server.batch("t", "b"),
         server.list_batches("t", question),
@@ -78,8 +78,8 @@ async def test_a_content_is_read_in_parts_by_its_tenant(tmp_path: Path) -> None:
     world = open_world(tmp_path)
     content = bytes(range(256)) * (MAX_PART_BYTES // 256 - 1)
     file_id = upload(world.store, content)
-    parts = [await world.server.read_file("blue", file_id, offset) for offset in (0, 1000, len(content))]
+    parts = [await world.server.stored("read_file", "blue", file_id, offset) for offset in (0, 1000, len(content))]
     assert parts == [content, content[1000:], b""]
     with pytest.raises(RequestError, match="no file"):
-        await world.server.read_file("red", file_id, 0)
+        await world.server.stored("read_file", "red", file_id, 0)
     world.close()
