@@ -274,7 +274,7 @@ class TenantGateway:
         """Count a prompt of `size` characters against the tenant's limits, then what the block records as used.
 
         Args:
-            joint: of the request's answers, if it may have several.
+            joint: of all the request's answers, if it may have several.
 
         Raises:
             ApiError: 429 if the tenant is over one of its limits.
@@ -285,7 +285,7 @@ class TenantGateway:
         if meter is None or not limits.has_any:
             yield used
             return
-        admission = await (meter.admit(name, limits, guess) if joint is None else meter.begin(joint))
+        admission = await meter.begin(joint or JointAdmission(name, limits, guess, num_answers=1))
         self._headers.update(quota_headers(admission.quotas))
         if admission.refused_by is not None:
             raise over_limit(admission, getattr(limits, admission.refused_by))

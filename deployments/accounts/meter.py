@@ -25,7 +25,6 @@ from deployments.accounts.values import (
     KeyChanges,
     KeyInfo,
     Running,
-    TenantLimits,
     UsageQuestion,
     UsageRecord,
     UsageTotal,
@@ -100,24 +99,16 @@ class Meter:
         # Two tasks: a slow ledger must not delay counting of limits or the refresh of keys.
         self._tasks = [asyncio.create_task(_for_ever(work)) for work in (self._settle_once, self._store_once)]
 
-    async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
-        """Count a request of one answer that is about to begin, or refuse it; see `begin`."""
-        alone = JointAdmission(tenant, limits, input_tokens, num_answers=1)
-        return await self._begun(alone, self._ask_admission(alone))
-
     async def begin(self, joint: JointAdmission) -> Admission:
         """Count an answer as running if its request is admitted. Each admitted answer needs one `release`."""
         if joint.asked is None:
             joint.asked = detached(self._ask_admission(joint))
-        return await self._begun(joint, asyncio.shield(joint.asked))
-
-    async def _begun(self, joint: JointAdmission, asked: Awaitable[Admission]) -> Admission:
         if joint.is_admitted:
             # While the others begin: nobody else has counted this one.
             self._running[joint.tenant] += 1
         joint.num_waiting += 1
         try:
-            admission = await asked
+            admission = await asyncio.shield(joint.asked)
         except BaseException:
             joint.num_waiting -= 1
             if joint.is_admitted:

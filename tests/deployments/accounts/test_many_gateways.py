@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from ray.exceptions import ActorDiedError
 
 from deployments.accounts.actor import Accounts
+from deployments.accounts.joint_admission import JointAdmission
 from deployments.accounts.limiter import SILENCE_S, Limiter
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
@@ -125,7 +126,7 @@ class World:
     async def begin(self, place: int, tenant: str, guess: int, num_turns: int | None = None) -> None:
         """Begin an answer, whose client leaves after `num_turns` of the loop if it has not been admitted by then."""
         meter = self.gateways[place]
-        asking = asyncio.ensure_future(meter.admit(tenant, LIMITS[tenant], guess))
+        asking = asyncio.ensure_future(meter.begin(JointAdmission(tenant, LIMITS[tenant], guess, 1)))
         if num_turns is not None:
             for _ in range(num_turns):
                 await asyncio.sleep(0)

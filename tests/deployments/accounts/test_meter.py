@@ -22,6 +22,7 @@ from deployments.accounts import limiter as limiter_module
 from deployments.accounts import meter as meter_module
 from deployments.accounts import spool as spool_module
 from deployments.accounts.actor import Accounts
+from deployments.accounts.joint_admission import JointAdmission
 from deployments.accounts.ledger import Ledger
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
@@ -139,7 +140,7 @@ async def test_while_the_accounts_are_away_requests_begin_and_records_wait(handl
     meter = a_meter(handle, tmp_path)
     handle.is_away = True
     for _ in range(5):
-        assert await meter.admit("blue", LIMITS, 1) == Admission(is_counted=False)
+        assert await meter.begin(JointAdmission("blue", LIMITS, 1, 1)) == Admission(is_counted=False)
         meter.release(Charge("blue", LIMITS, 0, 1))
     meter.record(a_timeline("r1"))
     await meter.settle()
@@ -166,7 +167,7 @@ async def test_a_call_that_is_canceled_on_the_accounts_ends_no_request_and_no_ta
             raise asyncio.CancelledError
 
     handle.heard = cancel
-    assert await meter.admit("blue", LIMITS, 1) == Admission(is_counted=False)
+    assert await meter.begin(JointAdmission("blue", LIMITS, 1, 1)) == Admission(is_counted=False)
     meter.record(a_timeline("r1"))
     async with asyncio.timeout(30):
         while not {"settle", "record"} <= canceled or meter.spool.num_pending:
@@ -191,7 +192,7 @@ async def test_while_the_store_of_limits_is_away_requests_begin_and_keys_are_rev
     meter = a_meter(handle, tmp_path)
     await meter.add_key("d1", "blue")
     server.connected = False
-    assert await meter.admit("blue", limits, 1) == Admission(is_counted=False)
+    assert await meter.begin(JointAdmission("blue", limits, 1, 1)) == Admission(is_counted=False)
     assert meter.num_unchecked == 1
     meter.release(Charge("blue", limits, 0, 30))
     await handle._actor.remove_key("d1")
@@ -199,7 +200,7 @@ async def test_while_the_store_of_limits_is_away_requests_begin_and_keys_are_rev
     assert meter.tenant_by_key == {}
     server.connected = True
     await meter.settle()
-    assert (await meter.admit("blue", limits, 1)).quotas["output_tokens_per_minute"].remaining == 70
+    assert (await meter.begin(JointAdmission("blue", limits, 1, 1))).quotas["output_tokens_per_minute"].remaining == 70
 
 
 async def test_what_waits_for_the_accounts_is_one_charge_of_each_tenant(handle: LocalHandle, tmp_path: Path) -> None:
@@ -264,13 +265,13 @@ async def test_a_full_disk_of_the_accounts_ends_no_drain_and_its_records_wait(
 
 async def test_answers_at_once_are_those_of_all_gateways(handle: LocalHandle, tmp_path: Path) -> None:
     first, second = a_meter(handle, tmp_path, "g1"), a_meter(handle, tmp_path, "g2")
-    assert (await first.admit("blue", LIMITS, 1)).refused_by is None
-    assert (await second.admit("blue", LIMITS, 1)).refused_by == "concurrent_requests"
+    assert (await first.begin(JointAdmission("blue", LIMITS, 1, 1))).refused_by is None
+    assert (await second.begin(JointAdmission("blue", LIMITS, 1, 1))).refused_by == "concurrent_requests"
     await asyncio.gather(first.settle(), second.settle())
-    assert (await second.admit("blue", LIMITS, 1)).refused_by == "concurrent_requests"
+    assert (await second.begin(JointAdmission("blue", LIMITS, 1, 1))).refused_by == "concurrent_requests"
     first.release(Charge("blue", LIMITS, 0, 1))
     await first.settle()
-    assert (await second.admit("blue", LIMITS, 1)).refused_by is None
+    assert (await second.begin(JointAdmission("blue", LIMITS, 1, 1))).refused_by is None
 
 
 async def test_as_many_as_a_limit_has_room_for_are_admitted_of_those_that_come_at_once(
@@ -279,7 +280,7 @@ async def test_as_many_as_a_limit_has_room_for_are_admitted_of_those_that_come_a
     """All were refused: each counted the others, though none of them was running."""
     meters = [a_meter(handle, tmp_path, f"g{number}") for number in range(2)]
     limits = TenantLimits(concurrent_requests=4)
-    found = await asyncio.gather(*(meter.admit("blue", limits, 1) for meter in meters * 6))
+    found = await asyncio.gather(*(meter.begin(JointAdmission("blue", limits, 1, 1)) for meter in meters * 6))
     assert [admission.refused_by for admission in found].count(None) == 4
     running = sum(meter._running["blue"] for meter in meters)
     assert running == handle._actor._limiter.num_running("blue") == 4
@@ -292,14 +293,14 @@ async def test_one_after_the_other_they_are_not_at_once(
     first, second = a_meter(handle, tmp_path, "g1"), a_meter(handle, tmp_path, "g2")
     limits = TenantLimits(concurrent_requests=1)
     for _ in range(3):
-        assert (await first.admit("blue", limits, 1)).refused_by is None
+        assert (await first.begin(JointAdmission("blue", limits, 1, 1))).refused_by is None
         first.release(Charge("blue", limits, 0, 1))
     # And another gateway is told without waiting for the next settling.
     await first.start()
-    assert (await first.admit("blue", limits, 1)).refused_by is None
+    assert (await first.begin(JointAdmission("blue", limits, 1, 1))).refused_by is None
     first.release(Charge("blue", limits, 0, 1))
     async with asyncio.timeout(30):
-        while (await second.admit("blue", limits, 1)).refused_by is not None:
+        while (await second.begin(JointAdmission("blue", limits, 1, 1))).refused_by is not None:
             await asyncio.sleep(0.01)
 
 
@@ -337,7 +338,7 @@ async def test_what_was_told_is_counted_once_though_no_answer_came(handle: Local
         await meter.settle()
     handle.is_mute = False
     await meter.settle()
-    admission = await meter.admit("blue", limits, 1)
+    admission = await meter.begin(JointAdmission("blue", limits, 1, 1))
     assert admission.quotas["output_tokens_per_minute"].remaining == 70
 
 
@@ -348,10 +349,10 @@ async def test_what_an_answer_used_is_counted_at_once(
     monkeypatch.setattr(meter_module, "SETTLE_S", 3600.0)
     meter, limits = a_meter(handle, tmp_path), TenantLimits(output_tokens_per_minute=10)
     await meter.start()
-    assert (await meter.admit("blue", limits, 1)).refused_by is None
+    assert (await meter.begin(JointAdmission("blue", limits, 1, 1))).refused_by is None
     meter.release(Charge("blue", limits, 0, 10))
     async with asyncio.timeout(30):
-        while (await meter.admit("blue", limits, 1)).refused_by != "output_tokens_per_minute":
+        while (await meter.begin(JointAdmission("blue", limits, 1, 1))).refused_by != "output_tokens_per_minute":
             await asyncio.sleep(0.01)
 
 
