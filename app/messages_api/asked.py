@@ -7,16 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from app.messages_api.schemas import (
-    MAX_NAME_CHARS,
     ContentBlock,
     CountRequest,
     MessagesRequest,
     MessagesTool,
     MessagesToolChoice,
-    ToolName,
 )
 from app.schemas.chat import ChatCompletionRequest, Message
 from app.schemas.structured import JsonSchemaFormat, ResponseFormat
@@ -55,18 +51,6 @@ class ChatWithHints(ChatCompletionRequest):
     """A chat whose effort is also accepted by models without thinking, because Anthropic's clients always send one."""
 
     EFFORT_IS_HINT: ClassVar[bool] = True
-
-
-class _Definition(FunctionDefinition):
-    name: ToolName
-
-
-class _Chosen(ChosenFunction):
-    name: ToolName
-
-
-class _Called(CalledFunction):
-    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
 
 
 def chat_of(body: CountRequest) -> ChatCompletionRequest:
@@ -202,7 +186,9 @@ def _of_assistant(blocks: Sequence[ContentBlock], field: str) -> Message:
     calls = [
         EarlierCall(
             id=block.id or "",
-            function=_Called(name=block.name or "", arguments=_arguments(block.input, f"{field}[{index}].input")),
+            function=CalledFunction.model_construct(
+                name=block.name, arguments=_arguments(block.input, f"{field}[{index}].input")
+            ),
         )
         for index, block in enumerate(blocks)
         if block.type == "tool_use"
@@ -221,7 +207,8 @@ def _is_empty_answer(turn: Message) -> bool:
 
 
 def _tool(tool: MessagesTool) -> Tool:
-    function = _Definition(
+    # Already checked, here and wherever a function is named: this API's names may be longer than those of chats.
+    function = FunctionDefinition.model_construct(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
     return Tool(type="function", function=function)
@@ -241,5 +228,5 @@ def _check(blocks: Sequence[ContentBlock], allowed: Sequence[str], field: str) -
 
 def _choice(choice: MessagesToolChoice) -> Any:
     if choice.type == "tool":
-        return ToolChoice(type="function", function=_Chosen(name=choice.name or ""))
+        return ToolChoice(type="function", function=ChosenFunction.model_construct(name=choice.name))
     return _CHOICES[choice.type]
