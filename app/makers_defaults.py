@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from app.schemas.common import SamplingOptions
 from engine.decoder.json_file import read_json, read_value
 from engine.errors import CheckpointError
 from engine.request import Pooling
 
-BOUNDS = {
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (-1, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 100.0),
-}
-"""Bounds of the parameters that are read, equal to those of the request fields."""
+READ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Parameters that are read, within the bounds of the request fields."""
 
 MODULES, POOLING, LIBRARY = "modules.json", "Pooling", "sentence_transformers."
 COMPUTED = ("Transformer", POOLING, "Normalize")
@@ -40,18 +37,17 @@ def read_defaults(model_path: str) -> dict[str, float]:
     """
     path = Path(model_path) / "generation_config.json"
     told = read_json(path) if path.is_file() else {}
-    found: dict[str, float] = {}
-    for name, (least, most) in BOUNDS.items():
-        value = told.get(name)
-        if value is None:
-            continue
-        is_number = isinstance(value, int if name == "top_k" else int | float) and not isinstance(value, bool)
-        if not isinstance(value, int | float) or not is_number or not least <= value <= most:
-            raise CheckpointError(
-                f"{path}: {name} is {value!r}; numbers from {least:g} to {most:g} are taken. "
-                "To do without this file, set 'sampling_defaults: openai' for the model."
-            )
-        found[name] = max(0, value) if name == "top_k" else float(value)
+    try:
+        taken = SamplingOptions.model_validate({name: told[name] for name in READ if name in told})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(
+            f"{path}: {first['loc'][0]} is {first['input']!r}, which no request may have: {first['msg']}. "
+            "To do without this file, set 'sampling_defaults: openai' for the model."
+        ) from error
+    found = taken.model_dump(include=set(READ), exclude_none=True)
+    if "top_k" in found:
+        found["top_k"] = max(0, found["top_k"])
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.makers_defaults import BOUNDS
+from app.makers_defaults import READ
 from app.schemas.chat import ChatCompletionRequest, joined_text
 from app.schemas.common import SamplingFields
 from app.schemas.completions import CompletionRequest
@@ -133,7 +133,7 @@ def _generation(
         prompt=prompt,
         params=params,
         # Beam search does not sample.
-        open_params=frozenset(name for name in BOUNDS if getattr(body, name) is None and not body.use_beam_search),
+        open_params=frozenset(name for name in READ if getattr(body, name) is None and not body.use_beam_search),
         max_tokens=max_tokens,
         bad_words=tuple(dict.fromkeys(body.bad_words or ())),
         dry_breakers=() if params.dry is None else _dry_breakers(body),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.makers_defaults import BOUNDS, read_defaults, read_pooling
+from app.makers_defaults import READ, read_defaults, read_pooling
 from app.schemas.chat import ChatCompletionRequest
 from engine.errors import CheckpointError
 from engine.request import Pooling, SamplingParams
@@ -29,8 +29,8 @@ def test_what_makers_say_is_taken_and_what_they_leave_open_is_not(tmp_path: Path
 
 
 def test_each_is_a_parameter_and_a_field_of_requests() -> None:
-    assert BOUNDS.keys() <= {field.name for field in fields(SamplingParams)}
-    assert BOUNDS.keys() <= ChatCompletionRequest.model_fields.keys()
+    assert set(READ) <= {field.name for field in fields(SamplingParams)}
+    assert set(READ) <= ChatCompletionRequest.model_fields.keys()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.makers_defaults import BOUNDS
+from app.makers_defaults import READ
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.completions import CompletionRequest
 from app.settings import LimitSettings
@@ -36,7 +36,7 @@ def test_defaults_draw_from_the_plain_distribution() -> None:
 
 
 def test_what_is_left_open_is_told_by_name() -> None:
-    assert translate().open_params == BOUNDS.keys()
+    assert translate().open_params == set(READ)
     assert translate(temperature=1, top_k=-1, repetition_penalty=1).open_params == {"top_p", "min_p"}
     # Nothing of a search is drawn, nor penalised.
     assert translate(use_beam_search=True).open_params == set()
