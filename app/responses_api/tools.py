@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from app.schemas.structured import JsonSchema
-from app.schemas.tools import FunctionName, Tool, function_tool, not_too_many
+from app.schemas.tools import FunctionDefinition, FunctionName, Tool, not_too_many
 from app.schemas.wire import ASKS_NOTHING, WireRequest, checked_type
 from engine.errors import RequestError
 
@@ -129,9 +129,6 @@ def called_name(name: str, namespace: str | None, place: str) -> str:
 
 
 def _offered(tool: FunctionTool, place: str, namespace: str | None, description: str | None) -> OfferedFunction:
-    return OfferedFunction(
-        place=place,
-        namespace=namespace,
-        name=tool.name,
-        tool=function_tool(called_name(tool.name, namespace, place), description, tool.parameters, tool.strict),
-    )
+    name = called_name(tool.name, namespace, place)
+    function = FunctionDefinition(name=name, description=description, parameters=tool.parameters, strict=tool.strict)
+    return OfferedFunction(place, namespace, tool.name, Tool(type="function", function=function))

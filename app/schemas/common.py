@@ -44,8 +44,8 @@ class StreamOptions(WireRequest):
     )
 
 
-class SamplingExtensions(WireRequest):
-    """Sampling extensions, vLLM's and ours, that all APIs share; null means the default."""
+class SamplingOptions(WireRequest):
+    """Sampling options of chats, text completions and responses, with vLLM's extensions and ours; null: the default."""
 
     # Of vLLM, whose clients write out defaults. Spaces between special tokens show in no text without such tokens.
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -142,10 +142,6 @@ class SamplingExtensions(WireRequest):
     cache_salt: str | None = Field(
         default=None, max_length=256, description="Extension: prefixes are shared only between equal salts."
     )
-
-
-class SamplingOptions(SamplingExtensions):
-    """Sampling options of chats, text completions and responses."""
 
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="0 is greedy; defaults to the model's value, else 1."

@@ -63,12 +63,6 @@ class Tool(WireRequest):
 Tools = Annotated[list[Tool], BeforeValidator(not_too_many)]
 
 
-def function_tool(name: str, description: str | None, parameters: JsonSchema | None, strict: bool | None) -> Tool:
-    """Return a function as chats tell of one."""
-    function = FunctionDefinition(name=name, description=description, parameters=parameters, strict=strict)
-    return Tool(type="function", function=function)
-
-
 class ChosenFunction(WireRequest):
     """A function, by name."""
 
