@@ -74,15 +74,6 @@ class ModelReplica(ReplicaServer):
         """Return the engine's metrics in exposition format."""
         return write(self._metrics.families(self._engine.snapshot(drain_ended=True)))
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the metrics that an autoscaling policy may use besides ongoing requests."""
-        snapshot = self._engine.snapshot()
-        return {
-            "num_running": float(snapshot.num_running),
-            "num_waiting": float(snapshot.num_waiting),
-            "kv_usage": snapshot.kv_usage,
-        }
-
     async def __del__(self) -> None:
         if hasattr(self, "_thread"):
             await self.stop()
