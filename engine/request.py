@@ -25,12 +25,12 @@ class FinishReason(StrEnum):
     """The request was cancelled: the client disconnected, or the stream handler found a stop string."""
     FAILED = "failed"
     """The request failed (NaN logits, a broken adapter, the end of the engine); `Emission.error` says how."""
-    UNAVAILABLE = "unavailable"
-    """Something it needs (an adapter's files) is temporarily unavailable; `Emission.error` says what."""
-    UNFOLLOWABLE = "unfollowable"
-    """Its grammar cannot be followed, or exceeded its limits on the way; `Emission.error` says why."""
     EXPIRED = "expired"
     """Its deadline passed, or would pass before the answer is complete; `Emission.error` says which."""
+    UNFOLLOWABLE = "unfollowable"
+    """Its grammar cannot be followed, or exceeded its limits on the way; `Emission.error` says why."""
+    UNAVAILABLE = "unavailable"
+    """Something it needs (an adapter's files) is temporarily unavailable; `Emission.error` says what."""
 
     @property
     def is_whole(self) -> bool:

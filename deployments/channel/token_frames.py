@@ -34,17 +34,9 @@ _HEADER = struct.Struct("<2sBBI")
 _EMISSION = struct.Struct("<HHIIIIBII")
 _LOGPROBS = struct.Struct("<HfI")
 _TOP = struct.Struct("<if")
-_FINISH_CODES: dict[FinishReason | None, int] = {
-    None: 0,
-    FinishReason.STOP: 1,
-    FinishReason.LENGTH: 2,
-    FinishReason.CANCELLED: 3,
-    FinishReason.FAILED: 4,
-    FinishReason.EXPIRED: 5,
-    FinishReason.UNFOLLOWABLE: 6,
-    FinishReason.UNAVAILABLE: 7,
-}
-_FINISH_BY_CODE = {code: reason for reason, code in _FINISH_CODES.items()}
+_FINISH_REASONS = (None, *FinishReason)
+"""A reason's code is its place."""
+_FINISH_CODES = {reason: code for code, reason in enumerate(_FINISH_REASONS)}
 _NO_ERROR = 0xFFFF
 
 
@@ -170,7 +162,7 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
         raise FrameError("a frame ends within the head of an emission")
     id_length, error_length, *counts, num_tokens, finish, num_scored, num_prompt = _EMISSION.unpack_from(body, offset)
     has_error = error_length != _NO_ERROR
-    is_sane = 0 < id_length <= MAX_ID_BYTES and finish in _FINISH_BY_CODE
+    is_sane = 0 < id_length <= MAX_ID_BYTES and finish < len(_FINISH_REASONS)
     if not is_sane or (has_error and error_length > MAX_ERROR_BYTES):
         raise FrameError("the head of an emission is out of bounds")
     id_start = offset + _EMISSION.size
@@ -192,7 +184,7 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
     emission = Emission(
         request_id=RequestId(request_id),
         token_ids=token_ids,
-        finish_reason=_FINISH_BY_CODE[finish],
+        finish_reason=_FINISH_REASONS[finish],
         num_cached_tokens=counts[0],
         num_accepted=counts[1],
         num_rejected=counts[2],
