@@ -348,6 +348,17 @@ class Settings(SettingsNode):
         default=3, ge=0, description="How often a generation may resume on another replica after its own died."
     )
 
+    def sources(self) -> dict[str, str]:
+        """Return the folders and hub ids of all checkpoints and declared adapters, by their keys."""
+        folders = {
+            f"models[{index}].{key}": folder
+            for index, model in enumerate(self.models)
+            for key, folder in model.sources().items()
+        }
+        if self.safety is not None:
+            folders["safety.path"] = self.safety.path
+        return folders | {f"rerankers[{index}].path": reranker.path for index, reranker in enumerate(self.rerankers)}
+
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         if not self.models:

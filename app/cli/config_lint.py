@@ -113,29 +113,13 @@ def single_names(settings: Settings) -> list[str]:
     return [name for name, wanted in singles.items() if wanted is not None]
 
 
-def source_folders(settings: Settings, place: str) -> dict[str, str]:
-    """Return the folders and hub ids of an application's checkpoints and declared adapters, by their keys in the file.
-
-    Args:
-        place: key of the application's `args`.
-    """
-    folders = {
-        f"{place}.models[{index}].{key}": folder
-        for index, model in enumerate(settings.models)
-        for key, folder in model.sources().items()
-    }
-    if settings.safety is not None:
-        folders[f"{place}.safety.path"] = settings.safety.path
-    return folders | {f"{place}.rerankers[{i}].path": reranker.path for i, reranker in enumerate(settings.rerankers)}
-
-
 def hub_ids(path: str | Path) -> dict[str, str]:
     """Return the hub ids in a valid config file, with the place of each in the file."""
     place_by_id: dict[str, str] = {}
     for args, settings in settings_by_place(read_config(path)).items():
-        for place, folder in source_folders(settings, args).items():
+        for key, folder in settings.sources().items():
             if is_hub_id(folder):
-                place_by_id.setdefault(folder, place)
+                place_by_id.setdefault(folder, f"{args}.{key}")
     return place_by_id
 
 
@@ -273,17 +257,17 @@ def _shared_folders(ours: Mapping[str, Settings]) -> Iterator[str]:
 
 
 def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
-    folders = {key: folder for key, folder in source_folders(settings, place).items() if not is_hub_id(folder)}
+    folders = {key: folder for key, folder in settings.sources().items() if not is_hub_id(folder)}
     # A drop-in folder is never downloaded.
-    drop_in = {f"{place}.models[{i}].adapter_folder": model.adapter_folder for i, model in enumerate(settings.models)}
+    drop_in = {f"models[{index}].adapter_folder": model.adapter_folder for index, model in enumerate(settings.models)}
     folders |= {key: folder for key, folder in drop_in.items() if folder is not None}
     for key, folder in folders.items():
         try:
             os.scandir(folder).close()
         except FileNotFoundError:
-            yield f"{key}: the folder '{folder}' does not exist"
+            yield f"{place}.{key}: the folder '{folder}' does not exist"
         except OSError as error:
-            yield f"{key}: the folder '{folder}' cannot be read: {error.strerror}"
+            yield f"{place}.{key}: the folder '{folder}' cannot be read: {error.strerror}"
 
 
 def _unwritable_folders(settings: Settings, place: str) -> Iterator[str]:
