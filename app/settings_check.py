@@ -6,8 +6,8 @@ transformers any more. Tokenizers are therefore checked after all other parts of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from adapters.registry import DeclaredNames
 from app.checkpoint_source import at, is_hub_id, local_folder
@@ -33,50 +33,55 @@ def mistakes(settings: Settings, *, reads_all: bool) -> list[str]:
     """
     names = DeclaredNames()
     found: list[str] = []
-    checks: list[Callable[[], object]] = []
     for index, model in enumerate(settings.models):
         if not reads_all:
             model = model.model_copy(update={"adapters": (), "adapter_folder": None})
         if not any(map(is_hub_id, model.sources().values())):
-            checks.append(partial(_check_model, model, f"models[{index}]", names, settings, found))
+            with _noted(found):
+                _check_model(model, f"models[{index}]", names, settings, found)
     if settings.safety is not None and not is_hub_id(settings.safety.path):
-        checks.append(partial(_check_safety, settings.safety))
+        with _noted(found):
+            _check_safety(settings.safety)
     for index, reranker in enumerate(settings.rerankers):
         if not is_hub_id(reranker.path):
-            checks.append(partial(_check_reranker, reranker, f"rerankers[{index}]"))
+            with _noted(found):
+                _check_reranker(reranker, f"rerankers[{index}]")
     if settings.accounts is not None:
-        checks.append(partial(_check_accounts, settings.accounts))
+        with _noted(found):
+            _check_accounts(settings.accounts)
     if settings.tracing is not None:
-        checks.append(partial(tracing_config, settings.tracing))
+        with _noted(found):
+            tracing_config(settings.tracing)
     if settings.registry is not None:
-        checks.append(partial(check_sources, settings.registry))
-    return _with_refusals(found, checks)
+        with _noted(found):
+            check_sources(settings.registry)
+    return found
 
 
 def tokenizer_mistakes(settings: Settings) -> list[str]:
     """Return what is wrong with the tokenizers of parts that need not be downloaded, at most one mistake per part."""
-    checks: list[Callable[[], None]] = [
-        partial(_check_tokenizer, model, f"models[{index}]")
-        for index, model in enumerate(settings.models)
-        if not any(map(is_hub_id, model.sources().values()))
-    ]
+    found: list[str] = []
+    for index, model in enumerate(settings.models):
+        if not any(map(is_hub_id, model.sources().values())):
+            with _noted(found):
+                _check_tokenizer(model, f"models[{index}]")
     classifiers = {f"rerankers[{index}].path": reranker.path for index, reranker in enumerate(settings.rerankers)}
     if settings.safety is not None:
         classifiers["safety.path"] = settings.safety.path
-    checks += [
-        partial(_check_classifier_tokenizer, path, place) for place, path in classifiers.items() if not is_hub_id(path)
-    ]
-    return _with_refusals([], checks)
-
-
-def _with_refusals(found: list[str], checks: Iterable[Callable[[], object]]) -> list[str]:
-    """Run all checks, add what they raise to what is found, and return that."""
-    for check in checks:
-        try:
-            check()
-        except ConfigError as error:
-            found.append(str(error))
+    for place, path in classifiers.items():
+        if not is_hub_id(path):
+            with _noted(found), at(place):
+                load_tokenizer(str(local_folder(path)))
     return found
+
+
+@contextmanager
+def _noted(found: list[str]) -> Iterator[None]:
+    """Add what the block refuses to what is found."""
+    try:
+        yield
+    except ConfigError as error:
+        found.append(str(error))
 
 
 def _check_model(
@@ -111,11 +116,6 @@ def _check_accounts(accounts: AccountSettings) -> None:
     from deployments.accounts.urls import check_urls
 
     check_urls(accounts_config(accounts))
-
-
-def _check_classifier_tokenizer(path: str, place: str) -> None:
-    with at(place):
-        load_tokenizer(str(local_folder(path)))
 
 
 def _check_tokenizer(model: ModelSettings, place: str) -> None:
