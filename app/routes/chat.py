@@ -7,7 +7,6 @@ from functools import partial
 from fastapi import APIRouter, Response
 
 from app.http.json_route import JsonRoute, respond
-from app.http.sse import EventStream
 from app.routes.context import ERRORS, Context
 from app.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.translation.chunks import ChatFrames
@@ -22,14 +21,12 @@ router = APIRouter(route_class=JsonRoute, tags=["chat"])
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=ERRORS)
 async def create_chat_completion(body: ChatCompletionRequest, context: Context) -> Response:
     """Answer a conversation, whole or streamed."""
-    head = context.head("chatcmpl", body.model)
+    head = context.head("chatcmpl-", body.model)
     classifier = chat_classifier(body.moderation, context.moderation_model)
     translate = partial(chat_generations, body, context.limits, request_id=context.generation_id(head))
     generations = await context.aside(translate, is_slow=body.structured_outputs is not None)
     answers = context.generate(generations)
     if body.stream:
-        frames = ChatFrames(head, body, classifier=classifier)
-        events = await context.events(answers)
-        return EventStream(events, frames, request_id=context.request_id)
+        return await context.stream(answers, ChatFrames(head, body, classifier=classifier))
     make = partial(chat_completion, head, await collect(answers), body, classifier)
     return await respond(make, is_large=bool(body.logprobs) or body.prompt_logprobs is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -17,7 +17,9 @@ from app.access.tenants import KeyRing, TenantGateway, check_admin, is_admin
 from app.gateway_port import GatewayPort, ServerPort
 from app.http.body_threads import BodyThreads
 from app.http.errors import ApiError
+from app.http.field_names import FieldName
 from app.http.json_route import IS_LARGE, TENANT
+from app.http.sse import EventStream, StreamFrames
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.wire import WireResponse
 from app.settings import LimitSettings
@@ -113,13 +115,22 @@ class RouteContext:
         priority = request.priority + self.priority
         return replace(request, timeout_s=self.timeout_s, trace_parent=self.trace_parent, priority=priority)
 
-    async def events(
+    async def stream(
         self,
         answers: Sequence[AsyncGenerator[GenerationEvent, None]],
+        frames: StreamFrames,
         at_end: Callable[[], Awaitable[None]] | None = None,
-    ) -> EventBatches:
-        """Return the opened events of a stream, which the client's deadline ends, too; arguments as `EventBatches`."""
-        return await EventBatches(answers, at_end, timeout_s=self.timeout_s).open()
+        *,
+        names: Mapping[str, FieldName] | None = None,
+    ) -> EventStream:
+        """Return a stream of the answers, which the client's deadline ends, too.
+
+        Args:
+            at_end: as of `EventBatches`.
+            names: as of `EventStream`.
+        """
+        events = await EventBatches(answers, at_end, timeout_s=self.timeout_s).open()
+        return EventStream(events, frames, request_id=self.request_id, names=names)
 
     def generate(
         self, generations: Sequence[GenerationRequest], *, made_many_by: str = "n"
@@ -145,9 +156,9 @@ class RouteContext:
         """Return the time as answers tell it."""
         return int(time.time())
 
-    def head(self, prefix: str, model: str, *, joint: str = "-") -> ResponseHead:
+    def head(self, prefix: str, model: str) -> ResponseHead:
         """Return a new response id, the time, and the model's name."""
-        return ResponseHead(response_id=f"{prefix}{joint}{uuid.uuid4().hex}", created_s=self.unix_s(), model=model)
+        return ResponseHead(response_id=f"{prefix}{uuid.uuid4().hex}", created_s=self.unix_s(), model=model)
 
     def generation_id(self, head: ResponseHead) -> str:
         """Return a unique id that can be found by the client's: a client may send the same one twice."""

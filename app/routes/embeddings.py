@@ -76,7 +76,7 @@ async def create_embeddings(body: EmbeddingsRequest, context: Context) -> Respon
     inputs = plain_prompts(body.input, context.limits.max_embedding_inputs, "inputs", field="input")
     check_size(inputs, context.limits, field="input")
     request = EmbeddingRequest(
-        request_id=context.generation_id(context.head("embd", body.model)),
+        request_id=context.generation_id(context.head("embd-", body.model)),
         model=body.model,
         inputs=inputs,
         pooling=None if body.pooling is None else Pooling(body.pooling),

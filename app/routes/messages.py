@@ -10,7 +10,6 @@ from fastapi import APIRouter, Response
 
 from app.http.field_names import renamed_fields
 from app.http.json_route import JsonResponse, JsonRoute
-from app.http.sse import EventStream
 from app.messages_api.answered import MessageFrames, message
 from app.messages_api.asked import FIELD_NAMES, chat_of
 from app.messages_api.schemas import CountRequest, MessageObject, MessagesError, MessagesRequest, TokenCount
@@ -29,7 +28,7 @@ router = APIRouter(route_class=JsonRoute, tags=["messages"])
 @router.post("/v1/messages", response_model=MessageObject, responses=ERRORS)
 async def create_message(body: MessagesRequest, context: Context) -> Response:
     """Answer a conversation in Anthropic's format, whole or streamed."""
-    head = context.head("msg", body.model, joint="_")
+    head = context.head("msg_", body.model)
     with renamed_fields(FIELD_NAMES):
         chat = await context.aside(partial(chat_of, body))
         translate = partial(chat_generations, chat, context.limits, request_id=context.generation_id(head))
@@ -37,9 +36,8 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
         # The field is not optional, so that clients have a number of their own that fits no small model.
         answers = context.generate([replace(generation, clips_max_tokens=True)])
         if body.stream:
-            events = await context.events(answers)
             frames = MessageFrames(head, max_tokens=body.max_tokens, request_id=context.request_id)
-            return EventStream(events, frames, request_id=context.request_id, names=FIELD_NAMES)
+            return await context.stream(answers, frames, names=FIELD_NAMES)
         (answer,) = await collect(answers)
     return JsonResponse(message(head, answer, max_tokens=body.max_tokens))
 

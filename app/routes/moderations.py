@@ -29,5 +29,5 @@ async def create_moderation(body: ModerationRequest, context: Context) -> Respon
     if isinstance(items[0], ModerationPart) and (merged := worst(verdicts)) is not None:
         # Parts are one input together.
         verdicts = (merged,)
-    head = context.head("modr", classifier)
+    head = context.head("modr-", classifier)
     return JsonResponse(ModerationResponse(id=head.response_id, model=classifier, results=list(map(result, verdicts))))

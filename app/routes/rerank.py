@@ -102,7 +102,7 @@ router = APIRouter(route_class=JsonRoute, tags=["rerank"])
 @router.post("/v1/score", response_model=ScoreResponse, responses=ERRORS)
 async def score(body: ScoreRequest, context: Context) -> Response:
     """Score how well documents answer queries."""
-    head = context.head("score", body.model)
+    head = context.head("score-", body.model)
     found = await _asked(body, head, _pairs(body, context.limits), context, field="text_2")
     told = ScoreResponse(
         id=head.response_id,
@@ -119,7 +119,7 @@ async def score(body: ScoreRequest, context: Context) -> Response:
 @router.post("/v1/rerank", response_model=RerankResponse, responses=ERRORS)
 async def rerank(body: RerankBody, context: Context) -> Response:
     """Rank documents by how well they answer a query."""
-    head = context.head("rerank", body.model)
+    head = context.head("rerank-", body.model)
     if not body.documents:
         raise RequestError.about("documents", "must not be empty.")
     check_count(len(body.documents), context.limits.max_documents, "documents", field="documents")

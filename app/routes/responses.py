@@ -12,7 +12,6 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from app.http.errors import ApiError
 from app.http.field_names import renamed_fields
 from app.http.json_route import JsonResponse, JsonRoute, respond
-from app.http.sse import EventStream
 from app.responses_api.answered import ResponseFrames, ResponseWriter
 from app.responses_api.asked import chat_of, field_names
 from app.responses_api.kept import Conversations, items_of
@@ -70,7 +69,7 @@ ResponseId = Annotated[str, Path(max_length=128)]
 @router.post("/v1/responses", response_model=ResponseObject, responses=ERRORS)
 async def create_response(body: ResponsesRequest, context: Context, conversations: Conversing) -> Response:
     """Answer a conversation, whole or as a stream of typed events."""
-    head = context.head("resp", body.model, joint="_")
+    head = context.head("resp_", body.model)
     names = field_names(body)
     with renamed_fields(names):
         is_kept = conversations.keeps(body)
@@ -88,8 +87,7 @@ async def create_response(body: ResponsesRequest, context: Context, conversation
             async def keep() -> None:
                 writer.is_kept = await conversations.keep(whole, frames.response())
 
-            events = await context.events(answers, keep if is_kept else None)
-            return EventStream(events, frames, request_id=context.request_id, names=names)
+            return await context.stream(answers, frames, keep if is_kept else None, names=names)
         (answer,) = await collect(answers)
     if is_kept:
         writer.is_kept = await conversations.keep(whole, writer.whole(answer))
