@@ -1,8 +1,8 @@
-"""The texts that make up a prompt."""
+"""The texts that make up a prompt, and the nested values that some of them are in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from deployments.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -44,3 +44,17 @@ def texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from texts_in(inner)
+
+
+def depth_of(value: Any) -> int:
+    """Return how many levels deep objects and arrays are nested that hold anything."""
+    depth, level = 0, [value]
+    while level := [inner for outer in level for inner in _children(outer)]:
+        depth += 1
+    return depth
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

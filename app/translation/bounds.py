@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from app.settings import LimitSettings
+from deployments.prompt_texts import depth_of
 from engine.errors import RequestError
 
 
@@ -35,10 +35,7 @@ def check_depth(value: Any, bound: int, *, field: str) -> None:
     Raises:
         RequestError: they are nested deeper.
     """
-    depth, level = 0, [value]
-    while level := [inner for outer in level for inner in _children(outer)]:
-        depth += 1
-    if depth > bound:
+    if (depth := depth_of(value)) > bound:
         raise RequestError.about(field, f"is nested {depth} levels deep; at most {bound} levels are allowed.")
 
 
@@ -52,9 +49,3 @@ def check_json(value: Any, limits: LimitSettings, *, field: str) -> int:
     num_chars = len(json.dumps(value))
     check_count(num_chars, limits.max_schema_chars, "characters", field=field)
     return num_chars
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from deployments.generation import DOCUMENTS, ChatMessage, ChatPrompt, ToolSpec
+from deployments.prompt_texts import depth_of
 from deployments.stream.reasoning import reasoning_of_template
 from deployments.tokenizer.bounded_template import BoundedTemplate
 from deployments.tokenizer.template_habits import EFFORT, EFFORTS, NO_EFFORT, TemplateHabits, habits_of
@@ -263,18 +264,4 @@ def arguments_read(text: str) -> Any:
         parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return text
-    return parsed if isinstance(parsed, dict) and _is_shallow(parsed) else text
-
-
-def _is_shallow(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_ARGUMENTS_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return True
-    return False
+    return parsed if isinstance(parsed, dict) and depth_of(parsed) < MAX_ARGUMENTS_DEPTH else text

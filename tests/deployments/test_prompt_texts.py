@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.generation import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt, ToolCall, ToolSpec
-from deployments.prompt_texts import num_chars, texts_in
+from deployments.prompt_texts import depth_of, num_chars, texts_in
 
 CALL = ToolCall(call_id="1", name="f", arguments="12345")
 TOOL = ToolSpec(name="f", description="1234567", parameters={"a": ["bc", {"d": 1}]})
@@ -28,3 +28,8 @@ def test_every_part_of_a_prompt_counts(prompt: Prompt, size: int) -> None:
 
 def test_texts_are_found_in_nested_values() -> None:
     assert list(texts_in({"a": [1, "b", {"c": None}], "d": True})) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(("value", "depth"), [("a", 0), ([], 0), ({"a": []}, 1), ([1, {"a": [[2]]}, 3], 4)])
+def test_levels_that_hold_anything_count_as_deep(value: object, depth: int) -> None:
+    assert depth_of(value) == depth
