@@ -24,7 +24,6 @@ client would try again.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import signal
@@ -33,6 +32,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
+
+from deployments.errors import error_body
 
 PROGRAM = Path(sys.executable).parent / "antiphon-haproxy"
 """Its path in an installation; Serve starts the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names."""
@@ -118,7 +119,7 @@ def _error_file(folder: Path, status: str) -> Path:
 
 def _error_body(status: str) -> str:
     _, code, message = _ERRORS[status]
-    return json.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
+    return error_body(message, kind="server_error", code=code).decode()
 
 
 if __name__ == "__main__":
