@@ -21,7 +21,10 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Disk:
-    """Runs jobs one at a time in a thread, which has the given name. All code of batches waits with `sleep`."""
+    """Runs jobs one at a time in a thread, which has the given name.
+
+    All actors that store anything use `once`. The rest is for batches, whose code always waits with `sleep`.
+    """
 
     def __init__(self, name: str, *, sleep: Sleep = asyncio.sleep) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)

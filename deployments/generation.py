@@ -21,7 +21,7 @@ PREDICTION_FIELD, DOCUMENTS = "prediction.content", "documents"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool call that the model made in an earlier turn; `arguments` is JSON text, which may be truncated."""
+    """A tool call of an earlier turn, or of an answer; `arguments` is JSON text, which may be truncated."""
 
     call_id: str
     name: str

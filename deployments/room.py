@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Hashable
 from contextlib import asynccontextmanager
 
 NUM_PLACES = 32
-"""A full batch of the classifier by default. What waits beyond it would only wait there instead, in one queue."""
+"""By default, a full batch of the classifier: what waits beyond it would only wait there instead, in one queue. The
+tokenizer takes as many, and batches as many as are configured."""
 NUM_GUESTS = 8
 """More places, for flows that hold none: they need not wait for one flow's long calls, which may hold all others."""
 

@@ -33,7 +33,7 @@ class KeyBook:
                 self._note(digest)
 
     def all_keys(self) -> list[KeyInfo]:
-        """Return all keys."""
+        """Return all keys, of all tenants; without what was dropped."""
         with self._lock:
             return list(self._key_by_digest.values())
 

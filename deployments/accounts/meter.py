@@ -47,7 +47,7 @@ FLUSH_S = 2.0
 """Maximum delay of a shutdown; the accounts may already have been stopped."""
 MAX_BATCH = 1000
 PAGE = 4000
-"""Records per request: a Serve message holds 4 MiB, and a record takes less than 1 KiB."""
+"""Records per request, each of less than 1 KiB: a Serve message holds at least 4 MiB."""
 
 
 class Meter:

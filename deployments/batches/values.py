@@ -17,7 +17,8 @@ MAX_LINE_BYTES = 4_000_000
 MIN_FILE_BYTES = 4096
 """What a file counts at least, however small its content: even an empty one takes a row and a name in a folder."""
 MAX_PART_BYTES = 1 << 20
-"""Maximum part of a content in one message: Serve's messages to a replica hold at most 4 MiB."""
+"""Maximum part of a content in one message. Serve's messages to a replica hold 4 MiB, unless the variable
+RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH is set, as `antiphon serve` does."""
 
 
 class BatchStatus(StrEnum):

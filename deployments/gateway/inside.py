@@ -28,7 +28,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
 BEAT_S = 5.0
 MAX_ANSWER_BYTES = 4_000_000
-"""Bound on what Serve returns in one message."""
+"""Bound on what Serve returns in one message: 4 MiB, unless `antiphon serve` has set more."""
 _TOO_LARGE = error_body(
     f"The answer is over {MAX_ANSWER_BYTES} bytes, which a line of a batch may not be.",
     kind="invalid_request_error",
