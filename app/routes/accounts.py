@@ -12,20 +12,20 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.access.tenants import KeyRing, key_digest
 from app.http.errors import ApiError
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext, only_admin
-from app.schemas.wire import WireRequest
+from app.schemas.wire import WireRequest, WireResponse
 from deployments.accounts.values import UsageQuestion, UsageRecord
 
 if TYPE_CHECKING:
     from deployments.accounts.meter import Meter
 
 
-class UsageInfo(BaseModel):
+class UsageInfo(WireResponse):
     """One tenant's usage of one model or adapter; `tenant` is empty if the server has no keys."""
 
     tenant: str
@@ -41,7 +41,7 @@ class UsageInfo(BaseModel):
     mean_tpot_s: float | None
 
 
-class UsageReport(BaseModel):
+class UsageReport(WireResponse):
     """Totals for the requested period."""
 
     object: Literal["usage"] = "usage"
@@ -54,7 +54,7 @@ class NewKeyRequest(WireRequest):
     tenant: str = Field(max_length=128, description="Name of the tenant.")
 
 
-class ApiKeyInfo(BaseModel):
+class ApiKeyInfo(WireResponse):
     """A key created while the server was running."""
 
     id: str = Field(description="SHA-256 of the key.")
@@ -64,14 +64,14 @@ class ApiKeyInfo(BaseModel):
     key: str | None = Field(default=None, description="The key itself; returned once, on creation.")
 
 
-class ApiKeyList(BaseModel):
+class ApiKeyList(WireResponse):
     """Keys created while the server was running, without those of the configuration."""
 
     object: Literal["list"] = "list"
     data: list[ApiKeyInfo]
 
 
-class RemovedKey(BaseModel):
+class RemovedKey(WireResponse):
     """A revoked key."""
 
     id: str

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter, Path, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.http.errors import ApiError
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, ReaderContext
+from app.schemas.wire import WireResponse
 from deployments.timeline import Timeline
 
 
-class StageInfo(BaseModel):
+class StageInfo(WireResponse):
     """A stage of an answer; times are milliseconds since the request arrived."""
 
     name: str
@@ -21,7 +22,7 @@ class StageInfo(BaseModel):
     end_ms: float
 
 
-class AnswerTimeline(BaseModel):
+class AnswerTimeline(WireResponse):
     """One answer of a request."""
 
     id: str
@@ -43,7 +44,7 @@ class AnswerTimeline(BaseModel):
     arrivals: list[tuple[float, int]] = Field(description="When tokens arrived, in ms, and how many at once.")
 
 
-class RequestTimeline(BaseModel):
+class RequestTimeline(WireResponse):
     """A request: one answer, or one per choice."""
 
     id: str
