@@ -25,8 +25,11 @@ from app.resolved import adapter_cache_config, batches_config, gateway_config, k
 from app.settings import BatchSettings, Settings
 from deployments.config import (
     ACCOUNTS,
+    BATCHES,
     GATEWAY,
     REGISTRY,
+    SAFETY,
+    TOKENIZER,
     AccountsConfig,
     ChannelConfig,
     ModelConfig,
@@ -34,6 +37,7 @@ from deployments.config import (
     SafetyConfig,
     cpus_of,
     model_deployment,
+    reranker_deployment,
 )
 from deployments.gateway.gateway import Gateway
 from deployments.registry.registry_actor import Registry
@@ -81,7 +85,7 @@ def build(settings: Settings) -> serve.Application:
     tokenizer = None
     if settings.tokenizer.placement == "deployment":
         tokenizer = _stateless(
-            "Tokenizer", Tokenizer, config.models, max_requests=_TOKENIZER_REQUESTS, longest_s=ENCODE_TIMEOUT_S
+            TOKENIZER, Tokenizer, config.models, max_requests=_TOKENIZER_REQUESTS, longest_s=ENCODE_TIMEOUT_S
         )
     rerankers = {reranker.name: _reranker(reranker) for reranker in config.rerankers}
     app = partial(
@@ -152,13 +156,13 @@ def _request_router(model: ModelConfig, channel: ChannelConfig, max_generations:
 def _safety(config: SafetyConfig) -> serve.Application:
     from deployments.classifiers.safety import Safety
 
-    return _stateless("Safety", Safety, config, max_requests=_SAFETY_REQUESTS, longest_s=config.timeout_s)
+    return _stateless(SAFETY, Safety, config, max_requests=_SAFETY_REQUESTS, longest_s=config.timeout_s)
 
 
 def _reranker(config: RerankerConfig) -> serve.Application:
     from deployments.classifiers.reranking import Reranker
 
-    name = f"Reranker-{config.name}"
+    name = reranker_deployment(config.name)
     return _stateless(name, Reranker, config, max_requests=_RERANKER_REQUESTS, longest_s=config.timeout_s)
 
 
@@ -194,7 +198,7 @@ def _accounts(config: AccountsConfig) -> serve.Application:
 def _batches(settings: Settings, batches: BatchSettings) -> serve.Application:
     from deployments.batches.actor import Batches
 
-    return _the_only("Batches", Batches, batches_config(settings, batches))
+    return _the_only(BATCHES, Batches, batches_config(settings, batches))
 
 
 def _the_only(name: str, actor: type, config: object) -> serve.Application:

@@ -15,15 +15,22 @@ from adapters.validate import ModuleShapes
 from deployments.slo import Slo
 from engine.config import EngineConfig
 
-GATEWAY, REGISTRY, ACCOUNTS = "Gateway", "Registry", "Accounts"
-"""Names of the ingress deployment, and of those that register all adapters and record all usage."""
-_CPUS_BY_PART = {"Gateway": 0.2, "Model": 0.5, "Reranker": 0.2, "Safety": 0.2, "Tokenizer": 0.1}
+GATEWAY, TOKENIZER, SAFETY = "Gateway", "Tokenizer", "Safety"
+"""Names of the ingress deployment, and of those that gateways share."""
+REGISTRY, ACCOUNTS, BATCHES = "Registry", "Accounts", "Batches"
+"""Names of the deployments of one replica: all adapters, all usage, and all files and batches."""
+_CPUS_BY_PART = {GATEWAY: 0.2, "Model": 0.5, "Reranker": 0.2, SAFETY: 0.2, TOKENIZER: 0.1}
 """By the name of a deployment up to a hyphen."""
 
 
 def model_deployment(model: str) -> str:
     """Return the name of the deployment of a base model's replicas."""
     return f"Model-{model}"
+
+
+def reranker_deployment(reranker: str) -> str:
+    """Return the name of the deployment of a cross-encoder."""
+    return f"Reranker-{reranker}"
 
 
 def cpus_of(deployment: str) -> float:

@@ -28,7 +28,16 @@ from app.cli.preflight import is_loopback, listen_address
 from app.settings import Settings
 from app.settings_check import mistakes, tokenizer_mistakes
 from app.settings_node import hint
-from deployments.config import ACCOUNTS, GATEWAY, REGISTRY, model_deployment
+from deployments.config import (
+    ACCOUNTS,
+    BATCHES,
+    GATEWAY,
+    REGISTRY,
+    SAFETY,
+    TOKENIZER,
+    model_deployment,
+    reranker_deployment,
+)
 from deployments.database import sqlite_folder
 from engine.errors import CheckpointError
 
@@ -100,16 +109,16 @@ def deployment_names(settings: Settings) -> list[str]:
     """Return the deployment names that an application's `deployments` may override."""
     names = [GATEWAY, *(model_deployment(model.name) for model in settings.models)]
     if settings.tokenizer.placement == "deployment":
-        names.append("Tokenizer")
+        names.append(TOKENIZER)
     if settings.safety is not None and settings.safety.placement == "deployment":
-        names.append("Safety")
-    names += [f"Reranker-{reranker.name}" for reranker in settings.rerankers]
+        names.append(SAFETY)
+    names += [reranker_deployment(reranker.name) for reranker in settings.rerankers]
     return names + single_names(settings)
 
 
 def single_names(settings: Settings) -> list[str]:
     """Return the names of deployments that must have exactly one replica, because it decides for the application."""
-    singles = {REGISTRY: settings.registry, ACCOUNTS: settings.accounts, "Batches": settings.batches}
+    singles = {REGISTRY: settings.registry, ACCOUNTS: settings.accounts, BATCHES: settings.batches}
     return [name for name, wanted in singles.items() if wanted is not None]
 
 
