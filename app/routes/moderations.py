@@ -9,7 +9,7 @@ from app.routes.context import ERRORS, Context
 from app.schemas.moderations import ModerationPart, ModerationRequest, ModerationResponse
 from app.translation.bounds import check_chars, check_count
 from app.translation.moderation import classifier_name, result
-from deployments.worst_verdict import worst
+from deployments.answer_events import worst
 from engine.errors import RequestError
 
 router = APIRouter(route_class=JsonRoute, tags=["moderations"])

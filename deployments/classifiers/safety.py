@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from ray.serve.handle import DeploymentHandle
 
 from deployments.actor_process import begin_actor, settle
-from deployments.answer_events import Verdict
+from deployments.answer_events import Verdict, worst
 from deployments.batched_model import BatchedModel
 from deployments.config import SafetyConfig
 from deployments.handle_calls import until_answered
-from deployments.worst_verdict import worst
 
 if TYPE_CHECKING:
     from deployments.classifiers.classifier import Classifier

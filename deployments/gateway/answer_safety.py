@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import groupby
 
-from deployments.answer_events import Moderated, Verdict
+from deployments.answer_events import Moderated, Verdict, worst
 from deployments.config import SafetyConfig
 from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import ChatPrompt, Moderation
@@ -20,7 +20,6 @@ from deployments.stream.screening import OutputScreen
 from deployments.timeline import Recorder
 from deployments.tokenizer.chat_template import arguments_read
 from deployments.waits import patiently
-from deployments.worst_verdict import worst
 from engine.errors import EngineError, OverloadError, RequestError
 
 OUTPUT_PATIENCE_S = 60.0

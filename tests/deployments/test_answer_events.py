@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from deployments.answer_events import Verdict
-from deployments.worst_verdict import worst
+from deployments.answer_events import Verdict, worst
 
 
 def verdict(score: float, *flagged: str, error: str | None = None) -> Verdict:
