@@ -10,7 +10,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from deployments.database import TROUBLES
-from deployments.disk_trouble import RETRY_S, unavailable_on
+from deployments.errors import RETRY_S, unavailable_on
 
 P = ParamSpec("P")
 T = TypeVar("T")

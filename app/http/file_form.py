@@ -20,7 +20,7 @@ from app.http.json_route import unsupported_media
 from app.http.middleware import bounded
 from app.schemas.wire import WireRequest
 from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES, NewFile
-from deployments.disk_trouble import unavailable_on
+from deployments.errors import unavailable_on
 
 MAX_NAME_CHARS = 255
 _OTHER_BYTES = 64 << 10

@@ -33,8 +33,7 @@ from deployments.accounts.values import (
 from deployments.actor_process import begin_actor
 from deployments.config import AccountsConfig
 from deployments.disk import Disk
-from deployments.disk_trouble import RETRY_S
-from deployments.errors import UnavailableError
+from deployments.errors import RETRY_S, UnavailableError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.batches.values import MIN_FILE_BYTES
-from deployments.disk_trouble import RETRY_S
-from deployments.errors import UnavailableError
+from deployments.errors import RETRY_S, UnavailableError
 from engine.errors import RequestError
 
 UPLOAD_LASTS_S = 3600.0

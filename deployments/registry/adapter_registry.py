@@ -30,8 +30,7 @@ from adapters.registry import Signature, check_name, nested_adapters, permitted_
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore
 from deployments.config import AdapterBase
-from deployments.disk_trouble import unavailable_on
-from deployments.errors import UnavailableError, unknown_model
+from deployments.errors import UnavailableError, unavailable_on, unknown_model
 from deployments.registry.adapter_changes import Registration
 from engine.errors import OverloadError, RequestError
 

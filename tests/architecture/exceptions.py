@@ -54,7 +54,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/accounts/values.py": "every test of tests/deployments/accounts passes them",
     "deployments/disk.py": "tests/deployments/batches/test_runner.py waits by it for a full disk",
     "deployments/batches/tables.py": "tests/deployments/batches/test_store.py reads back every value",
-    "deployments/errors.py": "tests/deployments/gateway/test_gateway.py loses replicas",
     "deployments/generation_calls.py": "tests/deployments/gateway/test_gateway.py makes every call and every fault",
     "deployments/generation.py": "tests/deployments/gateway/test_gateway.py makes requests of every kind of prompt",
     "deployments/gateway/replica_calls.py": "tests/deployments/gateway/test_gateway.py runs with both kinds of source",

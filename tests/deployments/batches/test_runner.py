@@ -29,8 +29,7 @@ from deployments.batches.values import (
     NewBatch,
     PageQuestion,
 )
-from deployments.disk_trouble import RETRY_S
-from deployments.errors import UnavailableError
+from deployments.errors import RETRY_S, UnavailableError
 from engine.errors import RequestError
 from tests.deployments.batches.batch_world import (
     ENDPOINT,

@@ -4,8 +4,7 @@ import errno
 
 import pytest
 
-from deployments.disk_trouble import unavailable_on
-from deployments.errors import UnavailableError
+from deployments.errors import UnavailableError, unavailable_on
 
 
 def test_who_waits_for_a_full_disk_is_told_to_come_back(caplog: pytest.LogCaptureFixture) -> None:
