@@ -22,7 +22,7 @@ from app.schemas.wire import WireRequest
 from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES, NewFile
 from deployments.errors import unavailable_on
 
-MAX_NAME_CHARS = 255
+MAX_FILE_NAME_CHARS = 255
 _OTHER_BYTES = 64 << 10
 """Maximum bytes of a form besides the file."""
 _MAX_FIELDS = 8
@@ -68,7 +68,7 @@ async def file_form(
         raise ApiError(400, "The upload was interrupted.", param="file", code="invalid_form") from error
     try:
         file = _checked(form, max_file_bytes)
-        name = "".join(char for char in file.filename or "" if char.isprintable())[:MAX_NAME_CHARS]
+        name = "".join(char for char in file.filename or "" if char.isprintable())[:MAX_FILE_NAME_CHARS]
         yield NewFile(tenant=tenant, name=name or "file", purpose=INPUT_PURPOSE, lasts_s=_lasts_s(form)), _parts(file)
     finally:
         await form.close()

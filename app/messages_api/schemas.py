@@ -10,9 +10,9 @@ from app.schemas.structured import JsonSchema
 from app.schemas.tools import not_too_many
 from app.schemas.wire import ASKS_NOTHING, IfAny, ModelName, WireRequest, WireResponse, checked_type, missing
 
-MAX_NAME_CHARS = 128
+MAX_TOOL_NAME_CHARS = 128
 """Of a tool. Anthropic's clients join the names of a server and of its tool, which makes more than OpenAI's 64."""
-ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}$")]
+ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_TOOL_NAME_CHARS}}}$")]
 
 _CACHE_HINT: tuple[object, ...] = (
     None,
@@ -59,7 +59,7 @@ class ContentBlock(WireRequest):
     signature: str | None = Field(default=None, description="Of thinking; accepted, no effect.")
     data: str | None = Field(default=None, description="Of redacted thinking; accepted, no effect.")
     id: str | None = Field(default=None, min_length=1, max_length=128)
-    name: str | None = Field(default=None, min_length=1, max_length=MAX_NAME_CHARS)
+    name: str | None = Field(default=None, min_length=1, max_length=MAX_TOOL_NAME_CHARS)
     input: dict[str, Any] | None = None
     tool_use_id: str | None = Field(default=None, min_length=1, max_length=128)
     content: str | list[ContentBlock] | None = None

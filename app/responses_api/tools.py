@@ -13,7 +13,7 @@ from app.schemas.tools import FunctionDefinition, FunctionName, Tool, not_too_ma
 from app.schemas.wire import ASKS_NOTHING, WireRequest, checked_type
 from engine.errors import RequestError
 
-MAX_NAME_CHARS = 64
+MAX_CALLED_NAME_CHARS = 64
 
 
 class FunctionTool(WireRequest):
@@ -121,9 +121,9 @@ def called_name(name: str, namespace: str | None, place: str) -> str:
         RequestError: it is too long.
     """
     called = name if namespace is None else f"{namespace}__{name}"
-    if len(called) > MAX_NAME_CHARS:
+    if len(called) > MAX_CALLED_NAME_CHARS:
         raise RequestError.about(
-            f"{place}.name", f"must have at most {MAX_NAME_CHARS} characters, including its namespace and '__'."
+            f"{place}.name", f"must have at most {MAX_CALLED_NAME_CHARS} characters, including its namespace and '__'."
         )
     return called
 
