@@ -148,11 +148,6 @@ class Limiter:
                 self._strategy.hit(item, tenant, name, cost=wanted[name])
         return Admission(quotas=self._quotas(tenant, limits))
 
-    def charge(self, charge: Charge) -> None:
-        """Count used tokens against the windows; fewer than none were counted before and not used."""
-        for use in _uses(charge):
-            self._count(use)
-
     def hear(
         self,
         gateway: str,
@@ -166,6 +161,7 @@ class Limiter:
 
         Args:
             turn: as for `admit`.
+            charges: fewer tokens than none were counted before and not used.
             number: of the charges, from 1 on; charges that the gateway sends again count once.
 
         Raises:

@@ -67,17 +67,13 @@ class BoundedTemplate:
     Args:
         source: the template's text.
         max_chars: bound on the rendered text and on every intermediate text.
-        max_s: rendering time limit in seconds.
 
     Raises:
         TemplateError: the source is not a valid template.
     """
 
-    def __init__(
-        self, source: str, *, max_chars: int, max_s: float = MAX_RENDER_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, source: str, *, max_chars: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_chars = max_chars
-        self._max_s = max_s
         self._clock = clock
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
@@ -112,7 +108,7 @@ class BoundedTemplate:
             TemplateBoundError: rendering takes too long or produces too much text.
             TemplateError: the template rejects the variables or fails on them.
         """
-        token = _BOUNDS.set(_Bounds(self._clock, self._clock() + self._max_s, self._max_chars))
+        token = _BOUNDS.set(_Bounds(self._clock, self._clock() + MAX_RENDER_S, self._max_chars))
         try:
             return self._render(variables)
         finally:

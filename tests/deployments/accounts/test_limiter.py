@@ -18,13 +18,17 @@ from deployments.accounts.limiter import FORGET_S, SILENCE_S, Limiter
 from deployments.accounts.values import Admission, Charge, Running, TenantLimits
 
 LIMITS = TenantLimits(requests_per_minute=3, input_tokens_per_minute=100, output_tokens_per_minute=50)
-_turns = itertools.count()
+_turns, _numbers = itertools.count(), itertools.count(1)
 
 
 def admit(limiter: Limiter, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int) -> Admission:
     """Ask for one that is the gateway's only one."""
     turn = next(_turns)
     return limiter.admit(tenant, limits, gateway, input_tokens, running=Running(0, frozenset([turn])), turn=turn)
+
+
+def charge(limiter: Limiter, used: Charge) -> None:
+    limiter.hear("another", {}, [used], turn=0, number=next(_numbers))
 
 
 def refused_by(limiter: Limiter, limits: TenantLimits, gateway: str, turn: int, *, num_admitted: int = 0) -> str | None:
@@ -58,7 +62,7 @@ def test_input_tokens_are_counted_as_a_request_begins_and_output_tokens_as_it_en
     assert admitted.quotas["input_tokens_per_minute"][:2] == (100, 40)
     assert admit(limiter, "tokens", LIMITS, "g", 60).refused_by == "input_tokens_per_minute"
     # Another minute's worth of output was made by one answer: what is over counts too.
-    limiter.charge(Charge("tokens", LIMITS, 0, 70))
+    charge(limiter, Charge("tokens", LIMITS, 0, 70))
     assert admit(limiter, "tokens", LIMITS, "g", 1).refused_by == "output_tokens_per_minute"
 
 
@@ -229,7 +233,7 @@ def test_no_window_admits_more_than_its_limit(uses: list[tuple[str, int]], reque
     num_admitted = num_output = 0
     for kind, amount in uses:
         if kind == "charge":
-            limiter.charge(Charge("t", limits, 0, amount))
+            charge(limiter, Charge("t", limits, 0, amount))
             num_output += amount
         elif admit(limiter, "t", limits, "g", amount).refused_by is None:
             assert num_output < tokens
@@ -242,7 +246,7 @@ def test_no_window_admits_more_than_its_limit(uses: list[tuple[str, int]], reque
 def test_the_tokens_of_an_answer_are_counted_as_it_ends_and_not_before(limiter: Limiter) -> None:
     begun = admit(limiter, "ends", LIMITS, "g", 7).quotas
     assert (begun["output_tokens_per_minute"].remaining, begun["input_tokens_per_minute"].remaining) == (50, 93)
-    limiter.charge(Charge("ends", LIMITS, 2, 9))
+    charge(limiter, Charge("ends", LIMITS, 2, 9))
     later = admit(limiter, "ends", LIMITS, "g", 1).quotas
     assert (later["output_tokens_per_minute"].remaining, later["input_tokens_per_minute"].remaining) == (41, 90)
 
@@ -250,8 +254,8 @@ def test_the_tokens_of_an_answer_are_counted_as_it_ends_and_not_before(limiter: 
 def test_what_was_counted_and_not_used_is_given_back(limiter: Limiter) -> None:
     """A prompt that was refused for its length took a whole window of its tenant."""
     admit(limiter, "refused", LIMITS, "g", 5000)
-    limiter.charge(Charge("refused", LIMITS, -5000, 0))
+    charge(limiter, Charge("refused", LIMITS, -5000, 0))
     assert admit(limiter, "refused", LIMITS, "g", 30).quotas["input_tokens_per_minute"].remaining == 70
     # Of a window that has ended: it makes no credit.
-    limiter.charge(Charge("refused", LIMITS, -5000, 0))
+    charge(limiter, Charge("refused", LIMITS, -5000, 0))
     assert admit(limiter, "refused", LIMITS, "g", 30).quotas["input_tokens_per_minute"].remaining == 70

@@ -114,7 +114,7 @@ def test_a_template_renders_as_transformers_renders_it(source: str) -> None:
     ],
 )
 def test_a_template_that_does_not_end_is_ended(source: str) -> None:
-    template = BoundedTemplate(source, max_chars=10_000, max_s=5.0, clock=ticking())
+    template = BoundedTemplate(source, max_chars=10_000, clock=ticking())
     with pytest.raises(TemplateBoundError):
         template.render({})
 
