@@ -22,23 +22,25 @@ from engine.loading.contents import check_contents
 from engine.loading.spec import read_checkpoint_spec
 
 
-def mistakes(settings: Settings, *, reads_all: bool) -> list[str]:
-    """Return what `gateway_config` and `registry_config` would refuse, or warn of, based on local files.
+def mistakes(settings: Settings, *, reads_all: bool, notes: list[str] | None = None) -> list[str]:
+    """Return what `gateway_config` and `registry_config` would refuse, based on local files.
 
     There is one mistake per part and per adapter. Parts that would have to be downloaded from a hub are skipped, and
     tokenizers are left to `tokenizer_mistakes`.
 
     Args:
         reads_all: also read all declared adapters completely, as when the server starts.
+        notes: gets a line for each adapter in a drop-in folder that is not served; the server starts without it.
     """
     names = DeclaredNames()
     found: list[str] = []
+    notes = [] if notes is None else notes
     for index, model in enumerate(settings.models):
         if not reads_all:
             model = model.model_copy(update={"adapters": (), "adapter_folder": None})
         if not any(map(is_hub_id, model.sources().values())):
             with _noted(found):
-                _check_model(model, f"models[{index}]", names, settings, found)
+                _check_model(model, f"models[{index}]", names, settings, found, notes)
     if settings.safety is not None and not is_hub_id(settings.safety.path):
         with _noted(found):
             _check_safety(settings.safety)
@@ -85,9 +87,12 @@ def _noted(found: list[str]) -> Iterator[None]:
 
 
 def _check_model(
-    model: ModelSettings, place: str, names: DeclaredNames, settings: Settings, unfit_adapters: list[str]
+    model: ModelSettings, place: str, names: DeclaredNames, settings: Settings, found: list[str], notes: list[str]
 ) -> None:
-    model_config(model, place, names, settings, on_unfit=lambda mistake, is_declared: unfit_adapters.append(mistake))
+    def note_unfit(mistake: str, is_declared: bool) -> None:
+        (found if is_declared else notes).append(mistake)
+
+    model_config(model, place, names, settings, on_unfit=note_unfit)
     for part, folder in (("path", model.path), ("engine.draft_model", model.engine.draft_model)):
         if folder is not None:
             with at(f"{place}.{part}"):

@@ -52,12 +52,14 @@ TEXT_BY_TYPE = {
 ROUTE_PREFIX = re.compile(r"/|(?:/[^/{}?#\s]+)+")
 
 
-def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
+def lint_config(path: str | Path, *, reads_all: bool = True, notes: list[str] | None = None) -> list[str]:
     """Return one line for each mistake in the Serve config file at `path`; empty if it is valid.
 
     Args:
         reads_all: see `app.settings_check.mistakes`; also read tokenizers.
+        notes: see there.
     """
+    notes = [] if notes is None else notes
     try:
         tree = read_config(path)
     except ValueError as error:
@@ -71,7 +73,7 @@ def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
     for index, application in enumerate(_list(tree.get("applications"))):
         place = f"applications[{index}]"
         if isinstance(application, dict) and application.get("import_path") == BUILDER:
-            lines += _lint_application(application, place, ours.get(f"{place}.args"), reads_all=reads_all)
+            lines += _lint_application(application, place, ours.get(f"{place}.args"), notes, reads_all=reads_all)
         elif isinstance(application, dict):
             lines += _missing_module(application, f"{place}.import_path")
     if reads_all:
@@ -152,7 +154,7 @@ def fetch(path: str | Path) -> list[str]:
 
 
 def _lint_application(
-    application: dict[str, Any], place: str, settings: Settings | None, *, reads_all: bool
+    application: dict[str, Any], place: str, settings: Settings | None, notes: list[str], *, reads_all: bool
 ) -> list[str]:
     if settings is None:
         return _validation_lines(Settings, application.get("args") or {}, f"{place}.args")
@@ -183,7 +185,10 @@ def _lint_application(
             lines += _gpu_lines(f"{here}.ray_actor_options", device, options.get("num_gpus"))
     lines += _missing_folders(settings, f"{place}.args")
     lines += _unwritable_folders(settings, f"{place}.args")
-    return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_all=reads_all)]
+    noted: list[str] = []
+    lines = lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_all=reads_all, notes=noted)]
+    notes += [f"{place}.{note}" for note in noted]
+    return lines
 
 
 def _gpu_lines(place: str, device: str, num_gpus: object) -> Iterator[str]:

@@ -136,10 +136,10 @@ def init(
 @app.command("validate", hidden=True)
 def check(config: Config = DEFAULT_CONFIG) -> None:
     """Check a configuration without starting anything."""
-    _check(config, reads_all=True)
+    notes = _check(config, reads_all=True)
     from app.cli.config_lint import hub_ids, overlooked_adapters
 
-    for line in overlooked_adapters(config):
+    for line in (*notes, *overlooked_adapters(config)):
         print(f"note: {line}")
     for hub_id, place in hub_ids(config).items():
         print(f"note: {place}: '{hub_id}' was not checked, as it comes from the Hugging Face hub")
@@ -225,26 +225,29 @@ def bench(context: typer.Context) -> None:
     runpy.run_module("loadtest.bench_engine", run_name="__main__", alter_sys=True)
 
 
-def _check(config: str, *, reads_all: bool, fetches: bool = False) -> None:
+def _check(config: str, *, reads_all: bool, fetches: bool = False) -> list[str]:
+    """Refuse a configuration with mistakes; return what else is to be told of it."""
     # In a child process: Serve's validation code takes 65 MB, which this process would hold while the server runs.
     # If SIGTERM or SIGKILL ends this one, the child would wait forever for more to check.
     without_us = (os.getpid(), partial(os._exit, EXIT_FAILED))
     fork = get_context("fork")
     with ProcessPoolExecutor(1, mp_context=fork, initializer=end_without, initargs=without_us) as checking:
         try:
-            mistakes = checking.submit(_mistakes, config, reads_all, fetches).result()
+            mistakes, notes = checking.submit(_mistakes, config, reads_all, fetches).result()
         except HubUnreachableError as error:
             raise typer.Exit(_refuse(str(error), status=EXIT_FAILED)) from None
     if mistakes:
         print(f"{config} has {len(mistakes)} error{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
         print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
         raise typer.Exit(EXIT_WRONG_INPUT)
+    return notes
 
 
-def _mistakes(config: str, reads_all: bool, fetches: bool) -> list[str]:
+def _mistakes(config: str, reads_all: bool, fetches: bool) -> tuple[list[str], list[str]]:
     from app.cli.config_lint import fetch, lint_config
 
-    return lint_config(config, reads_all=reads_all) or (fetch(config) if fetches else [])
+    notes: list[str] = []
+    return lint_config(config, reads_all=reads_all, notes=notes) or (fetch(config) if fetches else []), notes
 
 
 def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_dashboard: bool) -> int:

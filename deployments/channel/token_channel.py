@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -79,8 +80,9 @@ class Subscription:
         return unread[0] if len(unread) == 1 else coalesce(unread)[0]
 
     def put(self, emission: Emission) -> None:
-        """Append one emission, or drop it if the stream has failed or finished."""
-        if self._error is not None or self._has_ended:
+        """Append one emission, or drop it if the stream has failed or finished, or if it only claims the request."""
+        is_claim = not emission.token_ids and emission.finish_reason is None
+        if self._error is not None or self._has_ended or is_claim:
             return
         self._unread_bytes += payload_bytes(emission)
         if self._unread_bytes > self._max_buffered_bytes:
@@ -124,7 +126,7 @@ class ChannelListener:
         self._max_buffered_bytes = config.max_buffered_bytes
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._handshakes: dict[asyncio.StreamWriter, None] = {}
+        self._handshakes = OrderedDict[asyncio.StreamWriter, None]()
         self._subscriptions: dict[RequestId, Subscription] = {}
         self._feeders: dict[RequestId, asyncio.StreamReader] = {}
 
@@ -187,9 +189,7 @@ class ChannelListener:
     async def _is_authenticated(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         if len(self._handshakes) >= MAX_HANDSHAKES:
             # A replica's takes one round trip: the oldest is that of a stranger who says nothing.
-            oldest = next(iter(self._handshakes))
-            del self._handshakes[oldest]
-            oldest.close()
+            self._handshakes.popitem(last=False)[0].close()
             _logger.warning("token channel: closed a connection: more than %d handshakes are open", MAX_HANDSHAKES)
         self._handshakes[writer] = None
         try:
@@ -213,9 +213,7 @@ class ChannelListener:
                 subscription = self._subscriptions.get(emission.request_id)
                 # A stream that switched connections would have a gap.
                 if subscription is not None and self._feeders.setdefault(emission.request_id, reader) is reader:
-                    is_claim = not emission.token_ids and emission.finish_reason is None
-                    if not is_claim:
-                        subscription.put(emission)
+                    subscription.put(emission)
 
     def _fail_streams_of(self, reader: asyncio.StreamReader, sent: Iterable[RequestId]) -> None:
         fed = [request_id for request_id, feeder in self._feeders.items() if feeder is reader]

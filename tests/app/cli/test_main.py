@@ -110,7 +110,7 @@ def test_mistakes_are_listed_and_nothing_is_started(
     assert server.started == []
 
 
-def unreachable(config: str, reads_all: bool, fetches: bool) -> list[str]:
+def unreachable(config: str, reads_all: bool, fetches: bool) -> tuple[list[str], list[str]]:
     raise HubUnreachableError(f"{config}: models[0].path: no network")
 
 
@@ -124,10 +124,10 @@ def test_a_start_without_a_network_may_succeed_later(
     assert server.started == []
 
 
-def check_for_ever(config: str, reads_all: bool, fetches: bool) -> list[str]:
+def check_for_ever(config: str, reads_all: bool, fetches: bool) -> tuple[list[str], list[str]]:
     os.write(int(config), b"checks")
     signal.pause()
-    return []
+    return [], []
 
 
 def test_nobody_checks_on_once_the_command_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
