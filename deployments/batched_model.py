@@ -2,6 +2,8 @@
 
 A call holds a bounded amount of text, and the request with the least left goes first: whoever asks about one item does
 not wait for all of somebody else's thousand, and under overload requests are completed one by one, not all too late.
+Whoever would wait too long is refused before any work: otherwise the model would be at those whose time is about to be
+up, and of an overload nothing would be completed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from engine.errors import EngineError
+from engine.errors import EngineError, OverloadError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,6 +28,10 @@ MAX_CALL_S = 60.0
 MAX_CALL_CHARS = 2048
 """Bound on the items of a call together. Some hundred tokens keep a CPU's cores busy: longer calls judge no more text
 per second, and running answers wait for the end of a call."""
+PROMISED_SHARE = 0.8
+"""Share of the longest wait that a request may be expected to have: the forecast is not exact."""
+KEPT_SHARE = 0.9
+"""How much of the measured pace each further call leaves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,10 +45,32 @@ class _Waiting(Generic[Item, Result]):
 
 @dataclass(slots=True, eq=False)
 class _Asked(Generic[Item, Result]):
-    """The items of one request that are in no call yet, and their characters together."""
+    """The items of one request that are in no call yet, and their characters together.
+
+    Attributes:
+        is_held_back: it had the last call to itself, and others wait: the next begins with another request.
+    """
 
     items: deque[_Waiting[Item, Result]]
     num_chars: int
+    is_held_back: bool = False
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How fast a model is, by recent calls that left something waiting: others were not as full as they could be."""
+
+    num_chars: float = 0.0
+    took_s: float = 0.0
+
+    def note(self, num_chars: int, took_s: float) -> None:
+        """Record a call."""
+        self.num_chars = KEPT_SHARE * self.num_chars + num_chars
+        self.took_s = KEPT_SHARE * self.took_s + took_s
+
+    def seconds(self, num_chars: int) -> float:
+        """Return how long so many characters take; 0 if unknown."""
+        return num_chars * self.took_s / self.num_chars if self.num_chars else 0.0
 
 
 class BatchedModel(Generic[Item, Result]):
@@ -55,6 +83,7 @@ class BatchedModel(Generic[Item, Result]):
         what: name of the model, for messages.
         max_batch: maximum number of items in a call.
         num_chars: characters of an item; a call takes `MAX_CALL_CHARS` together, or one item.
+        max_wait_s: longest time that a request may wait for others.
     """
 
     def __init__(
@@ -64,6 +93,7 @@ class BatchedModel(Generic[Item, Result]):
         *,
         max_batch: int,
         num_chars: Callable[[Item], int],
+        max_wait_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._call = call
@@ -72,7 +102,9 @@ class BatchedModel(Generic[Item, Result]):
         self._began_s: float | None = None
         # One thread: concurrent forward passes would compete for the same cores.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
-        self._max_batch, self._num_chars = max_batch, num_chars
+        self._max_batch, self._num_chars, self._max_wait_s = max_batch, num_chars, max_wait_s
+        self._pace = _Pace()
+        self._num_called_chars = 0
         self._urgent: list[_Asked[Item, Result]] = []
         self._others: list[_Asked[Item, Result]] = []
         self._is_other_due = False
@@ -85,11 +117,16 @@ class BatchedModel(Generic[Item, Result]):
 
         Args:
             is_urgent: these items go before all that are not.
+
+        Raises:
+            OverloadError: others would be called for too long before.
         """
         loop = asyncio.get_running_loop()
         asked = [_Waiting[Item, Result](item, self._num_chars(item), loop.create_future()) for item in items]
-        num_chars = sum(waiting.num_chars for waiting in asked)
-        (self._urgent if is_urgent else self._others).append(_Asked(deque(asked), num_chars))
+        request = _Asked(deque(asked), sum(waiting.num_chars for waiting in asked))
+        self._refuse_late(request.num_chars, is_urgent)
+        requests = self._urgent if is_urgent else self._others
+        requests.append(request)
         if self._working is None or self._working.done():
             # In an empty context: it outlives the request that started it.
             self._working = loop.create_task(self._work(), context=Context())
@@ -98,6 +135,24 @@ class BatchedModel(Generic[Item, Result]):
         finally:
             for waiting in asked:
                 waiting.result.cancel()
+            if request in requests:
+                requests.remove(request)
+
+    def _refuse_late(self, num_chars: int, is_urgent: bool) -> None:
+        """Refuse a request of so many characters that would wait too long; its own work does not count."""
+        late_s = self._wait_s(num_chars, is_urgent) - PROMISED_SHARE * self._max_wait_s
+        if late_s > 0:
+            raise OverloadError(f"Too many requests are waiting for the {self._what}.", retry_after_s=late_s)
+
+    def _wait_s(self, num_chars: int, is_urgent: bool) -> float:
+        """Return how long a new request of so many characters is expected to wait for others."""
+        peers = self._urgent if is_urgent else self._others
+        before = sum(request.num_chars for request in peers if request.num_chars <= num_chars)
+        if not is_urgent:
+            before += sum(request.num_chars for request in self._urgent)
+        waiting = sum(request.num_chars for request in (*self._urgent, *self._others))
+        # Who comes after it in order may have every second call.
+        return self._pace.seconds(self._num_called_chars + before + min(before, waiting - before))
 
     async def trouble(self) -> str | None:
         """Return why no results come, or None if they do. Gateways call it."""
@@ -131,20 +186,31 @@ class BatchedModel(Generic[Item, Result]):
         batch: list[_Waiting[Item, Result]] = []
         is_other_due = self._is_other_due
         if is_other_due:
-            self._take(self._others[0], batch, 1)
-        self._take_from(self._urgent, batch)
+            self._take_from(self._others, batch, 1)
+        self._take_from(self._urgent, batch, self._max_batch)
         num_before = len(batch)
-        self._take_from(self._others, batch)
+        self._take_from(self._others, batch, self._max_batch)
         # Urgent items may keep coming, and leave no room: every second call begins with an item that is not urgent.
         self._is_other_due = not is_other_due and bool(self._others) and len(batch) == num_before
         return batch
 
-    def _take_from(self, requests: list[_Asked[Item, Result]], batch: list[_Waiting[Item, Result]]) -> None:
-        """Fill a batch: with an item of the oldest request, which is not overtaken for ever, then of the smallest."""
-        if requests:
-            self._take(requests[0], batch, len(batch) + 1)
+    def _take_from(
+        self, requests: list[_Asked[Item, Result]], batch: list[_Waiting[Item, Result]], max_size: int
+    ) -> None:
+        """Fill a batch: with an item of the oldest request, which is not overtaken for ever, then of the smallest.
+
+        If an item of the oldest leaves no room, every second call begins with the smallest.
+        """
+        if not requests:
+            return
+        oldest, num_before, others = requests[0], len(batch), requests[1:]
+        num_others = sum(len(request.items) for request in others)
+        if not oldest.is_held_back:
+            self._take(oldest, batch, min(max_size, len(batch) + 1))
         for request in sorted(requests, key=attrgetter("num_chars")):
-            self._take(request, batch, self._max_batch)
+            self._take(request, batch, max_size)
+        if len(batch) > num_before:
+            oldest.is_held_back = 0 < num_others == sum(len(request.items) for request in others)
         requests[:] = [request for request in requests if request.items]
 
     def _take(self, request: _Asked[Item, Result], batch: list[_Waiting[Item, Result]], max_size: int) -> None:
@@ -162,8 +228,13 @@ class BatchedModel(Generic[Item, Result]):
 
     async def _answer(self, batch: list[_Waiting[Item, Result]]) -> None:
         items = [waiting.item for waiting in batch]
+        num_chars, began_s = sum(waiting.num_chars for waiting in batch), self._clock()
         call = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, items)
+        self._num_called_chars = num_chars
         await asyncio.wait([call])
+        self._num_called_chars = 0
+        if self._urgent or self._others:
+            self._pace.note(num_chars, self._clock() - began_s)
         error = call.exception()
         if error is not None and len(batch) > 1:
             # One item may have failed the call for all, and these may be of several requests.

@@ -11,6 +11,7 @@ from contextvars import Context
 from typing import Any, Generic, TypeVar
 
 from deployments.errors import UnavailableError
+from engine.errors import OverloadError
 
 T = TypeVar("T")
 
@@ -18,11 +19,13 @@ POLL_S = 0.25
 _detached: set[asyncio.Task[Any]] = set()
 
 
-async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
-    """Await a call, retrying while it raises UnavailableError, for up to `patience_s` seconds.
+async def patiently(
+    call: Callable[[], Awaitable[T]], patience_s: float, passing: type[OverloadError] = UnavailableError
+) -> T:
+    """Await a call, retrying while it raises `passing` errors, for up to `patience_s` seconds.
 
     Raises:
-        UnavailableError: the part was still unavailable after that time.
+        OverloadError: the part was still unavailable after that time.
         Exception: any other error of the call.
     """
     loop = asyncio.get_running_loop()
@@ -30,10 +33,12 @@ async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
     while True:
         try:
             return await call()
-        except UnavailableError:
-            if loop.time() + POLL_S > give_up_at_s:
+        except passing as error:
+            # Who is unavailable may be back at any time, who is overloaded knows when there is room.
+            pause_s = POLL_S if isinstance(error, UnavailableError) else max(POLL_S, error.retry_after_s)
+            if loop.time() + pause_s > give_up_at_s:
                 raise
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(pause_s)
 
 
 async def side_by_side(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

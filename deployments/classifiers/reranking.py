@@ -18,7 +18,7 @@ from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
 from deployments.handle_calls import RETRY_AFTER_S, reached, until_answered
 from deployments.pooled import Pair, PairScore, Reranking, RerankRequest
-from engine.errors import RequestError
+from engine.errors import OverloadError, RequestError
 
 if TYPE_CHECKING:
     from deployments.classifiers.cross_encoder import CrossEncoder
@@ -41,17 +41,22 @@ class Reranker(BatchedModel[Pair, PairScore | RequestError]):
             "reranker",
             max_batch=config.max_batch,
             num_chars=lambda pair: len(pair.query) + len(pair.document),
+            max_wait_s=config.timeout_s,
         )
         settle()
 
-    async def score(self, pairs: Sequence[Pair]) -> list[PairScore]:
-        """Return the score of each pair, in order.
+    async def score(self, pairs: Sequence[Pair]) -> list[PairScore] | OverloadError:
+        """Return the score of each pair, in order; an overload is returned, as by `Safety.judge`.
 
         Raises:
             RequestError: a pair cannot be scored.
         """
+        try:
+            results = await self.results(pairs)
+        except OverloadError as error:
+            return error
         found = []
-        for result in await self.results(pairs):
+        for result in results:
             if isinstance(result, RequestError):
                 raise result
             found.append(result)
@@ -112,5 +117,7 @@ class Rerankers:
 
 async def _scored(handle: DeploymentHandle, pairs: Sequence[Pair]) -> list[PairScore]:
     # Cancel the call with its caller: it may hold a thousand pairs.
-    found: list[PairScore] = await until_answered(handle.score.remote(pairs))
+    found: list[PairScore] | OverloadError = await until_answered(handle.score.remote(pairs))
+    if isinstance(found, OverloadError):
+        raise found
     return found

@@ -23,7 +23,7 @@ from deployments.waits import patiently
 from engine.errors import EngineError, OverloadError, RequestError
 
 OUTPUT_PATIENCE_S = 60.0
-"""How long a running stream waits for a classifier that is being replaced."""
+"""How long a running stream waits for a classifier that is being replaced, or overloaded."""
 
 
 class AnswerSafety:
@@ -77,7 +77,7 @@ class AnswerSafety:
         with self._recorder.stage("safety of the answer"):
             # Be patient: failing the stream would discard what has been computed.
             texts = list(map(without_signs, windows))
-            verdicts = await patiently(partial(self._judge, texts, is_running=True), OUTPUT_PATIENCE_S)
+            verdicts = await patiently(partial(self._judge, texts, is_running=True), OUTPUT_PATIENCE_S, OverloadError)
         self._output += verdicts
         return verdicts
 

@@ -44,7 +44,7 @@ class Verdicts:
     def __init__(self, config: SafetyConfig | None, handle: DeploymentHandle | None) -> None:
         self._config = config
         self._handle = handle
-        self._classify: Callable[[Sequence[str], bool], Awaitable[Sequence[Verdict]]] | None = None
+        self._classify: Callable[[Sequence[str], bool], Awaitable[Sequence[Verdict] | OverloadError]] | None = None
         self._room = Room()
 
     async def start(self) -> None:
@@ -98,4 +98,7 @@ class Verdicts:
     async def _found(self, texts: Sequence[str], *, is_urgent: bool = False) -> Sequence[Verdict]:
         if self._classify is None:
             raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
-        return await reached("safety classifier", partial(self._classify, texts, is_urgent))
+        found = await reached("safety classifier", partial(self._classify, texts, is_urgent))
+        if isinstance(found, OverloadError):
+            raise found
+        return found

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from deployments.batched_model import MAX_CALL_CHARS, BatchedModel
+from deployments.batched_model import MAX_CALL_CHARS, PROMISED_SHARE, BatchedModel
+from engine.errors import OverloadError
 
 
 class Doubler:
@@ -28,7 +29,7 @@ class Doubler:
 
 
 def a_model(call: Doubler, num_chars: Callable[[int], int] = lambda number: 1) -> BatchedModel[int, int]:
-    return BatchedModel(call, "doubler", max_batch=3, num_chars=num_chars)
+    return BatchedModel(call, "doubler", max_batch=3, num_chars=num_chars, max_wait_s=3600.0)
 
 
 async def held(doubler: Doubler, model: BatchedModel[int, int], numbers: Sequence[int]) -> asyncio.Task[list[int]]:
@@ -161,3 +162,101 @@ async def test_what_a_failed_request_still_waits_for_is_not_called() -> None:
         await (model := a_model(doubler)).results([13, *range(20, 32)])
     assert await model.results([1]) == [2]
     assert sum(map(len, doubler.batches)) < 12
+
+
+class Timed(Doubler):
+    """Takes a second for each call, by its own clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def __call__(self, numbers: list[int]) -> Sequence[int]:
+        found = super().__call__(numbers)
+        self.now_s += 1.0
+        return found
+
+
+async def timed(max_wait_s: float) -> tuple[Timed, BatchedModel[int, int]]:
+    """Return a model whose pace is known: a second for each number over 9, or for three below."""
+    doubler = Timed()
+    model: BatchedModel[int, int] = BatchedModel(
+        doubler,
+        "doubler",
+        max_batch=3,
+        num_chars=lambda number: MAX_CALL_CHARS if number > 9 else MAX_CALL_CHARS // 4,
+        max_wait_s=max_wait_s,
+        clock=lambda: doubler.now_s,
+    )
+    await model.results([10, 11, 12])
+    doubler.batches.clear()
+    return doubler, model
+
+
+async def test_who_would_wait_too_long_is_refused_before_any_work_and_told_when_there_is_room() -> None:
+    """The model was always at those whose time was about to be up: nearly nothing of an overload was completed."""
+    doubler, model = await timed(max_wait_s=3 / PROMISED_SHARE)
+    calls = [await held(doubler, model, [14])]
+    calls += [asyncio.create_task(model.results([number])) for number in (15, 16)]
+    await asyncio.sleep(0)
+    calls.append(asyncio.create_task(model.results([17])))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadError, match="waiting for the doubler") as refused:
+        await model.results([18])
+    assert refused.value.retry_after_s == pytest.approx(1.0)
+    calls[1].cancel()
+    await asyncio.wait(calls[1:2])
+    calls[1] = asyncio.create_task(model.results([19]))
+    doubler.gate.set()
+    assert await asyncio.gather(*calls) == [[28], [38], [32], [34]]
+    assert await model.results([18]) == [36]
+
+
+async def test_only_what_goes_before_a_request_counts_and_neither_its_own_size_nor_who_is_longer() -> None:
+    doubler, model = await timed(max_wait_s=3 / PROMISED_SHARE)
+    calls = [await held(doubler, model, [*range(20, 40)])]
+    calls += [asyncio.create_task(model.results([1])), asyncio.create_task(model.results([14], is_urgent=True))]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadError):
+        await model.results([*range(40, 70)])
+    doubler.gate.set()
+    assert await asyncio.gather(*calls) == [[*range(40, 80, 2)], [2], [28]]
+
+
+async def test_a_model_whose_calls_leave_nothing_waiting_refuses_nobody() -> None:
+    """How long a call for one short text takes says little of what the model could do."""
+    doubler = Timed()
+    model: BatchedModel[int, int] = BatchedModel(
+        doubler, "doubler", max_batch=3, num_chars=lambda n: 1, max_wait_s=1.0, clock=lambda: doubler.now_s
+    )
+    assert await model.results([1]) == [2]
+    doubler.batches.clear()
+    calls = [await held(doubler, model, [2])]
+    calls += [asyncio.create_task(model.results([3])) for _ in range(20)]
+    await asyncio.sleep(0)
+    doubler.gate.set()
+    assert await asyncio.gather(*calls) == [[4], *[[6]] * 20]
+
+
+async def test_long_items_of_the_oldest_request_leave_every_second_call_to_the_others() -> None:
+    """Whoever asked after a text of 100,000 characters waited until all of it was judged."""
+    doubler = Doubler()
+    model = a_model(doubler, num_chars=lambda number: MAX_CALL_CHARS if number > 9 else 1)
+    calls = [await held(doubler, model, [10, 11, 12])]
+    calls += [asyncio.create_task(model.results([number] * 3)) for number in (7, 8)]
+    await asyncio.sleep(0)
+    doubler.gate.set()
+    await asyncio.gather(*calls)
+    assert doubler.batches == [[10], [11], [7, 7, 7], [12], [8, 8, 8]]
+
+
+async def test_so_do_they_beside_what_is_urgent() -> None:
+    doubler = Doubler()
+    model = a_model(doubler, num_chars=lambda number: MAX_CALL_CHARS if number > 4 else 1)
+    calls = [await held(doubler, model, [10, 11, 12])]
+    calls += [asyncio.create_task(model.results([4]))]
+    calls += [asyncio.create_task(model.results([number], is_urgent=True)) for number in (5, 6, 7, 8)]
+    await asyncio.sleep(0)
+    doubler.gate.set()
+    await asyncio.gather(*calls)
+    assert doubler.batches == [[10], [5], [11], [6], [4], [7], [12], [8]]

@@ -8,6 +8,7 @@ import pytest
 from deployments import waits
 from deployments.errors import UnavailableError
 from deployments.waits import SharedCall, detached, patiently, side_by_side
+from engine.errors import OverloadError
 
 
 class Away:
@@ -37,6 +38,23 @@ async def test_who_does_not_is_given_up() -> None:
     with pytest.raises(UnavailableError):
         await patiently(away.answer, 0.01)
     assert away.num_left < 10**6 - 1
+
+
+async def test_who_is_overloaded_is_asked_again_once_there_is_room_and_only_where_that_is_wanted() -> None:
+    refusals = [OverloadError("full", retry_after_s=0.002), UnavailableError("away", retry_after_s=3600.0)]
+
+    async def answer() -> str:
+        if refusals:
+            raise refusals.pop()
+        return "here"
+
+    with pytest.raises(OverloadError, match="full"):
+        await patiently(answer, 60.0)
+    refusals.append(OverloadError("full", retry_after_s=0.002))
+    assert await patiently(answer, 60.0, OverloadError) == "here"
+    refusals.append(OverloadError("full", retry_after_s=61.0))
+    with pytest.raises(OverloadError):
+        await patiently(answer, 60.0, OverloadError)
 
 
 async def test_an_answer_that_is_an_error_is_not_asked_for_again() -> None:

@@ -21,7 +21,7 @@ from deployments.classifiers.sequence_window import read_labels, read_window
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
 from deployments.pooled import Pair, PairScore, RerankRequest
-from engine.errors import CheckpointError, RequestError
+from engine.errors import CheckpointError, OverloadError, RequestError
 from tests.deployments.in_process import Response
 from tests.deployments.tiny_models import CONTEXT, write_cross_encoder, write_guard
 
@@ -63,7 +63,7 @@ class Handle:
         self.last = Response(self._scored(pairs))
         return self.last
 
-    async def _scored(self, pairs: Sequence[Pair]) -> list[PairScore]:
+    async def _scored(self, pairs: Sequence[Pair]) -> list[PairScore] | OverloadError:
         await asyncio.sleep(self._delay_s)
         try:
             return await self._actor.score(pairs)
@@ -160,6 +160,15 @@ async def test_who_is_not_there_or_too_late_is_told(folder: Path) -> None:
         assert refused.value.code == "model_not_found"
     assert [(card.name, card.task, card.max_model_len) for card in opened.cards(5)] == [("judge", "score", CONTEXT)]
     assert list(opened.parts) == ["reranker judge"]
+
+
+async def test_what_cannot_be_scored_in_time_is_refused_before_any_work(folder: Path) -> None:
+    opened = rerankers(folder)
+    opened._handles["judge"]._actor._pace.note(1, 3600.0)  # type: ignore[attr-defined]
+    found = await asyncio.gather(opened.score(asked()), opened.score(asked()), return_exceptions=True)
+    refused = [error for error in found if isinstance(error, OverloadError)]
+    assert len(refused) == 1
+    assert refused[0].retry_after_s > 3600
 
 
 def test_a_checkpoint_with_more_labels_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from deployments.batched_model import MAX_CALL_S
 from deployments.classifiers.safety import Safety
 from deployments.config import SafetyConfig
 from deployments.handle_calls import unwrap
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError, OverloadError, RequestError
 
 
 class EchoClassifier:
@@ -43,10 +43,16 @@ def local(classifier: EchoClassifier, **options: Any) -> Safety:
     return Safety(config, classifier, **options)  # type: ignore[arg-type]
 
 
+async def verdicts_of(safety: Safety, texts: Sequence[str]) -> list[Verdict]:
+    found = await safety.judge(texts)
+    assert not isinstance(found, OverloadError)
+    return found
+
+
 async def test_callers_share_forward_passes_and_get_their_own_verdicts() -> None:
     classifier = EchoClassifier()
     safety = local(classifier)
-    answers = await asyncio.gather(*(safety.judge([f"text {i}", f"bad {i}"]) for i in range(4)))
+    answers = await asyncio.gather(*(verdicts_of(safety, [f"text {i}", f"bad {i}"]) for i in range(4)))
     assert all([verdict.flagged for verdict in answer] == [(), ("bad",)] for answer in answers)
     assert sorted(text for batch in classifier.batches for text in batch) == sorted(
         f"{kind} {i}" for kind in ("text", "bad") for i in range(4)
@@ -74,7 +80,7 @@ async def test_of_several_texts_the_one_that_cannot_be_judged_is_named() -> None
 async def test_a_long_text_is_judged_in_pieces_and_counts_as_its_worst() -> None:
     classifier = EchoClassifier()
     safety = local(classifier)
-    verdicts = await safety.judge(["fine|bad|fine", "fine", "", "bad"])
+    verdicts = await verdicts_of(safety, ["fine|bad|fine", "fine", "", "bad"])
     assert [verdict.flagged for verdict in verdicts] == [("bad",), (), (), ("bad",)]
     assert classifier.batches == [["fine", "bad", "fine", "fine", "", "bad"]]
 
@@ -112,6 +118,16 @@ async def test_a_forward_pass_that_does_not_end_is_ill_health() -> None:
     classifier.gate.set()
     await task
     assert await safety.trouble() is None
+
+
+async def test_what_cannot_be_judged_in_time_is_refused_by_an_answer_and_no_error() -> None:
+    """Serve logs the traceback of each error that a replica raises."""
+    safety = local(EchoClassifier())
+    safety._pace.note(1, 3600.0)
+    first, refused = await asyncio.gather(safety.judge(["first"]), safety.judge(["later text"]))
+    assert not isinstance(first, OverloadError)
+    assert isinstance(refused, OverloadError)
+    assert refused.retry_after_s > 3600
 
 
 def test_an_error_that_nobody_wrapped_stays_as_it_is() -> None:

@@ -14,7 +14,7 @@ from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.generation import ChatMessage, ChatPrompt, Moderation, TextPrompt, TokenPrompt, ToolCall, ToolSpec
 from deployments.timeline import Recorder, Timeline
 from deployments.tokenizer.text_codec import TextCodec
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError, OverloadError, RequestError
 from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import Judge, ask, events_of, text_of
 
@@ -309,6 +309,18 @@ async def test_without_a_classifier_that_answers_nothing_passes(gateway: OpenGat
     # It is remembered, where it takes no place from an answer.
     assert [timeline.outcome for timeline in opened._log.find("r")] == ["UnavailableError"]
     assert not opened._log._timelines._begun.get("r")
+
+
+async def test_a_running_answer_waits_until_an_overloaded_classifier_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its windows were withdrawn after the time limit and asked about again, as the youngest, for ever."""
+    monkeypatch.setattr("deployments.waits.POLL_S", 0.001)
+    judge = ScriptedJudge()
+    judge.failure = OverloadError("Too many.", retry_after_s=0.001)
+    asked = asyncio.create_task(safety(judge, SafetyConfig(model_path="unused"), None).judge_output(["window"]))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    judge.failure = None
+    assert len(await asked) == 1
 
 
 async def test_a_classifier_that_is_too_slow_counts_as_gone(gateway: OpenGateway) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.verdicts import Verdicts
 from deployments.room import NUM_PLACES
-from engine.errors import RequestError
+from engine.errors import OverloadError, RequestError
 from tests.deployments.in_process import Response
 
 
@@ -79,6 +80,26 @@ async def test_the_time_limit_is_the_classifiers_own_and_ends_a_call_that_hangs(
     verdicts = await opened(HeldJudge(), timeout_s=0.01)
     with pytest.raises(UnavailableError, match=r"no verdict within 0\.01 seconds"):
         await verdicts.of("flow", ["text"])
+
+
+@pytest.mark.parametrize("fails_closed", [True, False])
+async def test_a_refusal_of_the_classifier_is_the_clients_unless_safety_fails_open(fails_closed: bool) -> None:
+    async def judge(texts: Sequence[str], is_urgent: bool) -> OverloadError:
+        return OverloadError("Too many.", retry_after_s=7.0)
+
+    handle = SimpleNamespace(judge=SimpleNamespace(remote=lambda *args: Response(judge(*args))))
+    verdicts = Verdicts(SafetyConfig(model_path="unused", fails_closed=fails_closed), handle)  # type: ignore[arg-type]
+    await verdicts.start()
+    with pytest.raises(OverloadError) as refused:
+        await verdicts.of("flow", ["text"])
+    assert refused.value.retry_after_s == 7.0
+    for is_running in (True, False):
+        asked = verdicts.of_answer("flow", ["text"], is_running=is_running)
+        if fails_closed:
+            with pytest.raises(OverloadError):
+                await asked
+        else:
+            assert [verdict.error for verdict in await asked] == ["Too many."]
 
 
 async def test_without_a_classifier_there_are_no_verdicts() -> None:
