@@ -39,6 +39,19 @@ class Room:
         finally:
             self._leave(flow)
 
+    @asynccontextmanager
+    async def timed_place(
+        self, flow: Hashable, limit_s: float, max_wait_s: float | None = None
+    ) -> AsyncGenerator[None, None]:
+        """Hold a place for at most `limit_s`; the time before does not count, but has its own bound `max_wait_s`.
+
+        Raises:
+            TimeoutError: either has passed.
+        """
+        async with asyncio.timeout(max_wait_s) as timeout, self.place(flow):
+            timeout.reschedule(asyncio.get_running_loop().time() + limit_s)
+            yield
+
     def _has_place(self, flow: Hashable) -> bool:
         num_guests = 0 if self._inside_by_flow[flow] else self._num_guests
         return self._num_inside < self._num_places + num_guests

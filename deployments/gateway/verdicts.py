@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
-from contextlib import asynccontextmanager
+import math
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -55,7 +56,7 @@ class Verdicts:
             self._classify = (await asyncio.to_thread(Safety, self._config)).judge
 
     async def of(self, flow: Hashable, texts: Sequence[str]) -> Sequence[Verdict]:
-        """Return the verdict on each text, in order. Waiting for a place counts towards the time limit.
+        """Return the verdict on each text, in order. The time limit holds for the place, and again once it is there.
 
         Args:
             flow: takes turns with other flows if many texts wait.
@@ -64,8 +65,9 @@ class Verdicts:
             RequestError: there is no classifier, or it cannot take these texts.
             OverloadError: it cannot be reached in time, or is overloaded.
         """
-        async with self._limit(), self._room.place(flow):
-            return await self._found(texts)
+        with self._limit() as limit_s:
+            async with self._room.timed_place(flow, limit_s, max_wait_s=limit_s):
+                return await self._found(texts)
 
     async def of_answer(self, flow: Hashable, texts: Sequence[str], *, is_running: bool = False) -> Sequence[Verdict]:
         """Return the verdicts on texts of a generation: if the classifier cannot, they pass unless `fails_closed`.
@@ -73,11 +75,12 @@ class Verdicts:
         Raises the same errors as `of`. The time limit begins once an input has its place.
         """
         try:
-            if is_running:
-                async with self._limit():
-                    return await self._found(texts, is_urgent=True)
-            async with self._room.place(flow), self._limit():
-                return await self._found(texts)
+            with self._limit() as limit_s:
+                if is_running:
+                    async with asyncio.timeout(limit_s):
+                        return await self._found(texts, is_urgent=True)
+                async with self._room.timed_place(flow, limit_s):
+                    return await self._found(texts)
         except (OverloadError, EngineError) as error:
             assert self._config is not None
             if self._config.fails_closed:
@@ -85,12 +88,12 @@ class Verdicts:
             _logger.warning("%d texts pass without moderation: %s", len(texts), error)
             return [Verdict(score_by_hazard={}, flagged=(), error=str(error)) for _ in texts]
 
-    @asynccontextmanager
-    async def _limit(self) -> AsyncGenerator[None, None]:
-        limit_s = None if self._config is None else self._config.timeout_s
+    @contextmanager
+    def _limit(self) -> Iterator[float]:
+        """Yield the time limit in seconds, and say so if the block exceeds it."""
+        limit_s = math.inf if self._config is None else self._config.timeout_s
         try:
-            async with asyncio.timeout(limit_s):
-                yield
+            yield limit_s
         except TimeoutError as error:
             message = f"The safety classifier gave no verdict within {limit_s:g} seconds."
             raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error

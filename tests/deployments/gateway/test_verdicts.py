@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -80,6 +81,37 @@ async def test_the_time_limit_is_the_classifiers_own_and_ends_a_call_that_hangs(
     verdicts = await opened(HeldJudge(), timeout_s=0.01)
     with pytest.raises(UnavailableError, match=r"no verdict within 0\.01 seconds"):
         await verdicts.of("flow", ["text"])
+
+
+async def test_the_time_limit_of_a_moderation_begins_anew_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever had waited for a place had little time left with it: under load nobody was answered."""
+    judge = HeldJudge()
+    verdicts = await opened(judge, timeout_s=60.0)
+    passed_s, loop = 0.0, asyncio.get_running_loop()
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + passed_s)
+    first = [asyncio.create_task(verdicts.of("flow", ["first"])) for _ in range(NUM_PLACES)]
+    last = asyncio.create_task(verdicts.of("flow", ["last"]))
+    await until_asked(judge, NUM_PLACES)
+    passed_s += 50.0
+    judge.gate.release()
+    await until_asked(judge, NUM_PLACES + 1)
+    passed_s += 50.0
+    found = await asyncio.gather(*first, return_exceptions=True)
+    assert sum(isinstance(outcome, UnavailableError) for outcome in found) == NUM_PLACES - 1
+    judge.gate.release()
+    assert len(await last) == 1
+
+
+async def test_a_moderation_waits_for_a_place_no_longer_than_for_its_verdict() -> None:
+    judge = HeldJudge()
+    verdicts = await opened(judge, timeout_s=0.01)
+    async with AsyncExitStack() as places:
+        for _ in range(NUM_PLACES):
+            await places.enter_async_context(verdicts._room.place("flow"))
+        with pytest.raises(UnavailableError, match=r"no verdict within 0\.01 seconds"):
+            await verdicts.of("flow", ["text"])
+    assert not judge.asked
 
 
 @pytest.mark.parametrize("fails_closed", [True, False])
