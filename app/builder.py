@@ -62,9 +62,9 @@ _HEAD = "node:__internal_head__"
 """Ray resource that only the head node has."""
 _GATEWAY_REQUESTS = 4096
 _TOKENIZER_REQUESTS = 256
-_SAFETY_REQUESTS = 1024
-"""More than gateways admit: its own queue knows which texts are urgent, and Serve's does not."""
-_RERANKER_REQUESTS = 64
+_CLASSIFIER_REQUESTS = 1024
+"""More than gateways admit: the classifier's own queue knows which texts are urgent, its and the cross-encoders' what
+can be done in time. Serve's queue knows neither."""
 
 
 def build(settings: Settings) -> serve.Application:
@@ -156,14 +156,14 @@ def _request_router(model: ModelConfig, channel: ChannelConfig, max_generations:
 def _safety(config: SafetyConfig) -> serve.Application:
     from deployments.classifiers.safety import Safety
 
-    return _stateless(SAFETY, Safety, config, max_requests=_SAFETY_REQUESTS, longest_s=config.timeout_s)
+    return _stateless(SAFETY, Safety, config, max_requests=_CLASSIFIER_REQUESTS, longest_s=config.timeout_s)
 
 
 def _reranker(config: RerankerConfig) -> serve.Application:
     from deployments.classifiers.reranking import Reranker
 
     name = reranker_deployment(config.name)
-    return _stateless(name, Reranker, config, max_requests=_RERANKER_REQUESTS, longest_s=config.timeout_s)
+    return _stateless(name, Reranker, config, max_requests=_CLASSIFIER_REQUESTS, longest_s=config.timeout_s)
 
 
 def _stateless(name: str, actor: type, config: object, *, max_requests: int, longest_s: float) -> serve.Application:

@@ -1,6 +1,7 @@
 """The deployment of a cross-encoder, and a gateway's client for all of them.
 
-Pairs that arrive together, from any requests, share a forward pass, which runs in a thread.
+Pairs that arrive together, from any requests, share a forward pass, which runs in a thread. A gateway asks each about a
+bounded number of requests at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
 from deployments.handle_calls import RETRY_AFTER_S, reached, until_answered
 from deployments.pooled import Pair, PairScore, Reranking, RerankRequest
+from deployments.room import Room
 from engine.errors import OverloadError, RequestError
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ class Rerankers:
     def __init__(self, configs: Sequence[RerankerConfig], handles: Mapping[str, DeploymentHandle]) -> None:
         self._config_by_name = {config.name: config for config in configs}
         self._handles = handles
+        self._room_by_name = {name: Room() for name in handles}
 
     @property
     def parts(self) -> dict[str, DeploymentHandle]:
@@ -93,7 +96,7 @@ class Rerankers:
             raise RequestError(words, field="model", code="model_not_found")
 
     async def score(self, request: RerankRequest) -> Reranking:
-        """Return the score of each pair.
+        """Return the score of each pair. The time limit holds for a place, and again once the request has it.
 
         Raises:
             RequestError: a pair cannot be scored.
@@ -105,7 +108,8 @@ class Rerankers:
         pairs = tuple(pair._replace(max_tokens=max_tokens) for pair in request.pairs)
         async with asyncio.timeout(request.timeout_s):
             try:
-                async with asyncio.timeout(config.timeout_s):
+                room, limit_s = self._room_by_name[request.model], config.timeout_s
+                async with room.timed_place(request.tenant or request.salt, limit_s, max_wait_s=limit_s):
                     found = await reached("reranker", _scored, self._handles[request.model], pairs)
             except TimeoutError as error:
                 message = f"The reranker gave no scores within {config.timeout_s:g} seconds."

@@ -21,6 +21,7 @@ from deployments.classifiers.sequence_window import read_labels, read_window
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
 from deployments.pooled import Pair, PairScore, RerankRequest
+from deployments.room import NUM_PLACES
 from engine.errors import CheckpointError, OverloadError, RequestError
 from tests.deployments.in_process import Response
 from tests.deployments.tiny_models import CONTEXT, write_cross_encoder, write_guard
@@ -57,9 +58,11 @@ class Handle:
     def __init__(self, actor: Reranker, delay_s: float = 0.0) -> None:
         self._actor = actor
         self._delay_s = delay_s
+        self.num_calls = 0
         self.score = self
 
     def remote(self, pairs: Sequence[Pair]) -> Response:
+        self.num_calls += 1
         self.last = Response(self._scored(pairs))
         return self.last
 
@@ -160,6 +163,30 @@ async def test_who_is_not_there_or_too_late_is_told(folder: Path) -> None:
         assert refused.value.code == "model_not_found"
     assert [(card.name, card.task, card.max_model_len) for card in opened.cards(5)] == [("judge", "score", CONTEXT)]
     assert list(opened.parts) == ["reranker judge"]
+
+
+async def test_a_bounded_number_of_requests_is_scored_at_a_time_and_each_has_the_time_limit_for_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It covered the wait as well: under load the cross-encoder was at requests that were about to be withdrawn."""
+    opened, passed_s, loop = rerankers(folder, delay_s=30.0, timeout_s=60.0), 0.0, asyncio.get_running_loop()
+    handle, time = opened._handles["judge"], loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + passed_s)
+    calls = [asyncio.create_task(opened.score(asked(["x"], tenant="blue"))) for _ in range(NUM_PLACES + 1)]
+    await until_called(handle, NUM_PLACES)
+    passed_s += 50.0
+    await asyncio.gather(*calls[:-1])
+    await until_called(handle, NUM_PLACES + 1)
+    passed_s += 50.0
+    assert (await calls[-1]).num_prompt_tokens > 0
+
+
+async def until_called(handle: Any, num_calls: int) -> None:
+    async with asyncio.timeout(300):
+        while handle.num_calls < num_calls:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0)
+    assert handle.num_calls == num_calls
 
 
 async def test_what_cannot_be_scored_in_time_is_refused_before_any_work(folder: Path) -> None:
