@@ -115,7 +115,11 @@ class SafetySettings(SettingsNode):
     fails_closed: bool = Field(
         default=True, description="Whether to refuse requests while the classifier is unreachable or fails."
     )
-    timeout_s: float = Field(default=5.0, gt=0, description="Seconds to wait for a verdict.")
+    timeout_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="Seconds to wait for a verdict on 2,048 characters; longer texts may take longer.",
+    )
     max_batch: int = Field(default=32, ge=1, description="Maximum texts per forward pass.")
     max_tokens: int = Field(
         default=512,
@@ -155,7 +159,9 @@ class RerankerSettings(SettingsNode):
     )
     max_batch: int = Field(default=32, ge=1, description="Maximum pairs per forward pass.")
     max_chars: int = Field(default=100_000, ge=1, description="Maximum characters of a query, and of a document.")
-    timeout_s: float = Field(default=30.0, gt=0, description="Timeout of a scoring request in seconds.")
+    timeout_s: float = Field(
+        default=30.0, gt=0, description="Seconds to wait for scores of 2,048 characters; more may take longer."
+    )
     num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the model.")
     dtype: ClassifierDtype = "float32"
 

@@ -9,9 +9,10 @@ up, and of an overload nothing would be completed.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass
@@ -71,6 +72,15 @@ class _Pace:
     def seconds(self, num_chars: int) -> float:
         """Return how long so many characters take; 0 if unknown."""
         return num_chars * self.took_s / self.num_chars if self.num_chars else 0.0
+
+
+def limit_s(timeout_s: float, sizes: Collection[int], max_batch: int) -> float:
+    """Return the time limit of a request in seconds: `timeout_s` for each call that its items fill.
+
+    Args:
+        sizes: the characters of each item.
+    """
+    return timeout_s * max(1, math.ceil(sum(sizes) / MAX_CALL_CHARS), math.ceil(len(sizes) / max_batch))
 
 
 class BatchedModel(Generic[Item, Result]):

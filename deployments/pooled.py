@@ -52,6 +52,11 @@ class Pair(NamedTuple):
     field: str
     max_tokens: int | None = None
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of both."""
+        return len(self.query) + len(self.document)
+
 
 class PairScore(NamedTuple):
     """How well a document answers a query, from 0 to 1, and the number of tokens read for it."""
@@ -74,7 +79,7 @@ class RerankRequest(ClientRequest):
     @property
     def num_chars(self) -> int:
         """Characters of all pairs."""
-        return sum(len(pair.query) + len(pair.document) for pair in self.pairs)
+        return sum(pair.num_chars for pair in self.pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

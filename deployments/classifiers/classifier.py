@@ -14,13 +14,11 @@ import torch
 
 from deployments.answer_events import Verdict
 from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
-from deployments.classifiers.sequence_window import check_labels, check_problem
+from deployments.classifiers.sequence_window import CHARS_PER_TOKEN, check_labels, check_problem
 from deployments.config import SafetyConfig
 from engine.errors import RequestError
 
 MAX_OVERLAP_TOKENS = 64
-CHARS_PER_TOKEN = 8
-"""More than texts have, so that a text which fits a window is not cut into pieces."""
 PADDING_SLACK_TOKENS = 32
 """Rows that differ by less share a forward pass: padding them costs less than another pass."""
 

@@ -31,6 +31,8 @@ OFFSET_POSITION_TYPES = frozenset(
 """Model types whose position ids begin after the padding token's id."""
 OFFSET_PAD_ID = 1
 """The padding token's id of all these types, if config.json has none."""
+CHARS_PER_TOKEN = 8
+"""More than texts have, so that a text which fits a window is not cut into pieces."""
 DEFAULT_WINDOW_TOKENS = 512
 DEFAULT_NUM_LABELS = 2
 """transformers' default for a config.json without labels."""

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments import batched_model
 from deployments.answer_events import Verdict
 from deployments.classifiers.safety import Safety, ask_safety
 from deployments.config import SafetyConfig
@@ -65,7 +66,7 @@ class Verdicts:
             RequestError: there is no classifier, or it cannot take these texts.
             OverloadError: it cannot be reached in time, or is overloaded.
         """
-        with self._limit() as limit_s:
+        with self._limit(texts) as limit_s:
             async with self._room.timed_place(flow, limit_s, max_wait_s=limit_s):
                 return await self._found(texts)
 
@@ -75,7 +76,7 @@ class Verdicts:
         Raises the same errors as `of`. The time limit begins once an input has its place.
         """
         try:
-            with self._limit() as limit_s:
+            with self._limit(texts) as limit_s:
                 if is_running:
                     async with asyncio.timeout(limit_s):
                         return await self._found(texts, is_urgent=True)
@@ -89,9 +90,11 @@ class Verdicts:
             return [Verdict(score_by_hazard={}, flagged=(), error=str(error)) for _ in texts]
 
     @contextmanager
-    def _limit(self) -> Iterator[float]:
+    def _limit(self, texts: Sequence[str]) -> Iterator[float]:
         """Yield the time limit in seconds, and say so if the block exceeds it."""
-        limit_s = math.inf if self._config is None else self._config.timeout_s
+        limit_s = math.inf
+        if self._config is not None:
+            limit_s = batched_model.limit_s(self._config.timeout_s, list(map(len, texts)), self._config.max_batch)
         try:
             yield limit_s
         except TimeoutError as error:

@@ -181,6 +181,12 @@ async def test_a_bounded_number_of_requests_is_scored_at_a_time_and_each_has_the
     assert (await calls[-1]).num_prompt_tokens > 0
 
 
+async def test_a_request_with_many_pairs_has_more_time_than_one_with_few(folder: Path) -> None:
+    opened = rerankers(folder, delay_s=5.0, timeout_s=0.01)
+    with pytest.raises(UnavailableError, match=r"within 0\.02 seconds"):
+        await opened.score(asked(["x"] * 4))
+
+
 async def until_called(handle: Any, num_calls: int) -> None:
     async with asyncio.timeout(300):
         while handle.num_calls < num_calls:

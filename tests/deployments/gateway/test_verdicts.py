@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.answer_events import Verdict
+from deployments.batched_model import MAX_CALL_CHARS
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.verdicts import Verdicts
@@ -101,6 +102,25 @@ async def test_the_time_limit_of_a_moderation_begins_anew_at_its_place(monkeypat
     assert sum(isinstance(outcome, UnavailableError) for outcome in found) == NUM_PLACES - 1
     judge.gate.release()
     assert len(await last) == 1
+
+
+async def test_a_long_text_has_more_time_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `max_chars` permits took longer than the limit: even an idle server refused it, whenever it was retried."""
+    judge = HeldJudge()
+    verdicts = await opened(judge, timeout_s=60.0)
+    passed_s, loop = 0.0, asyncio.get_running_loop()
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + passed_s)
+    texts = ("short", "long" * MAX_CALL_CHARS)
+    calls = [asyncio.create_task(ask("flow", [text])) for text in texts for ask in (verdicts.of, verdicts.of_answer)]
+    await until_asked(judge, len(calls))
+    passed_s += 230.0
+    for call in calls[:2]:
+        with pytest.raises(UnavailableError, match="within 60 seconds"):
+            await call
+    for _ in calls:
+        judge.gate.release()
+    assert [len(verdicts) for verdicts in await asyncio.gather(*calls[2:])] == [1, 1]
 
 
 async def test_a_moderation_waits_for_a_place_no_longer_than_for_its_verdict() -> None:
