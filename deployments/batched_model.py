@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass
@@ -31,6 +31,11 @@ MAX_CALL_CHARS = 2048
 per second, and running answers wait for the end of a call."""
 PROMISED_SHARE = 0.8
 """Share of the longest wait that a request may be expected to have: the forecast is not exact."""
+NEW_URGENT_SHARE = 0.4
+"""The same for an urgent request that comes for the first time: one that comes again, as running answers do until they
+have their results, has precedence."""
+RETURN_SHARE = 0.2
+"""Share of the longest wait after which a refused urgent request may come again: what waits outlasts that."""
 KEPT_SHARE = 0.9
 """How much of the measured pace each further call leaves."""
 
@@ -115,6 +120,7 @@ class BatchedModel(Generic[Item, Result]):
         self._max_batch, self._num_chars, self._max_wait_s = max_batch, num_chars, max_wait_s
         self._pace = _Pace()
         self._num_called_chars = 0
+        self._known_until_s: dict[Hashable, float] = {}
         self._urgent: list[_Asked[Item, Result]] = []
         self._others: list[_Asked[Item, Result]] = []
         self._is_other_due = False
@@ -134,7 +140,7 @@ class BatchedModel(Generic[Item, Result]):
         loop = asyncio.get_running_loop()
         asked = [_Waiting[Item, Result](item, self._num_chars(item), loop.create_future()) for item in items]
         request = _Asked(deque(asked), sum(waiting.num_chars for waiting in asked))
-        self._refuse_late(request.num_chars, is_urgent)
+        self._refuse_late(items, request.num_chars, is_urgent)
         requests = self._urgent if is_urgent else self._others
         requests.append(request)
         if self._working is None or self._working.done():
@@ -148,11 +154,19 @@ class BatchedModel(Generic[Item, Result]):
             if request in requests:
                 requests.remove(request)
 
-    def _refuse_late(self, num_chars: int, is_urgent: bool) -> None:
-        """Refuse a request of so many characters that would wait too long; its own work does not count."""
-        late_s = self._wait_s(num_chars, is_urgent) - PROMISED_SHARE * self._max_wait_s
-        if late_s > 0:
-            raise OverloadError(f"Too many requests are waiting for the {self._what}.", retry_after_s=late_s)
+    def _refuse_late(self, items: Sequence[Item], num_chars: int, is_urgent: bool) -> None:
+        """Refuse a request that would wait too long; its own work does not count."""
+        now_s, key = self._clock(), tuple(items)
+        is_new = is_urgent and self._known_until_s.pop(key, 0.0) < now_s
+        bound_s = (NEW_URGENT_SHARE if is_new else PROMISED_SHARE) * self._max_wait_s
+        late_s = self._wait_s(num_chars, is_urgent) - bound_s
+        if late_s <= 0:
+            return
+        if is_urgent:
+            late_s = max(late_s, RETURN_SHARE * self._max_wait_s)
+            known = {known: until_s for known, until_s in self._known_until_s.items() if until_s >= now_s}
+            self._known_until_s = known | {key: now_s + late_s + self._max_wait_s}
+        raise OverloadError(f"Too many requests are waiting for the {self._what}.", retry_after_s=late_s)
 
     def _wait_s(self, num_chars: int, is_urgent: bool) -> float:
         """Return how long a new request of so many characters is expected to wait for others."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from deployments.batched_model import MAX_CALL_CHARS, PROMISED_SHARE, BatchedModel, limit_s
+from deployments.batched_model import MAX_CALL_CHARS, NEW_URGENT_SHARE, PROMISED_SHARE, BatchedModel, limit_s
 from engine.errors import OverloadError
 
 
@@ -221,6 +221,24 @@ async def test_only_what_goes_before_a_request_counts_and_neither_its_own_size_n
         await model.results([*range(40, 70)])
     doubler.gate.set()
     assert await asyncio.gather(*calls) == [[*range(40, 80, 2)], [2], [28]]
+
+
+async def test_an_urgent_request_that_comes_again_has_precedence_over_one_that_is_new() -> None:
+    """Whoever came when there was room was taken: a running answer might find none for a minute, and was lost."""
+    doubler, model = await timed(max_wait_s=2 / NEW_URGENT_SHARE)
+    calls = [await held(doubler, model, [14])]
+    calls += [asyncio.create_task(model.results([number], is_urgent=True)) for number in (15, 16)]
+    await asyncio.sleep(0)
+    for number in (17, 18):
+        with pytest.raises(OverloadError) as refused:
+            await model.results([number], is_urgent=True)
+        assert refused.value.retry_after_s == pytest.approx(1.0)
+    calls.append(asyncio.create_task(model.results([18], is_urgent=True)))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadError):
+        await model.results([19], is_urgent=True)
+    doubler.gate.set()
+    assert await asyncio.gather(*calls) == [[28], [30], [32], [36]]
 
 
 async def test_a_model_whose_calls_leave_nothing_waiting_refuses_nobody() -> None:
