@@ -61,7 +61,7 @@ class DiskSlots:
         self._records_at = PAGE_BYTES
         self._slots_at = self._records_at + -(-num_slots * RECORD.size // PAGE_BYTES) * PAGE_BYTES
         try:
-            self._file = _open_first_free(folder, title)
+            self._file = _open_free(folder, title, header)
             try:
                 records = self._begin(header, num_slots)
             except BaseException:
@@ -136,15 +136,28 @@ class DiskSlots:
                 yield sequence, KeptBlock(BlockName(name), depth, slot)
 
 
-def _open_first_free(folder: Path, title: str) -> int:
-    """Open, lock and return the first file of a title that no other process has locked."""
+def _open_free(folder: Path, title: str, header: bytes) -> int:
+    """Open, lock and return a file of a title that no other process has locked.
+
+    It is the one written last among those with this header, which keep their content, else the first one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(MAX_FILES):
+    paths = [folder / f"{title}-{number}.blocks" for number in range(MAX_FILES)]
+    fitting = sorted((path for path in paths if _begins_with(path, header)), key=os.path.getmtime, reverse=True)
+    for path in (*fitting, *paths):
         # Readable by the owner only: the content reveals the prompts.
-        file = os.open(folder / f"{title}-{number}.blocks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(file, 0o600)
             return file
         os.close(file)
     raise ConfigError(f"kv_disk_folder: {folder} has {MAX_FILES} files in use by other engines.")
+
+
+def _begins_with(path: Path, header: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(header)) == header
+    except OSError:
+        return False

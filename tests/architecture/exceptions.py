@@ -27,6 +27,7 @@ FILES_THAT_ASK_FOR_THE_DATE: dict[str, str] = {
     "deployments/batches/store.py": "files and batches end at dates that outlive the process",
     "deployments/tokenizer/bounded_template.py": "a chat template may tell the model which day it is",
     "engine/metrics.py": "when a request came, of its trace",
+    "engine/tiers/disk_slots.py": "which of several processes' files was written last",
 }
 
 MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {

@@ -100,6 +100,28 @@ def test_each_engine_has_a_file_of_its_own_that_only_its_user_reads(tmp_path: Pa
     assert 0o600 in {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
 
 
+def test_a_restart_after_a_rolling_update_finds_what_the_new_version_wrote(tmp_path: Path) -> None:
+    """The first free file was taken, emptied as it was the old version's, and the one that fits lay unused."""
+    old, new = open_slots(tmp_path, "old"), open_slots(tmp_path, "new")
+    new.write(0, a_name(1), 0, content(1))
+    old.close()
+    new.close()
+    assert [block.name for block in open_slots(tmp_path, "new").contents()] == [a_name(1)]
+    assert open_slots(tmp_path, "old").contents() == []
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_of_the_files_that_fit_the_one_written_last_is_taken(tmp_path: Path) -> None:
+    both = [open_slots(tmp_path), open_slots(tmp_path)]
+    for number, slots in enumerate(both, 1):
+        slots.write(0, a_name(number), 0, content(number))
+        slots.close()
+    first, second = sorted(tmp_path.iterdir())
+    os.utime(first, (1, 1))
+    os.utime(second, (2, 2))
+    assert [open_slots(tmp_path).contents()[0].name for _ in both] == [a_name(2), a_name(1)]
+
+
 @pytest.mark.parametrize("at", [-1, -BLOCK_BYTES * NUM_SLOTS, -BLOCK_BYTES * NUM_SLOTS + 40])
 def test_a_byte_that_changed_is_noticed(tmp_path: Path, at: int) -> None:
     slots = open_slots(tmp_path)
