@@ -27,7 +27,7 @@ CPU_CACHE_SHARE, MOST_CPU_CACHE_SHARE = 0.2, 0.5
 MAX_UNASKED_BLOCKS = 1 << 18
 """Blocks that a GPU's cache has at most, unless more are asked for or in use: each costs the host memory, too."""
 HOST_ADAPTER_SHARE, MAX_HOST_ADAPTER_BYTES = 0.25, 32 << 30
-"""Share of the free memory, and its cap. With a GPU, torch page-locks the next power of two for each adapter."""
+"""Share of the free memory beside `kv_host_bytes`, and its cap. With a GPU, torch page-locks powers of two."""
 GPU_ADAPTER_SHARE = 1 / 32
 """Share of the engine's memory: 4 of 140 GiB; an adapter of rank 16 for 8 billion parameters takes 80 MiB."""
 LENT_PAGE_BYTES, LENT_ALIGNMENT = 2 << 20, 16
@@ -292,7 +292,7 @@ def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def _host_adapter_bytes(config: EngineConfig, hardware: Hardware) -> int:
-    share_bytes = int(hardware.host_bytes * HOST_ADAPTER_SHARE)
+    share_bytes = int((hardware.host_bytes - config.kv_host_bytes) * HOST_ADAPTER_SHARE)
     return config.max_host_adapter_bytes or min(share_bytes, MAX_HOST_ADAPTER_BYTES)
 
 
@@ -396,3 +396,5 @@ def _check_tiers(config: EngineConfig, hardware: Hardware, block_bytes: int, *, 
         raise ConfigError(f"kv_disk_folder: {config.kv_disk_folder!r}, but kv_disk_bytes is 0: nothing would be kept.")
     if config.kv_host_bytes and hardware.device == "cpu":
         raise ConfigError("kv_host_bytes: on device 'cpu' the cache is in the host's memory; raise kv_cache_bytes.")
+    if config.kv_host_bytes > hardware.host_bytes:
+        raise ConfigError(f"kv_host_bytes: {config.kv_host_bytes}, but {hardware.host_bytes} bytes of memory are free.")

@@ -284,6 +284,20 @@ def test_tiers_are_refused_where_they_could_not_be(spec: DecoderSpec) -> None:
     assert (found.kv_disk_bytes, found.kv_disk_folder) == (block, "/kv")
 
 
+def test_a_tier_in_host_memory_that_is_not_free_is_refused(spec: DecoderSpec) -> None:
+    """The process was killed where it allocated the tier, in a container without a word."""
+    gpu = replace(PLAIN, device="cuda", host_bytes=100 << 30)
+    with pytest.raises(ConfigError, match=f"kv_host_bytes: {101 << 30}, but {100 << 30} bytes of memory are free"):
+        resolve(config(kv_host_bytes=101 << 30), spec, gpu)
+    check(config(device="cuda", kv_host_bytes=101 << 30), spec)
+
+
+def test_adapters_have_their_share_of_the_host_memory_that_a_tier_leaves(spec: DecoderSpec) -> None:
+    gpu = replace(PLAIN, device="cuda", host_bytes=100 << 30)
+    found = [resolve(config(kv_host_bytes=used << 30), spec, gpu).max_host_adapter_bytes for used in (0, 60, 100)]
+    assert found == [25 << 30, 10 << 30, 0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithStates(DecoderSpec):
     """Of which each row keeps 4 MB instead of keys."""
