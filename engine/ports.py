@@ -101,12 +101,13 @@ class KeptBlock(NamedTuple):
 
 
 class StoreOrder(NamedTuple):
-    """A block to copy to a slot of each tier; None for a tier to skip."""
+    """A block to copy to a slot of a tier."""
 
     block: BlockId
     name: BlockName
     depth: int
-    slots: tuple[int | None, ...]
+    tier: int
+    slot: int
 
 
 class FetchOrder(NamedTuple):
@@ -142,8 +143,8 @@ class BlockMover(Protocol):
         """Invalidate copies of a block that have not been read from it yet: it will be overwritten."""
         ...
 
-    def stored(self) -> list[tuple[StoreOrder, Sequence[bool]]]:
-        """Return the orders finished since the last call, with whether the slot of each tier was written."""
+    def stored(self) -> list[tuple[StoreOrder, bool]]:
+        """Return the orders finished since the last call, with whether their slots were written."""
         ...
 
     def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:

@@ -30,6 +30,11 @@ class TierFetch:
     is_given_up: bool = False
 
     @property
+    def farthest(self) -> int:
+        """The farthest tier that it reads, behind whose other fetches it waits."""
+        return max(order.tier for order in self.orders)
+
+    @property
     def blocks(self) -> list[BlockId]:
         """The blocks that it holds, in the order of the chain."""
         return [] if self.is_given_up else [*self.shared, *(order.block for order in self.orders)]

@@ -11,77 +11,25 @@ Pure: standard library only; owned by the engine's thread, while a `BlockMover` 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import ASIDE, BlockName, Landmarks, PrefixIndex
 from engine.cache.reach import Reach, name_in
+from engine.cache.tier import Tier
 from engine.cache.tier_fetch import TierFetch
-from engine.ports import BlockMover, FetchOrder, KeptBlock, StoreOrder
+from engine.ports import BlockMover, FetchOrder, StoreOrder
 
 RESERVE_SHARE = 0.5
 """Share of all blocks to keep free with nothing to lose: unnamed, or held by a tier. A long prompt takes many."""
 MAX_STORING = 64
-"""Most blocks being stored at once: those ordered too early may be overwritten before they are copied."""
+"""Most blocks being stored at once in a tier: those ordered too early may be overwritten before they are copied."""
 MAX_FETCHES = 4
-"""Most concurrent fetches, and the number of next waiting requests that look for their prefixes."""
+"""Most concurrent fetches from a tier, and the number of next waiting requests that look for their prefixes."""
 MAX_SEEKS = 2
 """Most fetches that a request waits for: its own, and one of another request with the same prefix."""
 MIN_PATIENCE_S, MAX_PATIENCE_S = 0.1, 10.0
 """A fetch is awaited as long as computing its content would take, within these bounds, as a disk may hang."""
-
-
-class _Tier:
-    """The slots of one tier by the names of their content, least recently used first."""
-
-    def __init__(self, num_slots: int, kept: Iterable[KeptBlock]) -> None:
-        self.num_slots = num_slots
-        self.slot_by_name: OrderedDict[BlockName, int] = OrderedDict((block.name, block.slot) for block in kept)
-        taken = {*self.slot_by_name.values()}
-        self._free = [slot for slot in range(num_slots) if slot not in taken]
-        self._reading: set[BlockName] = set()
-
-    def try_take(self) -> tuple[int, BlockName | None] | None:
-        """Return a slot to write and the name evicted from it, if any; None if all are being read or written."""
-        if self._free:
-            return self._free.pop(), None
-        name = next((name for name in self.slot_by_name if name not in self._reading), None)
-        return None if name is None else (self.slot_by_name.pop(name), name)
-
-    def put(self, name: BlockName, slot: int) -> None:
-        """Record that a slot holds a name's content; if another slot already does, free this one."""
-        if name in self.slot_by_name:
-            self._free.append(slot)
-        else:
-            self.slot_by_name[name] = slot
-
-    def give_back(self, slot: int) -> None:
-        """Free a slot that could not be written."""
-        self._free.append(slot)
-
-    def open(self, name: BlockName) -> int:
-        """Return the slot of a held name and protect it from being overwritten until `close`."""
-        self._reading.add(name)
-        return self.slot_by_name[name]
-
-    def close(self, name: BlockName, *, is_good: bool) -> None:
-        """End an `open`; a name that could not be read is dropped."""
-        self._reading.remove(name)
-        if not is_good:
-            self._free.append(self.slot_by_name.pop(name))
-
-    def touch(self, name: BlockName) -> None:
-        """Mark a name as just used."""
-        if name in self.slot_by_name:
-            self.slot_by_name.move_to_end(name)
-
-    def check(self, num_writing: int) -> None:
-        """Raise AssertionError unless each slot is free, held by one name, or being written."""
-        held = [*self.slot_by_name.values(), *self._free]
-        assert len({*held}) == len(held), "a slot of a tier is counted twice"
-        assert len(held) + num_writing == self.num_slots, "a slot of a tier is lost"
-        assert self._reading <= self.slot_by_name.keys(), "what is read was overwritten"
 
 
 class CacheTiers:
@@ -103,10 +51,7 @@ class CacheTiers:
         self._reach = reach
         self._mover = mover
         kept = [] if mover is None else mover.contents()
-        self._tiers = [] if mover is None else [_Tier(*tier) for tier in zip(mover.capacities, kept, strict=True)]
-        self._dirty: OrderedDict[BlockId, tuple[BlockName, int]] = OrderedDict()
-        self._storing: dict[BlockId, StoreOrder] = {}
-        self._num_writing = [0] * len(self._tiers)
+        self._tiers = [Tier(i, mover.capacities[i], blocks) for i, blocks in enumerate(kept)] if mover else []
         self._fetch_by_ticket: dict[int, TierFetch] = {}
         self._being_read: set[BlockName] = set()
         self._num_tickets = 0
@@ -132,7 +77,7 @@ class CacheTiers:
         """Return whether any tier holds a block."""
         # A loop, as a generator takes three times as long; a long prompt asks thousands of times.
         for tier in self._tiers:  # noqa: SIM110
-            if name in tier.slot_by_name:
+            if name in tier:
                 return True
         return False
 
@@ -153,7 +98,8 @@ class CacheTiers:
 
     def use(self, block: BlockId) -> None:
         """Record that a request holds a block."""
-        self._dirty.pop(block, None)
+        for tier in self._tiers:
+            tier.use(block)
 
     def let_go(self, blocks: Sequence[BlockId]) -> None:
         """Record that a holder has released some blocks, given in the order of a chain."""
@@ -161,17 +107,13 @@ class CacheTiers:
             return
         for block in reversed(blocks):
             name = self._index.name_of(block)
-            if name is None or self._pool.ref_count(block) or block in self._storing:
-                continue
-            for tier in self._tiers:
-                tier.touch(name)
-            if any(name not in tier.slot_by_name for tier in self._tiers):
-                self._dirty[block] = name, self._index.depth_of(block)
+            if name is not None and not self._pool.ref_count(block):
+                for tier in self._tiers:
+                    tier.let_go(block, name, self._index.depth_of(block))
 
     def overwrite(self, block: BlockId) -> None:
         """Record that a block is about to be reused, and abandon its copy."""
-        self._dirty.pop(block, None)
-        if self._storing.pop(block, None) is not None:
+        if sum(tier.overwrite(block) for tier in self._tiers):
             assert self._mover is not None
             self._mover.abandon(block)
 
@@ -188,27 +130,15 @@ class CacheTiers:
                 use are never about to be reused, yet are the most valuable after a restart.
         """
         assert self._mover is not None
-        for order, were_written in self._mover.stored():
-            self._end_store(order, were_written)
+        for order, was_written in self._mover.stored():
+            self._end_store(order, was_written=was_written)
         for ticket, num_good in self._mover.fetched():
             self._land(ticket, num_good)
         for ticket, fetch in [*self._fetch_by_ticket.items()]:
             if now_s >= fetch.until_s:
                 self._try_give_up(ticket)
-        orders = []
         reserve = (1.0 if is_idle else RESERVE_SHARE) * self._pool.num_blocks
-        while self._dirty and len(self._storing) < MAX_STORING and self._pool.num_free - len(self._dirty) < reserve:
-            block, (name, depth) = self._dirty.popitem(last=False)
-            if all(name in tier.slot_by_name for tier in self._tiers):
-                continue  # Another block of this name was being stored when this one was queued.
-            order = StoreOrder(block, name, depth, self._slots_for(name))
-            if all(slot is None for slot in order.slots):
-                # No tier has a slot to give: all are being read or written.
-                self._dirty[block] = name, depth
-                self._dirty.move_to_end(block, last=False)
-                break
-            self._storing[block] = order
-            orders.append(order)
+        orders = [order for tier in self._tiers for order in self._orders_for(tier, reserve)]
         if orders:
             self._mover.store(orders)
 
@@ -255,11 +185,11 @@ class CacheTiers:
         if ticket is not None or self._pool.num_free <= spare:
             return ticket
         assert self._mover is not None
-        if len(self._fetch_by_ticket) >= MAX_FETCHES:
+        if len(self._fetch_by_ticket) >= MAX_FETCHES * len(self._tiers):
             return None
         count = self._reach.longest(names, self._index.__contains__)
         could, shared, missing = self._fitting(names, count, spare)
-        if could <= count or worth_s(could - count) < self._mover.fetch_s(len(missing)):
+        if could <= count or self._is_busy(missing) or worth_s(could - count) < self._mover.fetch_s(len(missing)):
             return None
         for block in shared:
             # The fetched blocks would be useless without the ones before them.
@@ -273,37 +203,22 @@ class CacheTiers:
 
     def check(self) -> None:
         """Raise AssertionError unless slots, copies and free blocks agree."""
-        for tier, num_writing in zip(self._tiers, self._num_writing, strict=True):
-            tier.check(num_writing)
-        for block, (name, _) in self._dirty.items():
-            assert self._pool.ref_count(block) == 0, f"block {block} is held, and waits to be stored"
-            assert self._index.name_of(block) == name, f"block {block} waits to be stored under a wrong name"
-        for block, order in self._storing.items():
-            assert self._index.name_of(block) == order.name, f"block {block} is stored under a wrong name"
+        for tier in self._tiers:
+            tier.check(self._index)
 
-    def _slots_for(self, name: BlockName) -> tuple[int | None, ...]:
-        """Return a slot of each tier for a block; None where the tier holds it already or has no slot to give."""
-        slots: list[int | None] = []
-        for number, tier in enumerate(self._tiers):
-            taken = None if name in tier.slot_by_name else tier.try_take()
-            slots.append(None if taken is None else taken[0])
-            if taken is not None:
-                self._num_writing[number] += 1
-                self._forget_landmark(taken[1])
-        return tuple(slots)
+    def _orders_for(self, tier: Tier, reserve: float) -> Iterator[StoreOrder]:
+        """Yield orders to store blocks until `reserve` are free with nothing to lose: unnamed, or held by the tier."""
+        while tier.num_storing < MAX_STORING and self._pool.num_free - tier.num_dirty < reserve:
+            ordered = tier.try_order()
+            if ordered is None:
+                return
+            self._forget_landmark(ordered.evicted)
+            yield ordered.order
 
-    def _end_store(self, order: StoreOrder, were_written: Sequence[bool]) -> None:
-        if self._storing.get(order.block) is order:
-            del self._storing[order.block]
-        for number, (slot, was_written) in enumerate(zip(order.slots, were_written, strict=True)):
-            if slot is None:
-                continue
-            self._num_writing[number] -= 1
-            if was_written:
-                self._tiers[number].put(order.name, slot)
-            else:
-                self._tiers[number].give_back(slot)
-        if any(were_written):
+    def _end_store(self, order: StoreOrder, *, was_written: bool) -> None:
+        is_new = was_written and not self.holds(order.name)
+        self._tiers[order.tier].end_store(order, was_written=was_written)
+        if is_new:
             self.num_stored_blocks += order.depth != ASIDE
             if order.name not in self._index:
                 self._landmarks.add_below(order.name, order.depth)
@@ -352,8 +267,16 @@ class CacheTiers:
     def _can_be_had(self, name: BlockName) -> bool:
         return name in self._index or (self.holds(name) and name not in self._being_read)
 
+    def _is_busy(self, missing: Sequence[tuple[BlockName, int]]) -> bool:
+        """Return whether the farthest tier of some blocks has as many fetches in flight as may be."""
+        farthest = max(self._tier_of(name) for name, _ in missing)
+        return sum(fetch.farthest == farthest for fetch in self._fetch_by_ticket.values()) >= MAX_FETCHES
+
+    def _tier_of(self, name: BlockName) -> int:
+        return next(number for number, tier in enumerate(self._tiers) if name in tier)
+
     def _order(self, name: BlockName, block: BlockId, depth: int) -> FetchOrder:
-        number = next(number for number, tier in enumerate(self._tiers) if name in tier.slot_by_name)
+        number = self._tier_of(name)
         return FetchOrder(block, name, depth, number, self._tiers[number].open(name))
 
     def _begin(self, fetch: TierFetch) -> int:

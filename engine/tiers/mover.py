@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 Order = TypeVar("Order", StoreOrder, FetchOrder)
 SlotStore = HostSlots | DiskSlots
-"""A tier: slots of one block each. `write` and `read` are each called on one thread, never on the same slot at once."""
+"""A tier: slots of one block each. `write` is called on one thread, neither beside a `read` of the same slot."""
 
 COPIED_AT_ONCE_BYTES = 32 << 20
 """Host memory of one copy in flight; the device needs as much for it."""
@@ -54,16 +54,19 @@ class TierMover:
         self._num_at_once = max(1, COPIED_AT_ONCE_BYTES // cache.block_bytes)
         # Number of `abandon` calls per block: a store is dropped if it has changed by the time the block is read.
         self._lives = [0] * cache.null_block
-        self._stored: deque[tuple[StoreOrder, Sequence[bool]]] = deque()
+        self._stored: deque[tuple[StoreOrder, bool]] = deque()
         self._fetched: deque[tuple[int, int]] = deque()
         self._block_s = self._measured_at_s = 0.0
         self._given_up: set[int] = set()
         # Held while blocks are written: once `give_up` returns, nothing more is written for that fetch.
         self._writing = threading.Lock()
         self._is_closing = self._has_complained = False
-        # A thread each: stores must not delay fetches, for which requests wait.
-        self._down, self._up = (CacheBytes(cache, device) for _ in range(2))
-        self._storing, self._fetching = (ThreadPoolExecutor(1, f"kv-tier-{way}") for way in ("store", "fetch"))
+        # A thread each: stores must not delay fetches, for which requests wait, nor a disk what is in host memory.
+        self._down, self._up = ([CacheBytes(cache, device) for _ in tiers] for _ in range(2))
+        self._storing, self._fetching = (
+            [ThreadPoolExecutor(1, f"kv-tier-{way}-{number}") for number in range(len(tiers))]
+            for way in ("store", "fetch")
+        )
 
     def contents(self) -> Sequence[Sequence[KeptBlock]]:
         """Return what each tier held at the start."""
@@ -72,19 +75,19 @@ class TierMover:
     def store(self, orders: Sequence[StoreOrder]) -> None:
         """Enqueue copying blocks to their slots, in batches."""
         for some in _cut(orders, self._num_at_once):
-            self._storing.submit(self._store, some, [self._lives[order.block] for order in some])
+            self._storing[some[0].tier].submit(self._store, some, [self._lives[order.block] for order in some])
 
     def abandon(self, block: BlockId) -> None:
         """Invalidate copies of a block that has not been read yet."""
         self._lives[block] += 1
 
-    def stored(self) -> list[tuple[StoreOrder, Sequence[bool]]]:
+    def stored(self) -> list[tuple[StoreOrder, bool]]:
         """Return the finished stores."""
         return [self._stored.popleft() for _ in range(len(self._stored))]
 
     def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
-        """Enqueue filling blocks from their slots, in batches."""
-        self._fetching.submit(self._fetch, ticket, orders)
+        """Enqueue filling blocks from their slots, in batches, behind other fetches from the same farthest tier."""
+        self._fetching[max(order.tier for order in orders)].submit(self._fetch, ticket, orders)
 
     def fetched(self) -> list[tuple[int, int]]:
         """Return the finished fetches."""
@@ -105,31 +108,31 @@ class TierMover:
     def close(self) -> None:
         """Stop the threads after the copy in flight; the engine must have stopped."""
         self._is_closing = True
-        for pool in (self._storing, self._fetching):
+        for pool in (*self._storing, *self._fetching):
             pool.shutdown(wait=True, cancel_futures=True)
         for tier in self._tiers:
             tier.close()
 
     def _store(self, orders: Sequence[StoreOrder], lives: Sequence[int]) -> None:
-        were_written: list[list[bool]] = [[False] * len(self._tiers) for _ in orders]
+        were_written = [False] * len(orders)
         try:
-            contents = self._down.read([order.block for order in orders])
-            for order, life, content, written in zip(orders, lives, contents, were_written, strict=True):
+            # Behind a slow disk, most may have been abandoned by now.
+            fresh = [i for i, order in enumerate(orders) if lives[i] == self._lives[order.block]]
+            contents = self._down[orders[0].tier].read([orders[i].block for i in fresh]) if fresh else ()
+            for i, content in zip(fresh, contents, strict=True):
                 # Checked after the read: the content of a block abandoned before that may be partly overwritten.
-                if life == self._lives[order.block]:
-                    for number, slot in enumerate(order.slots):
-                        written[number] = slot is not None and self._write(number, slot, order, content)
+                were_written[i] = lives[i] == self._lives[orders[i].block] and self._write(orders[i], content)
         except Exception:
             # Last resort of the thread: otherwise the slots would stay in flight forever.
             _logger.exception("copying blocks of the KV cache to a tier failed")
         self._stored.extend(zip(orders, were_written, strict=True))
         self._on_done()
 
-    def _write(self, number: int, slot: int, order: StoreOrder, content: torch.Tensor) -> bool:
+    def _write(self, order: StoreOrder, content: torch.Tensor) -> bool:
         if self._is_closing:
             return False
         try:
-            self._tiers[number].write(slot, order.name, order.depth, content)
+            self._tiers[order.tier].write(order.slot, order.name, order.depth, content)
         except OSError as error:
             if not self._has_complained:
                 _logger.warning("the KV cache's tier on disk cannot be written and keeps what it has: %s", error)
@@ -138,14 +141,14 @@ class TierMover:
         return True
 
     def _fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
-        num_good, started_s = 0, time.monotonic()
+        num_good, started_s, lane = 0, time.monotonic(), max(order.tier for order in orders)
         try:
             for some in _cut(orders, self._num_at_once):
                 contents = [*self._readable(some)]
                 with self._writing:
                     if not contents or ticket in self._given_up:
                         break
-                    self._up.write([order.block for order in some[: len(contents)]], contents)
+                    self._up[lane].write([order.block for order in some[: len(contents)]], contents)
                 num_good += len(contents)
                 if len(contents) < len(some):
                     break
@@ -177,5 +180,9 @@ class TierMover:
 
 
 def _cut(orders: Sequence[Order], size: int) -> Iterator[Sequence[Order]]:
-    for start in range(0, len(orders), size):
-        yield orders[start : start + size]
+    """Yield runs of up to `size` orders, each of one tier."""
+    start = 0
+    for end, order in enumerate(orders, 1):
+        if end - start == size or end == len(orders) or orders[end].tier != order.tier:
+            yield orders[start:end]
+            start = end

@@ -52,7 +52,7 @@ def measure(geometry: Geometry, device: torch.device, num_blocks: int) -> Iterat
     arrived = threading.Event()
     mover = TierMover(cache, [host], device, arrived.set)
     names = [BlockName(number.to_bytes(32, "little")) for number in range(num_blocks)]
-    down = [StoreOrder(BlockId(number), name, number, (number,)) for number, name in enumerate(names)]
+    down = [StoreOrder(BlockId(number), name, number, 0, number) for number, name in enumerate(names)]
     up = [FetchOrder(BlockId(num_blocks + number), name, number, 0, number) for number, name in enumerate(names)]
 
     def store() -> None:

@@ -1,4 +1,4 @@
-"""A stand-in for what copies blocks to tiers and back, whose two threads go on only where they are told to."""
+"""A stand-in for what copies blocks to tiers and back, whose threads go on only where they are told to."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HandDrivenMover(ScriptedMover):
 
     def __init__(self, capacities: Sequence[int]) -> None:
         super().__init__(capacities)
-        self._down: deque[_Store] = deque()
+        self._down: list[deque[_Store]] = [deque() for _ in capacities]
         self._up: deque[_Fetch] = deque()
         self.hurries = False
 
@@ -49,10 +49,10 @@ class HandDrivenMover(ScriptedMover):
     def store(self, orders: Sequence[StoreOrder]) -> None:
         for order in orders:
             assert len(self._content(order.block)) == self.block_tokens, "a block is stored that is not full"
-            self._down.append(_Store(order))
+            self._down[order.tier].append(_Store(order))
 
     def abandon(self, block: int) -> None:
-        found = [store for store in self._down if store.order.block == block]
+        found = [store for stores in self._down for store in stores if store.order.block == block]
         done = [order for order, _ in self._stored if order.block == block]
         assert found or done, "a copy is abandoned that is not under way"
         for store in found:
@@ -66,28 +66,27 @@ class HandDrivenMover(ScriptedMover):
         self._up.append(_Fetch(ticket, deque(orders)))
 
     def tick(self) -> None:
-        while self.hurries and (self._down or self._up):
-            self.go_down()
+        while self.hurries and (any(self._down) or self._up):
+            for tier in range(len(self._down)):
+                self.go_down(tier)
             self.go_up()
 
-    def go_down(self) -> None:
-        """Read the next block that is to be stored, or write what was read."""
-        if not self._down:
+    def go_down(self, tier: int) -> None:
+        """Read the next block that is to be stored in a tier, or write what was read."""
+        if not self._down[tier]:
             return
-        store = self._down[0]
+        store = self._down[tier][0]
         if store.content is None:
             store.content = self._content(store.order.block)
-            # Whatever lies in its slots is overwritten from now on.
-            for slots, slot in zip(self.slots, store.order.slots, strict=True):
-                slots.pop(slot, None)  # type: ignore[arg-type]
+            # Whatever lies in its slot is overwritten from now on.
+            self.slots[tier].pop(store.order.slot, None)
             return
-        self._down.popleft()
+        self._down[tier].popleft()
         order, is_good = store.order, not store.is_abandoned
         assert not is_good or len(store.content) == self.block_tokens, "what is half somebody else's is written"
-        for slots, slot in zip(self.slots, order.slots, strict=True):
-            if slot is not None and is_good:
-                slots[slot] = order.name, order.depth, store.content
-        self._stored.append((order, [slot is not None and is_good for slot in order.slots]))
+        if is_good:
+            self.slots[tier][order.slot] = order.name, order.depth, store.content
+        self._stored.append((order, is_good))
 
     def go_up(self, *, is_lost: bool = False) -> None:
         """Fill one block of the oldest fetch, or end it.

@@ -18,6 +18,9 @@ class ScriptedMover:
         capacities: slots of each tier.
         steps: ticks that each copy takes.
         losing: every so many-th block that is read turns out to be lost; 0 for none.
+
+    Attributes:
+        hanging: tiers whose copies do not end.
     """
 
     def __init__(self, capacities: Sequence[int], *, steps: int = 1, losing: int = 0) -> None:
@@ -31,10 +34,11 @@ class ScriptedMover:
         self._stores: list[tuple[int, StoreOrder]] = []
         self._fetches: list[tuple[int, int, Sequence[FetchOrder]]] = []
         self._abandoned: list[StoreOrder] = []
-        self._stored: list[tuple[StoreOrder, Sequence[bool]]] = []
+        self._stored: list[tuple[StoreOrder, bool]] = []
         self._fetched: list[tuple[int, int]] = []
         self.num_fetches = 0
         self.block_s = 0.0
+        self.hanging: set[int] = set()
         self._given_up: set[int] = set()
 
     def contents(self) -> list[list[KeptBlock]]:
@@ -45,14 +49,14 @@ class ScriptedMover:
     def store(self, orders: Sequence[StoreOrder]) -> None:
         for order in orders:
             assert len(self._content(order.block)) == self.block_tokens, "a block is stored that is not full"
-            self._stores.append((self._steps, order))
+            self._stores.append((self._steps_of(order), order))
 
     def abandon(self, block: int) -> None:
         found = [order for _, order in self._stores if order.block == block]
         assert found, "a copy is abandoned that is not under way"
         self._abandoned += found
 
-    def stored(self) -> list[tuple[StoreOrder, Sequence[bool]]]:
+    def stored(self) -> list[tuple[StoreOrder, bool]]:
         done, self._stored = self._stored, []
         return done
 
@@ -62,7 +66,7 @@ class ScriptedMover:
             # Half written, say, from now until it is done.
             self._clear(order.block)
             assert self.slots[order.tier][order.slot][0] == order.name, "a slot is read that holds something else"
-        self._fetches.append((self._steps, ticket, orders))
+        self._fetches.append((max(map(self._steps_of, orders)), ticket, orders))
 
     def fetched(self) -> list[tuple[int, int]]:
         done, self._fetched = self._fetched, []
@@ -85,12 +89,14 @@ class ScriptedMover:
         self._stores = [store for store in self._stores if store[0] > 0]
         self._fetches = [fetch for fetch in self._fetches if fetch[0] > 0]
 
-    def _write(self, order: StoreOrder) -> list[bool]:
+    def _steps_of(self, order: StoreOrder | FetchOrder) -> int:
+        return 10**9 if order.tier in self.hanging else self._steps
+
+    def _write(self, order: StoreOrder) -> bool:
         is_abandoned = any(order is other for other in self._abandoned)
-        for slots, slot in zip(self.slots, order.slots, strict=True):
-            if slot is not None and not is_abandoned:
-                slots[slot] = order.name, order.depth, self._content(order.block)
-        return [slot is not None and not is_abandoned for slot in order.slots]
+        if not is_abandoned:
+            self.slots[order.tier][order.slot] = order.name, order.depth, self._content(order.block)
+        return not is_abandoned
 
     def _read(self, orders: Sequence[FetchOrder]) -> int:
         for count, order in enumerate(orders):

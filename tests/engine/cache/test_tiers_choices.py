@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.cache import tiers
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex, landmark
 from engine.cache.reach import Reach
@@ -306,6 +307,44 @@ def test_who_is_sent_back_to_wait_may_fetch_again() -> None:
     assert mover.num_fetches == 3
 
 
+def test_a_disk_that_hangs_keeps_nothing_from_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies abandoned meanwhile were not counted and kept slots of both tiers, until host memory held nothing."""
+    monkeypatch.setattr(tiers, "MAX_STORING", 6)
+    mover = ScriptedMover([64, 400])
+    mover.hanging = {1}
+    harness = forgotten(mover)
+    assert all(held(harness))
+    serve(harness, *others(24)[6:])
+    assert sum(order.tier == 1 for _, order in mover._stores) == 6
+    assert len(mover.slots[0]) == 64
+    lately = others(22)[-1]
+    serve(harness, a_request("again", lately.prompt_ids, salt=lately.salt))
+    assert cached(harness, "again") == 16
+
+
+def test_who_waits_for_a_disk_that_hangs_holds_up_nobody_whose_prefix_is_in_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tiers, "MAX_FETCHES", 1)
+    mover = ScriptedMover([4, 64])
+    harness = Harness(CONFIG, mover=mover)
+    for salt in "ab":
+        serve(harness, a_request(salt, PROMPT, salt=salt))
+        rest(harness)
+    monkeypatch.setattr(tiers, "MAX_STORING", 0)
+    serve(harness, *others(6))
+    mover.hanging = {1}
+    harness.add(a_request("on disk", PROMPT, salt="a"))
+    harness.step()
+    harness.add(a_request("in memory", PROMPT, salt="b"))
+    rest(harness)
+    assert cached(harness, "in memory") == 16
+    assert not harness.emissions["on disk"]
+    end_hanging(mover)
+    harness.finish()
+    assert cached(harness, "on disk") == 16
+
+
 @pytest.mark.parametrize("capacities", [[64], [64, 2], [2, 64]])
 def test_landmarks_tell_what_lies_in_any_tier(capacities: list[int]) -> None:
     harness = forgotten(ScriptedMover(capacities))
@@ -373,7 +412,7 @@ class SlowMover:
 
     def __init__(self) -> None:
         self.orders: list[StoreOrder] = []
-        self.done: list[tuple[StoreOrder, list[bool]]] = []
+        self.done: list[tuple[StoreOrder, bool]] = []
 
     def contents(self) -> list[list[Any]]:
         return [[]]
@@ -384,7 +423,7 @@ class SlowMover:
     def abandon(self, block: int) -> None:
         """Do nothing: the block has been read."""
 
-    def stored(self) -> list[tuple[StoreOrder, list[bool]]]:
+    def stored(self) -> list[tuple[StoreOrder, bool]]:
         done, self.done = self.done, []
         return done
 
@@ -398,25 +437,25 @@ def test_a_block_that_another_of_its_name_has_stored_meanwhile_holds_up_no_other
     index = PrefixIndex(marks)
 
     def reuse(block: int) -> None:
-        tiers.overwrite(block)
+        lower.overwrite(block)
         index.evict(block)
 
     pool = BlockPool(16, on_reuse=reuse)
-    tiers = CacheTiers(pool, index, marks, Reach([0], 4, 16), mover)  # type: ignore[arg-type]
+    lower = CacheTiers(pool, index, marks, Reach([0], 4, 16), mover)  # type: ignore[arg-type]
 
     def compute(name: BlockName) -> None:
         (block,) = pool.try_take(1) or ()
         index.insert(name, block, 0)
         pool.release([block])
-        tiers.let_go([block])
+        lower.let_go([block])
 
     names = [BlockName(bytes([number]) * 32) for number in range(4)]
     compute(names[0])
-    tiers.advance(now_s=0, is_idle=True)
+    lower.advance(now_s=0, is_idle=True)
     pool.release(pool.try_take(16) or ())
     compute(names[0])
-    mover.done.append((mover.orders.pop(), [True]))
+    mover.done.append((mover.orders.pop(), True))
     for name in names[1:]:
         compute(name)
-    tiers.advance(now_s=0, is_idle=True)
+    lower.advance(now_s=0, is_idle=True)
     assert [order.name for order in mover.orders] == names[1:]

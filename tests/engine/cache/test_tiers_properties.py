@@ -100,7 +100,7 @@ def configs(draw: st.DrawFn) -> ResolvedConfig:
 
 
 class TiersMachine(RuleBasedStateMachine):
-    """Requests come and go while two threads copy, and engines follow each other over one disk."""
+    """Requests come and go while threads copy, and engines follow each other over one disk."""
 
     @initialize(
         config=configs(),
@@ -157,7 +157,7 @@ class TiersMachine(RuleBasedStateMachine):
             nonlocal count
             while count:
                 count -= 1
-                self.copy(data.draw(st.integers(1, 3)), data.draw(st.integers(0, 3)))
+                self.copy(data.draw(st.integers(0, 1)), data.draw(st.integers(1, 3)), data.draw(st.integers(0, 3)))
                 if not self.steps_ahead and data.draw(st.booleans()):
                     return True
             return False
@@ -165,11 +165,12 @@ class TiersMachine(RuleBasedStateMachine):
         self.harness.runner.pauses = pauses
         self.harness.step()
 
-    @rule(num_down=st.integers(0, 8), num_up=st.integers(0, 4))
-    def copy(self, num_down: int, num_up: int) -> None:
-        for go_on, count in ((self.mover.go_down, num_down), (self.mover.go_up, num_up)):
-            for _ in range(count):
-                go_on()
+    @rule(tier=st.integers(0, 1), num_down=st.integers(0, 8), num_up=st.integers(0, 4))
+    def copy(self, tier: int, num_down: int, num_up: int) -> None:
+        for _ in range(num_down):
+            self.mover.go_down(tier % len(self.mover.capacities))
+        for _ in range(num_up):
+            self.mover.go_up()
 
     @rule()
     def lose(self) -> None:

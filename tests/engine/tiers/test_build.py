@@ -45,7 +45,7 @@ def opened(config: ResolvedConfig, cache: KvCache, *, outlives: bool = True) -> 
 
 def store_one(mover: TierMover) -> None:
     (tier,) = mover._tiers
-    tier.write(0, a_name(1), 0, torch.zeros(mover._up._cache.block_bytes, dtype=torch.uint8))
+    tier.write(0, a_name(1), 0, torch.zeros(mover._up[0]._cache.block_bytes, dtype=torch.uint8))
     mover.close()
 
 
@@ -76,7 +76,7 @@ def test_the_host_comes_before_the_disk(model: Path) -> None:
     cache = a_cache()
     mover = opened(config_of(model, cache, kv_host_bytes=3 * cache.block_bytes + 1), cache)
     assert [*mover.capacities] == [3, 8]
-    mover.store([StoreOrder(1, a_name(1), 0, (0, 0))])  # type: ignore[arg-type]
+    mover.store([StoreOrder(1, a_name(1), 0, 1, 0)])  # type: ignore[arg-type]
     mover.close()
 
 

@@ -52,8 +52,8 @@ class Bench:
         self.mover = TierMover(cache, [self.host], device, self.arrived.set)
 
     def stored(self, count: int) -> list[tuple[StoreOrder, bool]]:
-        self.mover._storing.submit(lambda: None).result(WAIT_S)
-        found = [(order, written[0]) for order, written in self.mover.stored()]
+        self.mover._storing[0].submit(lambda: None).result(WAIT_S)
+        found = self.mover.stored()
         assert len(found) == count
         return found
 
@@ -81,7 +81,7 @@ def a_name(number: int) -> BlockName:
 
 
 def down(block: int, slot: int) -> StoreOrder:
-    return StoreOrder(BlockId(block), a_name(block), 0, (slot,))
+    return StoreOrder(BlockId(block), a_name(block), 0, 0, slot)
 
 
 def up(block: int, name: int, slot: int) -> FetchOrder:
@@ -246,9 +246,11 @@ def test_both_tiers_are_written_and_each_is_read(tmp_path: Path) -> None:
     arrived = threading.Event()
     mover = TierMover(cache, [host, disk], torch.device("cpu"), arrived.set)
     before = cache.data.clone()
-    mover.store([StoreOrder(BlockId(1), a_name(1), 0, (0, 3)), StoreOrder(BlockId(2), a_name(2), 1, (None, 4))])
-    mover._storing.submit(lambda: None).result(WAIT_S)
-    assert [written for _, written in mover.stored()] == [[True, True], [False, True]]
+    places = [(1, 0, 0), (1, 1, 3), (2, 1, 4)]
+    mover.store([StoreOrder(BlockId(block), a_name(block), block - 1, tier, slot) for block, tier, slot in places])
+    for thread in mover._storing:
+        thread.submit(lambda: None).result(WAIT_S)
+    assert [was_written for _, was_written in mover.stored()] == [True, True, True]
     arrived.clear()
     mover.fetch(1, [FetchOrder(BlockId(5), a_name(1), 0, 0, 0), FetchOrder(BlockId(6), a_name(2), 1, 1, 4)])
     assert arrived.wait(WAIT_S)
@@ -257,6 +259,31 @@ def test_both_tiers_are_written_and_each_is_read(tmp_path: Path) -> None:
     mover.close()
     again = DiskSlots(tmp_path, "m", "f", num_slots=NUM_SLOTS, block_bytes=cache.block_bytes)
     assert [block.slot for block in again.contents()] == [3, 4]
+
+
+def test_a_disk_that_hangs_does_not_hold_up_what_is_in_host_memory() -> None:
+    """One thread copied for both tiers."""
+    cache, may_go_on = a_cache(), threading.Event()
+
+    class Hanging(Host):
+        def read(self, slot: int, name: BlockName) -> torch.Tensor | None:
+            assert may_go_on.wait(WAIT_S)
+            return super().read(slot, name)
+
+    tiers = [kind(cache.block_bytes, is_pinned=False) for kind in (Host, Hanging)]
+    tiers[1].may_write = may_go_on
+    arrived = threading.Event()
+    mover = TierMover(cache, tiers, torch.device("cpu"), arrived.set)
+    mover.store([StoreOrder(BlockId(1), a_name(1), 0, tier, 0) for tier in (1, 0)])
+    assert arrived.wait(WAIT_S)
+    assert [(order.tier, was_written) for order, was_written in mover.stored()] == [(0, True)]
+    arrived.clear()
+    mover.fetch(1, [FetchOrder(BlockId(4), a_name(1), 0, 1, 0)])
+    mover.fetch(2, [FetchOrder(BlockId(5), a_name(1), 0, 0, 0)])
+    assert arrived.wait(WAIT_S)
+    assert mover.fetched() == [(2, 1)]
+    may_go_on.set()
+    mover.close()
 
 
 def test_closing_waits_for_one_block_of_a_long_fetch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +297,7 @@ def test_closing_waits_for_one_block_of_a_long_fetch(bench: Bench, monkeypatch: 
 
     monkeypatch.setattr(bench.host, "read", read_slowly)
     # Who closes waits for the threads.
-    monkeypatch.setattr(bench.mover._storing, "shutdown", lambda **_: may_read.set())
+    monkeypatch.setattr(bench.mover._storing[0], "shutdown", lambda **_: may_read.set())
     bench.mover.fetch(7, [up(4, 1, slot) for slot in range(4)])
     assert is_reading.wait(WAIT_S)
     bench.mover.close()
