@@ -33,6 +33,11 @@ class Reach:
         self.block_tokens = block_tokens
         self._step_tokens = step_tokens
 
+    @property
+    def step_blocks(self) -> int:
+        """How many blocks, over all tables, a step without decodes fills."""
+        return self.num_blocks(self._step_tokens) * len(self.windows)
+
     def num_blocks(self, num_tokens: int) -> int:
         """Return the number of blocks for `num_tokens` tokens in a table without a window."""
         return -(-num_tokens // self.block_tokens)

@@ -10,12 +10,20 @@ Tiers do not wait for each other: one that hangs holds no slot of another. Pure:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName, PrefixIndex
 from engine.ports import KeptBlock, StoreOrder
+
+
+class NamedBlock(NamedTuple):
+    """A block, the name of its content, and its index in its chain."""
+
+    block: BlockId
+    name: BlockName
+    depth: int
 
 
 class Ordered(NamedTuple):
@@ -44,7 +52,8 @@ class Tier:
         taken = {*self._slot_by_name.values()}
         self._free = [slot for slot in range(num_slots) if slot not in taken]
         self._reading: set[BlockName] = set()
-        self._dirty: OrderedDict[BlockId, tuple[BlockName, int]] = OrderedDict()
+        self._dirty: OrderedDict[BlockId, NamedBlock] = OrderedDict()
+        self._behind: OrderedDict[BlockId, NamedBlock] = OrderedDict()
         self._order_by_block: dict[BlockId, StoreOrder] = {}
 
     def __contains__(self, name: BlockName) -> bool:
@@ -53,42 +62,49 @@ class Tier:
     @property
     def num_dirty(self) -> int:
         """Blocks that nobody holds and that are neither in the tier nor being stored."""
-        return len(self._dirty)
+        return len(self._dirty) + len(self._behind)
 
-    def let_go(self, block: BlockId, name: BlockName, depth: int) -> None:
-        """Record that nobody holds a named block any more."""
-        if name in self._slot_by_name:
-            self._slot_by_name.move_to_end(name)
-        elif block not in self._order_by_block:
-            self._dirty[block] = name, depth
+    def let_go(self, blocks: Sequence[NamedBlock], *, are_behind: bool) -> None:
+        """Record that nobody holds some blocks any more, given in the order of a chain.
+
+        Its beginning, without which the rest is of no use, is stored first and overwritten last.
+
+        Args:
+            are_behind: whether its request goes on without them; they are stored after all others.
+        """
+        for _, name, _ in reversed(blocks):
+            if name in self._slot_by_name:
+                self._slot_by_name.move_to_end(name)
+        dirty = self._behind if are_behind else self._dirty
+        # More would overwrite its beginning.
+        for named in blocks[: self._num_slots]:
+            if named.name not in self._slot_by_name and named.block not in self._order_by_block:
+                dirty[named.block] = named
 
     def use(self, block: BlockId) -> None:
         """Record that somebody holds a block."""
         self._dirty.pop(block, None)
+        self._behind.pop(block, None)
 
     def overwrite(self, block: BlockId) -> bool:
         """Record that a block is about to be reused; return whether its copy has to be abandoned."""
-        self._dirty.pop(block, None)
+        self.use(block)
         return self._order_by_block.pop(block, None) is not None
 
     def try_order(self) -> Ordered | None:
-        """Return an order for the dirty block let go the longest ago; None without one, or without a slot to write."""
-        while self._dirty:
-            block, (name, depth) = next(iter(self._dirty.items()))
-            # Another block of this name may have been stored since this one was queued.
-            if name not in self._slot_by_name:
-                break
-            del self._dirty[block]
-        else:
-            return None
+        """Return an order for the next dirty block; None without one, or without a slot to write."""
         evicted = None
         if not self._free:
             evicted = next((name for name in self._slot_by_name if name not in self._reading), None)
             if evicted is None:
                 return None
+        named = self._next_dirty()
+        if named is None:
+            return None
+        if evicted is not None:
             self._free.append(self._slot_by_name.pop(evicted))
-        del self._dirty[block]
-        order = self._order_by_block[block] = StoreOrder(block, name, depth, self._number, self._free.pop())
+        order = StoreOrder(*named, self._number, self._free.pop())
+        self._order_by_block[named.block] = order
         self.num_storing += 1
         return Ordered(order, evicted)
 
@@ -119,7 +135,16 @@ class Tier:
         assert len({*held}) == len(held), "a slot of a tier is counted twice"
         assert len(held) + self.num_storing == self._num_slots, "a slot of a tier is lost"
         assert self._reading <= self._slot_by_name.keys(), "what is read was overwritten"
-        for block, (name, _) in self._dirty.items():
+        for block, name, _ in (*self._dirty.values(), *self._behind.values()):
             assert index.name_of(block) == name, f"block {block} waits to be stored under a wrong name"
         for block, order in self._order_by_block.items():
             assert index.name_of(block) == order.name, f"block {block} is stored under a wrong name"
+
+    def _next_dirty(self) -> NamedBlock | None:
+        for dirty in (self._dirty, self._behind):
+            while dirty:
+                _, named = dirty.popitem(last=False)
+                # Another block of this name may have been stored since this one was queued.
+                if named.name not in self._slot_by_name:
+                    return named
+        return None

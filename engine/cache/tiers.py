@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import ASIDE, BlockName, Landmarks, PrefixIndex
 from engine.cache.reach import Reach, name_in
-from engine.cache.tier import Tier
+from engine.cache.tier import NamedBlock, Tier
 from engine.cache.tier_fetch import TierFetch
 from engine.ports import BlockMover, FetchOrder, StoreOrder
 
 RESERVE_SHARE = 0.5
 """Share of all blocks to keep free with nothing to lose: unnamed, or held by a tier. A long prompt takes many."""
-MAX_STORING = 64
-"""Most blocks being stored at once in a tier: those ordered too early may be overwritten before they are copied."""
+MIN_STORING, STORING_STEPS = 64, 2
+"""Most blocks being stored at once in a tier: those ordered too early may be overwritten before they are copied. But
+orders are made once a step, so all that a few steps compute must find room."""
 MAX_FETCHES = 4
 """Most concurrent fetches from a tier, and the number of next waiting requests that look for their prefixes."""
 MAX_SEEKS = 2
@@ -54,6 +55,7 @@ class CacheTiers:
         self._tiers = [Tier(i, mover.capacities[i], blocks) for i, blocks in enumerate(kept)] if mover else []
         self._fetch_by_ticket: dict[int, TierFetch] = {}
         self._being_read: set[BlockName] = set()
+        self._max_storing = max(MIN_STORING, STORING_STEPS * reach.step_blocks)
         self._num_tickets = 0
         self.num_stored_blocks = self.num_fetched_blocks = 0
         for block in [block for tier in kept for block in tier]:
@@ -101,15 +103,21 @@ class CacheTiers:
         for tier in self._tiers:
             tier.use(block)
 
-    def let_go(self, blocks: Sequence[BlockId]) -> None:
-        """Record that a holder has released some blocks, given in the order of a chain."""
+    def let_go(self, blocks: Sequence[BlockId], *, are_behind: bool = False) -> None:
+        """Record that a holder has released some blocks, given in the order of a chain.
+
+        Args:
+            are_behind: whether they are behind the windows of a request that goes on.
+        """
         if not self._tiers:
             return
-        for block in reversed(blocks):
-            name = self._index.name_of(block)
-            if name is not None and not self._pool.ref_count(block):
-                for tier in self._tiers:
-                    tier.let_go(block, name, self._index.depth_of(block))
+        free = [
+            NamedBlock(block, name, self._index.depth_of(block))
+            for block in blocks
+            if (name := self._index.name_of(block)) is not None and not self._pool.ref_count(block)
+        ]
+        for tier in self._tiers:
+            tier.let_go(free, are_behind=are_behind)
 
     def overwrite(self, block: BlockId) -> None:
         """Record that a block is about to be reused, and abandon its copy."""
@@ -208,7 +216,7 @@ class CacheTiers:
 
     def _orders_for(self, tier: Tier, reserve: float) -> Iterator[StoreOrder]:
         """Yield orders to store blocks until `reserve` are free with nothing to lose: unnamed, or held by the tier."""
-        while tier.num_storing < MAX_STORING and self._pool.num_free - tier.num_dirty < reserve:
+        while tier.num_storing < self._max_storing and self._pool.num_free - tier.num_dirty < reserve:
             ordered = tier.try_order()
             if ordered is None:
                 return

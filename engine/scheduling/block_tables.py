@@ -322,7 +322,7 @@ class BlockTables:
         left = blocks[start:count]
         blocks[start:count] = [self._null] * len(left)
         self._pool.release(left)
-        self.tiers.let_go(left)
+        self.tiers.let_go(left, are_behind=True)
 
     def num_found(self, names: Sequence[BlockName]) -> int:
         """Return how many leading blocks of a chain a request can reuse; any thread."""

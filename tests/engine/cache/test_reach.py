@@ -83,6 +83,10 @@ def test_what_one_table_lacks_another_one_may_want_again() -> None:
     assert reach.longest(NAMES[:4], lambda name: name not in missing) == 1
 
 
+def test_a_step_fills_blocks_in_every_table() -> None:
+    assert [Reach(windows, 4, 9).step_blocks for windows in ((0,), (0, 5, 5))] == [3, 9]
+
+
 def test_names_of_parts_are_told_apart() -> None:
     parts = {name_in(name, table) for name in NAMES for table in range(8)}
     assert len(parts) == 8 * len(NAMES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex
-from engine.cache.tier import Tier
+from engine.cache.tier import NamedBlock, Tier
 from engine.ports import KeptBlock, StoreOrder
 
 
@@ -14,8 +14,7 @@ def a_name(number: int) -> BlockName:
 
 def let_go(tier: Tier, *numbers: int) -> None:
     """Let go of blocks with the names of their numbers."""
-    for number in numbers:
-        tier.let_go(BlockId(number), a_name(number), number)
+    tier.let_go([NamedBlock(BlockId(number), a_name(number), number) for number in numbers], are_behind=False)
 
 
 def ordered(tier: Tier) -> StoreOrder:
@@ -39,6 +38,32 @@ def test_the_name_used_the_longest_ago_makes_room() -> None:
     assert found is not None
     assert (found.order.block, found.evicted) == (3, a_name(2))
     assert (a_name(1) in tier, a_name(2) in tier, a_name(3) in tier) == (True, False, False)
+
+
+def test_a_chain_is_stored_from_its_beginning_and_overwritten_from_its_end() -> None:
+    tier = Tier(0, 3, [])
+    store(tier, 1, 2, 3)
+    let_go(tier, 1, 2, 3)
+    let_go(tier, 4, 5)
+    found = [tier.try_order() for _ in range(2)]
+    assert [(of_block.order.block, of_block.evicted) for of_block in found if of_block is not None] == [
+        (4, a_name(3)),
+        (5, a_name(2)),
+    ]
+
+
+def test_no_more_of_a_chain_is_stored_than_there_are_slots() -> None:
+    tier = Tier(0, 2, [])
+    store(tier, 1, 2)
+    let_go(tier, 3, 4, 5)
+    assert tier.num_dirty == 2
+
+
+def test_what_a_request_goes_on_without_is_stored_last() -> None:
+    tier = Tier(0, 4, [])
+    tier.let_go([NamedBlock(BlockId(1), a_name(1), 0)], are_behind=True)
+    let_go(tier, 2)
+    assert [ordered(tier).block, ordered(tier).block] == [2, 1]
 
 
 def test_what_is_read_is_not_overwritten() -> None:
@@ -73,7 +98,7 @@ def test_a_name_stored_twice_takes_one_slot() -> None:
     pool, tier = BlockPool(4), Tier(0, 2, [])
     orders = []
     for block in map(BlockId, (1, 2)):
-        tier.let_go(block, a_name(7), 0)
+        tier.let_go([NamedBlock(block, a_name(7), 0)], are_behind=False)
         orders.append(ordered(tier))
         tier.overwrite(block)
     for order in orders:

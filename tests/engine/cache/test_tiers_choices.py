@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from engine.cache import tiers
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex, landmark
 from engine.cache.reach import Reach
-from engine.cache.tiers import MAX_FETCHES, MAX_STORING, CacheTiers, StoreOrder
+from engine.cache.tiers import MAX_FETCHES, MIN_STORING, CacheTiers, StoreOrder
 from engine.errors import OverloadError
 from engine.ports import KeptBlock
 from engine.request import FinishReason, RequestId
@@ -78,7 +79,38 @@ def test_no_more_is_on_its_way_down_at_once_than_may_be() -> None:
         serve(harness, a_request(salt, PROMPT, salt=salt))
     hang(mover)
     rest(harness)
-    assert len(mover._stores) == MAX_STORING
+    assert len(mover._stores) == MIN_STORING
+
+
+def test_what_a_large_step_computes_goes_down_before_the_next_ones_need_its_blocks() -> None:
+    """No more than 64 blocks went down in a step, so most of it was overwritten."""
+    prompts = [tuple(range(first, first + 400)) for first in range(0, 4800, 400)]
+    config = a_config(max_model_len=500, max_batched_tokens=400, num_blocks=500, vocab_size=10_000, max_num_seqs=1)
+    harness = Harness(config, mover=ScriptedMover([10_000]))
+    harness.add(*(a_request(str(prompt[0]), prompt, max_tokens=1) for prompt in prompts))
+    harness.finish()
+    assert [all(map(harness.scheduler.tiers.holds, names_of(prompt))) for prompt in prompts[:7]] == [True] * 7
+
+
+def test_of_what_cannot_all_go_down_the_beginning_does() -> None:
+    """Its end went down first, which is of no use without what was overwritten meanwhile."""
+    harness = Harness(LARGE, mover=ScriptedMover([64]))
+    harness.scheduler.tiers._max_storing = 2
+    serve(harness, a_request("first", PROMPT))
+    harness.step()
+    harness.step()
+    assert held(harness) == [True, True, False, False]
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_what_is_behind_a_window_goes_down_after_all_else() -> None:
+    """It was released first and went down first, and the beginnings of prompts were overwritten meanwhile."""
+    harness = Harness(replace(LARGE, windows=(0, 5)), mover=ScriptedMover([64]))
+    harness.scheduler.tiers._max_storing = 4
+    serve(harness, a_request("first", PROMPT))
+    harness.step()
+    harness.step()
+    assert held(harness) == [True, True, True, True]
 
 
 def test_a_tier_that_is_full_keeps_the_beginning_of_a_chain() -> None:
@@ -309,7 +341,8 @@ def test_who_is_sent_back_to_wait_may_fetch_again() -> None:
 
 def test_a_disk_that_hangs_keeps_nothing_from_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies abandoned meanwhile were not counted and kept slots of both tiers, until host memory held nothing."""
-    monkeypatch.setattr(tiers, "MAX_STORING", 6)
+    monkeypatch.setattr(tiers, "MIN_STORING", 6)
+    monkeypatch.setattr(tiers, "STORING_STEPS", 0)
     mover = ScriptedMover([64, 400])
     mover.hanging = {1}
     harness = forgotten(mover)
@@ -331,7 +364,7 @@ def test_who_waits_for_a_disk_that_hangs_holds_up_nobody_whose_prefix_is_in_host
     for salt in "ab":
         serve(harness, a_request(salt, PROMPT, salt=salt))
         rest(harness)
-    monkeypatch.setattr(tiers, "MAX_STORING", 0)
+    harness.scheduler.tiers._max_storing = 0
     serve(harness, *others(6))
     mover.hanging = {1}
     harness.add(a_request("on disk", PROMPT, salt="a"))
