@@ -162,8 +162,8 @@ class BlockMover(Protocol):
         """Cancel a fetch: nothing more is written for it, and it is finished once the current read has ended."""
         ...
 
-    def fetch_s(self, num_blocks: int) -> float:
-        """Return the expected time to fetch `num_blocks` blocks; 0 before the first measurement; any thread."""
+    def fetch_s(self, num_by_tier: Mapping[int, int]) -> float:
+        """Return the expected time to fetch so many blocks of each tier; 0 before any measurement; any thread."""
         ...
 
 

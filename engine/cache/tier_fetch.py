@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName
@@ -19,6 +20,7 @@ class TierFetch:
         names: names of the chain's leading blocks that are on the device once it is done.
         num_before: how many of them were there before.
         until_s: time from which nobody waits for it, and its blocks are released.
+        num_by_tier: how many blocks it reads from each tier.
         is_given_up: its blocks are released; only its slots are still being read.
     """
 
@@ -28,11 +30,15 @@ class TierFetch:
     orders: list[FetchOrder]
     until_s: float
     is_given_up: bool = False
+    num_by_tier: Counter[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_by_tier = Counter(order.tier for order in self.orders)
 
     @property
     def farthest(self) -> int:
         """The farthest tier that it reads, behind whose other fetches it waits."""
-        return max(order.tier for order in self.orders)
+        return max(self.num_by_tier)
 
     @property
     def blocks(self) -> list[BlockId]:

@@ -11,6 +11,7 @@ Pure: standard library only; owned by the engine's thread, while a `BlockMover` 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from engine.cache.blocks import BlockId, BlockPool
@@ -159,8 +160,11 @@ class CacheTiers:
         assert self._mover is not None
         count = self._reach.longest(names, self._index.__contains__)
         could = self._reach.longest(names, self._is_anywhere)
+        if could <= count:
+            return count
         num_parts = sum(min(len(seen), could - count) for seen in self._reach.seen(could))
-        fetch_s, most_s = self._mover.fetch_s(num_parts), worth_s(could - count)
+        # Ends of chains leave a tier first, so the last block lies in the farthest.
+        fetch_s, most_s = self._mover.fetch_s({self._tier_of(names[could - 1]): num_parts}), worth_s(could - count)
         return count + round((could - count) * (1 - fetch_s / most_s)) if fetch_s < most_s else count
 
     def try_join(self, names: Sequence[BlockName], worth_s: Callable[[int], float]) -> int | None:
@@ -171,7 +175,7 @@ class CacheTiers:
         assert self._mover is not None
         for ticket, fetch in self._fetch_by_ticket.items():
             num_more = fetch.num_brought(names, is_whole=any(self._reach.windows))
-            if num_more and worth_s(num_more) >= self._mover.fetch_s(len(fetch.orders)):
+            if num_more and worth_s(num_more) >= self._coming_s(ticket):
                 return ticket
         return None
 
@@ -197,7 +201,7 @@ class CacheTiers:
             return None
         count = self._reach.longest(names, self._index.__contains__)
         could, shared, missing = self._fitting(names, count, spare)
-        if could <= count or self._is_busy(missing) or worth_s(could - count) < self._mover.fetch_s(len(missing)):
+        if could <= count or worth_s(could - count) < self._fetch_s(missing):
             return None
         for block in shared:
             # The fetched blocks would be useless without the ones before them.
@@ -275,13 +279,28 @@ class CacheTiers:
     def _can_be_had(self, name: BlockName) -> bool:
         return name in self._index or (self.holds(name) and name not in self._being_read)
 
-    def _is_busy(self, missing: Sequence[tuple[BlockName, int]]) -> bool:
-        """Return whether the farthest tier of some blocks has as many fetches in flight as may be."""
-        farthest = max(self._tier_of(name) for name, _ in missing)
-        return sum(fetch.farthest == farthest for fetch in self._fetch_by_ticket.values()) >= MAX_FETCHES
+    def _fetch_s(self, missing: Sequence[tuple[BlockName, int]]) -> float:
+        """Return the expected time of a new fetch; infinite if as many as may be are in flight from its tier."""
+        assert self._mover is not None
+        num_by_tier = Counter(self._tier_of(name) for name, _ in missing)
+        before = [ticket for ticket, fetch in self._fetch_by_ticket.items() if fetch.farthest == max(num_by_tier)]
+        if len(before) >= MAX_FETCHES:
+            return math.inf
+        return self._mover.fetch_s(num_by_tier) + (self._coming_s(before[-1]) if before else 0.0)
+
+    def _coming_s(self, ticket: int) -> float:
+        """Return the expected time of a fetch in flight and of those before it on the same thread."""
+        assert self._mover is not None
+        farthest = self._fetch_by_ticket[ticket].farthest
+        return sum(
+            self._mover.fetch_s(fetch.num_by_tier)
+            for number, fetch in self._fetch_by_ticket.items()
+            if number <= ticket and fetch.farthest == farthest and not fetch.is_given_up
+        )
 
     def _tier_of(self, name: BlockName) -> int:
-        return next(number for number, tier in enumerate(self._tiers) if name in tier)
+        """Return the nearest tier that holds a name; 0 if none does."""
+        return next((number for number, tier in enumerate(self._tiers) if name in tier), 0)
 
     def _order(self, name: BlockName, block: BlockId, depth: int) -> FetchOrder:
         number = self._tier_of(name)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ import torch
 from engine.cache.blocks import BlockId
 from engine.kv_cache import KvCache
 from engine.ports import FetchOrder, KeptBlock, StoreOrder
+from engine.tiers.block_time import BlockTime
 from engine.tiers.cache_bytes import CacheBytes
 from engine.tiers.disk_slots import DiskSlots
 from engine.tiers.host_slots import HostSlots
@@ -28,12 +28,6 @@ SlotStore = HostSlots | DiskSlots
 
 COPIED_AT_ONCE_BYTES = 32 << 20
 """Host memory of one copy in flight; the device needs as much for it."""
-NEW_SHARE = 0.2
-"""Weight of the newest fetch in the expected time per block."""
-MAX_SURPRISE = 4.0
-"""A fetch counts as at most this many times the expected time: a disk may have been asleep."""
-HALVING_S = 10.0
-"""Half-life of the expected time: without new fetches, nothing else would correct an estimate that is too high."""
 
 
 class TierMover:
@@ -56,7 +50,7 @@ class TierMover:
         self._lives = [0] * cache.null_block
         self._stored: deque[tuple[StoreOrder, bool]] = deque()
         self._fetched: deque[tuple[int, int]] = deque()
-        self._block_s = self._measured_at_s = 0.0
+        self._times = [BlockTime() for _ in tiers]
         self._given_up: set[int] = set()
         # Held while blocks are written: once `give_up` returns, nothing more is written for that fetch.
         self._writing = threading.Lock()
@@ -101,9 +95,9 @@ class TierMover:
         with self._writing:
             self._given_up.add(ticket)
 
-    def fetch_s(self, num_blocks: int) -> float:
-        """Return the expected time for `num_blocks` blocks, from recent fetches."""
-        return num_blocks * self._block_s * self._memory()
+    def fetch_s(self, num_by_tier: Mapping[int, int]) -> float:
+        """Return the expected time for so many blocks of each tier, from recent fetches."""
+        return sum(count * self._times[tier].expected_s for tier, count in num_by_tier.items())
 
     def close(self) -> None:
         """Stop the threads after the copy in flight; the engine must have stopped."""
@@ -141,39 +135,37 @@ class TierMover:
         return True
 
     def _fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
-        num_good, started_s, lane = 0, time.monotonic(), max(order.tier for order in orders)
+        num_good, thread = 0, max(order.tier for order in orders)
         try:
             for some in _cut(orders, self._num_at_once):
-                contents = [*self._readable(some)]
-                with self._writing:
-                    if not contents or ticket in self._given_up:
-                        break
-                    self._up[lane].write([order.block for order in some[: len(contents)]], contents)
-                num_good += len(contents)
-                if len(contents) < len(some):
+                num_filled = self._fill(ticket, some, self._up[thread])
+                num_good += num_filled
+                if num_filled < len(some):
                     break
         except Exception:
             # Last resort of the thread: otherwise the request would wait forever.
             _logger.exception("copying blocks of the KV cache from a tier failed")
-        if num_good:
-            self._learn((time.monotonic() - started_s) / num_good)
         self._fetched.append((ticket, num_good))
         self._on_done()
 
-    def _learn(self, block_s: float) -> None:
-        if self._block_s:
-            # The old estimate's weight decays, but its undecayed value caps the new time: a decayed cap comes too low.
-            old_share = (1 - NEW_SHARE) * self._memory()
-            block_s = old_share * self._block_s + (1 - old_share) * min(block_s, MAX_SURPRISE * self._block_s)
-        self._block_s, self._measured_at_s = block_s, time.monotonic()
+    def _fill(self, ticket: int, orders: Sequence[FetchOrder], up: CacheBytes) -> int:
+        """Fill blocks from one tier; return how many leading ones were filled, none of a fetch that was given up."""
+        started_s = time.monotonic()
+        contents = [*self._readable(ticket, orders)]
+        if not contents:
+            return 0
+        with self._writing:
+            is_wanted = ticket not in self._given_up
+            if is_wanted:
+                up.write([order.block for order in orders[: len(contents)]], contents)
+        # Of what was given up, too: from a slow tier, nothing else might ever be read.
+        self._times[orders[0].tier].learn((time.monotonic() - started_s) / len(contents))
+        return len(contents) if is_wanted else 0
 
-    def _memory(self) -> float:
-        """Return the share of the estimate that has not decayed."""
-        return math.exp2((self._measured_at_s - time.monotonic()) / HALVING_S)
-
-    def _readable(self, orders: Sequence[FetchOrder]) -> Iterator[torch.Tensor]:
+    def _readable(self, ticket: int, orders: Sequence[FetchOrder]) -> Iterator[torch.Tensor]:
         for order in orders:
-            content = None if self._is_closing else self._tiers[order.tier].read(order.slot, order.name)
+            is_over = self._is_closing or ticket in self._given_up
+            content = None if is_over else self._tiers[order.tier].read(order.slot, order.name)
             if content is None:
                 return
             yield content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.cache.prefix_index import BlockName
 from engine.ports import FetchOrder, KeptBlock, StoreOrder
@@ -75,8 +75,8 @@ class ScriptedMover:
     def give_up(self, ticket: int) -> None:
         self._given_up.add(ticket)
 
-    def fetch_s(self, num_blocks: int) -> float:
-        return num_blocks * self.block_s
+    def fetch_s(self, num_by_tier: Mapping[int, int]) -> float:
+        return sum(num_by_tier.values()) * self.block_s
 
     def tick(self) -> None:
         self._stores = [(left - 1, order) for left, order in self._stores]

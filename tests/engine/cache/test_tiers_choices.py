@@ -254,6 +254,23 @@ def test_who_would_gain_little_by_a_fetch_does_not_wait_for_it() -> None:
     harness.finish()
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_fetch_behind_another_is_expected_to_take_the_time_of_both(is_first: bool) -> None:
+    """Each would be worth waiting for alone, but one thread reads a tier."""
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    hang(mover)
+    mover.block_s = 1.0
+    teach(harness, token_s=0.5)
+    if not is_first:
+        harness.add(a_request("before", others(1)[0].prompt_ids, salt="s0"))
+    harness.add(a_request("again", PROMPT))
+    rest(harness)
+    assert (harness.reason("again") is None) == is_first
+    end_hanging(mover)
+    harness.finish()
+
+
 @pytest.mark.parametrize(("worth_s", "patience_s"), [(0.01, 0.1), (2.0, 2.0), (100.0, 10.0)])
 def test_a_fetch_is_waited_for_as_long_as_to_compute_would_take_within_bounds(
     worth_s: float, patience_s: float

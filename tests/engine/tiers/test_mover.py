@@ -96,7 +96,7 @@ def test_blocks_go_down_and_come_back(bench: Bench) -> None:
     assert bench.fetch(up(7, 2, 5), up(1, 1, 0)) == 2
     assert torch.equal(bench.cache.data[:, :, 7], before[:, :, 2])
     assert torch.equal(bench.cache.data[:, :, 1], before[:, :, 1])
-    assert bench.mover.fetch_s(10) > 0
+    assert bench.mover.fetch_s({0: 10}) > 0
 
 
 def test_a_block_that_is_given_away_before_it_is_read_is_not_stored(bench: Bench) -> None:
@@ -142,10 +142,10 @@ def test_what_follows_a_block_that_cannot_be_read_does_not_count(monkeypatch: py
 
 
 @pytest.fixture
-def pass_s(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """What lets time pass, and a fetch of two blocks in which each takes so long."""
     clock = [0.0]
-    monkeypatch.setattr("engine.tiers.mover.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
 
     def pass_s(seconds: float) -> None:
         clock[0] += seconds
@@ -169,9 +169,9 @@ def test_a_slow_fetch_is_forgotten(
     bench: Bench, pass_s: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch_in(bench, pass_s, monkeypatch, 2.0)
-    assert bench.mover.fetch_s(1) == pytest.approx(2.0)
+    assert bench.mover.fetch_s({0: 1}) == pytest.approx(2.0)
     pass_s(100.0)
-    assert bench.mover.fetch_s(1) < 0.01
+    assert bench.mover.fetch_s({0: 1}) < 0.01
 
 
 def test_what_was_forgotten_is_known_again_when_the_disk_is_as_slow_as_it_was(
@@ -180,7 +180,7 @@ def test_what_was_forgotten_is_known_again_when_the_disk_is_as_slow_as_it_was(
     """It was a surprise beside the little that was left of what was measured, and counted for no more than that."""
     for _ in range(3):
         fetch_in(bench, pass_s, monkeypatch, 2.0)
-        assert bench.mover.fetch_s(1) == pytest.approx(2.0)
+        assert bench.mover.fetch_s({0: 1}) == pytest.approx(2.0)
         pass_s(100.0)
 
 
@@ -189,11 +189,54 @@ def test_a_disk_that_slept_once_is_not_taken_for_slow(
 ) -> None:
     for block_s in (0.01, 10.0):
         fetch_in(bench, pass_s, monkeypatch, block_s)
-    assert bench.mover.fetch_s(1) <= 0.04
+    assert bench.mover.fetch_s({0: 1}) <= 0.04
     # And what is fast from then on is known for that.
     for _ in range(8):
         fetch_in(bench, pass_s, monkeypatch, 0.01)
-    assert bench.mover.fetch_s(1) < 0.02
+    assert bench.mover.fetch_s({0: 1}) < 0.02
+
+
+def test_what_was_read_of_a_fetch_that_was_given_up_tells_how_slow_the_disk_is(
+    bench: Bench, pass_s: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what was copied counted, and all of a batch was read, so a slow disk was asked again by each request."""
+    read = []
+
+    def read_slowly(slot: int, name: BlockName) -> torch.Tensor:
+        read.append(slot)
+        pass_s(0.5)
+        bench.mover.give_up(7)
+        return torch.zeros(bench.cache.block_bytes, dtype=torch.uint8)
+
+    monkeypatch.setattr(bench.host, "read", read_slowly)
+    assert bench.fetch(up(4, 1, 0), up(5, 2, 1), up(6, 3, 2)) == 0
+    assert read == [0]
+    assert bench.mover.fetch_s({0: 4}) == pytest.approx(2.0)
+
+
+def test_how_slow_a_disk_is_tells_nothing_of_host_memory(
+    pass_s: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was one estimate, so after a fetch from disk, host memory was not asked for up to a minute."""
+    cache, arrived = a_cache(), threading.Event()
+    tiers = [Host(cache.block_bytes, is_pinned=False) for _ in range(2)]
+    mover = TierMover(cache, tiers, torch.device("cpu"), arrived.set)
+
+    def reads_in(block_s: float) -> Callable[[int, BlockName], torch.Tensor]:
+        def read(slot: int, name: BlockName) -> torch.Tensor:
+            pass_s(block_s)
+            return torch.zeros(cache.block_bytes, dtype=torch.uint8)
+
+        return read
+
+    for tier, block_s in zip(tiers, (0.001, 1.0), strict=True):
+        monkeypatch.setattr(tier, "read", reads_in(block_s))
+    mover.fetch(1, [FetchOrder(BlockId(4 + tier), a_name(1), 0, tier, 0) for tier in range(2)])
+    assert arrived.wait(WAIT_S)
+    mover.close()
+    assert mover.fetch_s({0: 10}) == pytest.approx(0.01, rel=0.1)
+    assert mover.fetch_s({1: 10}) == pytest.approx(10.0)
+    assert mover.fetch_s({0: 10, 1: 1}) == pytest.approx(1.01, rel=0.1)
 
 
 def test_nothing_is_written_for_a_fetch_that_was_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
