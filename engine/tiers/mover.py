@@ -16,7 +16,7 @@ from engine.cache.blocks import BlockId
 from engine.kv_cache import KvCache
 from engine.ports import FetchOrder, KeptBlock, StoreOrder
 from engine.tiers.block_time import BlockTime
-from engine.tiers.cache_bytes import CacheBytes
+from engine.tiers.cache_bytes import CacheBytes, launched
 from engine.tiers.disk_slots import DiskSlots
 from engine.tiers.host_slots import HostSlots
 
@@ -44,6 +44,7 @@ class TierMover:
     ) -> None:
         self.capacities: Sequence[int] = [tier.num_slots for tier in tiers]
         self._tiers = tiers
+        self._device = device
         self._on_done = on_done
         self._num_at_once = max(1, COPIED_AT_ONCE_BYTES // cache.block_bytes)
         # Number of `abandon` calls per block: a store is dropped if it has changed by the time the block is read.
@@ -68,8 +69,10 @@ class TierMover:
 
     def store(self, orders: Sequence[StoreOrder]) -> None:
         """Enqueue copying blocks to their slots, in batches."""
+        after = launched(self._device)
         for some in _cut(orders, self._num_at_once):
-            self._storing[some[0].tier].submit(self._store, some, [self._lives[order.block] for order in some])
+            lives = [self._lives[order.block] for order in some]
+            self._storing[some[0].tier].submit(self._store, some, lives, after)
 
     def abandon(self, block: BlockId) -> None:
         """Invalidate copies of a block that has not been read yet."""
@@ -81,7 +84,7 @@ class TierMover:
 
     def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
         """Enqueue filling blocks from their slots, in batches, behind other fetches from the same farthest tier."""
-        self._fetching[max(order.tier for order in orders)].submit(self._fetch, ticket, orders)
+        self._fetching[max(order.tier for order in orders)].submit(self._fetch, ticket, orders, launched(self._device))
 
     def fetched(self) -> list[tuple[int, int]]:
         """Return the finished fetches."""
@@ -107,12 +110,12 @@ class TierMover:
         for tier in self._tiers:
             tier.close()
 
-    def _store(self, orders: Sequence[StoreOrder], lives: Sequence[int]) -> None:
+    def _store(self, orders: Sequence[StoreOrder], lives: Sequence[int], after: torch.cuda.Event | None) -> None:
         were_written = [False] * len(orders)
         try:
             # Behind a slow disk, most may have been abandoned by now.
             fresh = [i for i, order in enumerate(orders) if lives[i] == self._lives[order.block]]
-            contents = self._down[orders[0].tier].read([orders[i].block for i in fresh]) if fresh else ()
+            contents = self._down[orders[0].tier].read([orders[i].block for i in fresh], after) if fresh else ()
             for i, content in zip(fresh, contents, strict=True):
                 # Checked after the read: the content of a block abandoned before that may be partly overwritten.
                 were_written[i] = lives[i] == self._lives[orders[i].block] and self._write(orders[i], content)
@@ -134,11 +137,11 @@ class TierMover:
             return False
         return True
 
-    def _fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
+    def _fetch(self, ticket: int, orders: Sequence[FetchOrder], after: torch.cuda.Event | None) -> None:
         num_good, thread = 0, max(order.tier for order in orders)
         try:
             for some in _cut(orders, self._num_at_once):
-                num_filled = self._fill(ticket, some, self._up[thread])
+                num_filled = self._fill(ticket, some, self._up[thread], after)
                 num_good += num_filled
                 if num_filled < len(some):
                     break
@@ -148,7 +151,7 @@ class TierMover:
         self._fetched.append((ticket, num_good))
         self._on_done()
 
-    def _fill(self, ticket: int, orders: Sequence[FetchOrder], up: CacheBytes) -> int:
+    def _fill(self, ticket: int, orders: Sequence[FetchOrder], up: CacheBytes, after: torch.cuda.Event | None) -> int:
         """Fill blocks from one tier; return how many leading ones were filled, none of a fetch that was given up."""
         started_s = time.monotonic()
         contents = [*self._readable(ticket, orders)]
@@ -157,7 +160,7 @@ class TierMover:
         with self._writing:
             is_wanted = ticket not in self._given_up
             if is_wanted:
-                up.write([order.block for order in orders[: len(contents)]], contents)
+                up.write([order.block for order in orders[: len(contents)]], contents, after)
         # Of what was given up, too: from a slow tier, nothing else might ever be read.
         self._times[orders[0].tier].learn((time.monotonic() - started_s) / len(contents))
         return len(contents) if is_wanted else 0

@@ -31,7 +31,6 @@ FILES_THAT_ASK_FOR_THE_DATE: dict[str, str] = {
 }
 
 MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
-    "engine/tiers/cache_bytes.py": "tests/engine/tiers/test_mover.py copies by it in both directions",
     "app/http/json_route.py": "tests/app/http/test_api_properties.py sends it random and hostile JSON",
     "app/http/field_names.py": "tests/app/responses_api/test_asked.py reads the names that its errors tell",
     "app/messages_api/schemas.py": "tests/app/messages_api/test_asked.py sends every field and every wrong one",

@@ -177,9 +177,9 @@ def test_what_a_gpu_gave_to_the_host_is_what_was_computed(
     replays, model = Replays(monkeypatch), checkpoint("llama3")
     read = CacheBytes.read
 
-    def read_optimistically(cache: CacheBytes, blocks: Sequence[int]) -> torch.Tensor:
+    def read_optimistically(cache: CacheBytes, blocks: Sequence[int], after: torch.cuda.Event | None) -> torch.Tensor:
         with nullcontext() if replays.gpu is None else replays.gpu.order.optimistic():
-            return read(cache, blocks)
+            return read(cache, blocks, after)
 
     # A block that was given to another request meanwhile is not kept.
     monkeypatch.setattr(CacheBytes, "read", read_optimistically)

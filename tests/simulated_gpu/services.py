@@ -42,6 +42,12 @@ class CudaStream:
         if self._gpu.recording is not None:
             self._gpu.recording.operations.append((self.stream, other.stream))
 
+    def wait_event(self, event: CudaEvent) -> None:
+        """Have what comes on this stream wait for an event."""
+        self._gpu.forbid_in_recordings()
+        with self._gpu.order.lock:
+            self.stream.seen |= event.seen
+
     def synchronize(self) -> None:
         """Have the host wait."""
         self._gpu.forbid_in_recordings()
@@ -54,18 +60,18 @@ class CudaEvent:
     _gpu: Gpu
 
     def __init__(self, **_: Any) -> None:
-        self._seen = Clock()
+        self.seen = Clock()
 
-    def record(self) -> None:
-        """Stand for all that is on the current stream."""
+    def record(self, stream: CudaStream | None = None) -> None:
+        """Stand for all that is on a stream, or on the current one."""
         with self._gpu.order.lock:
-            self._seen = Clock(self._gpu.order.current.seen)
+            self.seen = Clock((self._gpu.order.current if stream is None else stream.stream).seen)
 
     def synchronize(self) -> None:
         """Have the host wait for it."""
         self._gpu.forbid_in_recordings()
         with self._gpu.order.lock:
-            self._gpu.order.host |= self._seen
+            self._gpu.order.host |= self.seen
 
     def elapsed_time(self, _: CudaEvent) -> float:
         """Return a time."""
