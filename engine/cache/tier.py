@@ -118,6 +118,11 @@ class Tier:
         else:
             self._free.append(order.slot)
 
+    def forget(self, name: BlockName) -> None:
+        """Free the slot of a name, which is the next to be written; ignore one that is not held, or being read."""
+        if name in self._slot_by_name and name not in self._reading:
+            self._free.append(self._slot_by_name.pop(name))
+
     def open(self, name: BlockName) -> int:
         """Return the slot of a held name and protect it from being overwritten until `close`."""
         self._reading.add(name)

@@ -126,6 +126,12 @@ class CacheTiers:
             assert self._mover is not None
             self._mover.abandon(block)
 
+    def forget(self, name: BlockName) -> None:
+        """Drop a block from all tiers, except where it is being read."""
+        for tier in self._tiers:
+            tier.forget(name)
+        self._forget_landmark(name)
+
     def give_up_one(self) -> bool:
         """Give up a fetch because a running request finds no free block; False if no fetch holds any."""
         return any(self._try_give_up(ticket) for ticket in [*self._fetch_by_ticket])

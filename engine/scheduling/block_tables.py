@@ -190,8 +190,10 @@ class BlockTables:
         if self._states is not None:
             self._states.drop_unsettled(rows)
 
-    def close(self, live: LiveRequest) -> None:
-        """Take a request's blocks back; named ones stay findable until they are reused."""
+    def close(self, live: LiveRequest, *, is_sound: bool = True) -> None:
+        """Take a request's blocks back; named ones stay findable until they are reused, unless it was not sound."""
+        if not is_sound:
+            self._forget(live)
         num_full = 0
         if self._has_index and live.request.retention_s:
             # A partial block has no name, so no other request could use it.
@@ -337,6 +339,18 @@ class BlockTables:
         if not self.tiers.are_there:
             return self.num_found(names)
         return self.tiers.num_had(names, lambda num_blocks: costs.saved_s(1, num_blocks * self._block_tokens))
+
+    def _forget(self, live: LiveRequest) -> None:
+        """Take the names of all that a failed request has computed or found: any of it may be why it has failed.
+
+        A copy to or from a tier that is about to end may bring a block back, until the next request fails by it.
+        """
+        names = live.names_of(live.num_settled // self._block_tokens, self._block_tokens) if self._has_index else []
+        for table in range(len(self._reach.windows)):
+            for part in (name_in(name, table) for name in names):
+                self.tiers.forget(part)
+                if part in self._index:
+                    self._reuse(self._index.block_of(part))
 
     def _reuse(self, block: BlockId) -> None:
         self.tiers.overwrite(block)

@@ -231,7 +231,7 @@ class Scheduler:
                 continue
             live.notes.note(row, self.step_clock, live.queued_at_s)
             if (error := result.error_by_request.get(request_id)) is not None:
-                # Its blocks stay unnamed: what a failed step wrote must not be shared.
+                # What it has computed must not be shared, in earlier steps either: only rows that draw are looked at.
                 is_grammar = request_id in result.unfollowable
                 self._end(live, FinishReason.UNFOLLOWABLE if is_grammar else FinishReason.FAILED, error=error)
                 continue
@@ -381,7 +381,7 @@ class Scheduler:
         if live.row is None:
             self._waiting.remove(live)
         else:
-            self._release(live)
+            self._release(live, is_sound=reason is not FinishReason.FAILED)
         del self._live[live.request.request_id]
         self.expected_hits.end(live.request.request_id)
         # Neither a pooled request nor one that had no turn, or was given up, tells how long the flow's answers are.
@@ -391,10 +391,10 @@ class Scheduler:
         self.counters.count_end(live, reason, self._clock())
         self._outbox.append(live.emission(drawn, reason=reason, pooled=pooled, error=error))
 
-    def _release(self, live: LiveRequest) -> None:
+    def _release(self, live: LiveRequest, *, is_sound: bool = True) -> None:
         live.notes.stop_decoding(self.step_clock)
         self._running.remove(live)
-        self._tables.close(live)
+        self._tables.close(live, is_sound=is_sound)
         self._rows.give_back(live)
         if live.request.adapter is not None:
             self._gate.unpin(live.request.adapter)

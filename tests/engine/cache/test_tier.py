@@ -83,6 +83,19 @@ def test_a_slot_that_was_not_written_is_free_again() -> None:
         assert (a_name(1) in tier) == was_written
 
 
+def test_a_name_that_is_forgotten_leaves_its_slot_unless_it_is_being_read() -> None:
+    tier = Tier(0, 2, [])
+    store(tier, 1, 2)
+    slot = tier.open(a_name(1))
+    tier.close(a_name(1), is_good=True)
+    tier.open(a_name(2))
+    for number in (1, 2, 3):
+        tier.forget(a_name(number))
+    assert (a_name(1) in tier, a_name(2) in tier) == (False, True)
+    let_go(tier, 4)
+    assert ordered(tier).slot == slot
+
+
 def test_an_abandoned_order_counts_until_it_ends() -> None:
     tier = Tier(0, 2, [])
     let_go(tier, 1)

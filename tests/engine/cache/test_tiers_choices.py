@@ -455,6 +455,21 @@ def test_for_what_has_no_room_little_is_looked_up(window: int, most: int) -> Non
     assert 0 < len(looked) <= most
 
 
+def test_what_a_request_found_that_failed_is_forgotten_by_all_tiers() -> None:
+    """It failed by it, perhaps; from a disk it would come back after every restart."""
+    harness = Harness(LARGE, mover=ScriptedMover([64, 64]), failing=frozenset({"bad"}))
+    serve(harness, a_request("first", PROMPT))
+    rest(harness)
+    assert all(held(harness))
+    harness.add(a_request("bad", PROMPT))
+    harness.finish()
+    rest(harness)
+    assert not any(held(harness))
+    assert not {*map(landmark, names_of(PROMPT))} & harness.scheduler.landmarks.copy()
+    serve(harness, a_request("next", PROMPT))
+    assert cached(harness, "next") == 0
+
+
 class SlowMover:
     """The part of a mover that stores; a test says when."""
 

@@ -448,6 +448,20 @@ def test_a_row_that_fails_ends_its_request_alone_and_leaves_nothing_to_share() -
     assert_right(harness, good, a_request("next", range(5, 14)))
 
 
+@pytest.mark.parametrize("num_snapshots", [0, 8])
+def test_what_a_row_that_fails_has_computed_in_earlier_steps_is_not_shared_either(num_snapshots: int) -> None:
+    """Rows that draw nothing are not looked at, so whoever began alike shared what may have failed, and failed, too."""
+    harness = Harness(a_config(max_batched_tokens=4, num_snapshots=num_snapshots), failing=frozenset({"bad"}))
+    harness.add(a_request("bad", range(5, 18)))
+    harness.finish()
+    assert harness.emissions["bad"][-1].finish_reason is FinishReason.FAILED
+    following = a_request("next", range(5, 18))
+    harness.add(following)
+    harness.finish()
+    assert harness.emissions["next"][0].num_cached_tokens == 0
+    assert_right(harness, following)
+
+
 def test_a_resumed_request_goes_on_where_it_was() -> None:
     whole = a_request("a", range(1, 8), max_tokens=10)
     tokens = answer_alone(whole, 64).token_ids
