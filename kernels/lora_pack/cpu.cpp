@@ -24,7 +24,7 @@ static inline float widen(float16 x) {
 
 using ::widen;
 
-// Mirrors `Matrix` of launch.py.
+// Mirrors `Matrix` of packing.py.
 struct Matrix {
     const void *from;
     int64_t dtype, rows, columns, form;
