@@ -13,6 +13,7 @@ from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored import Stored
 from engine.decoder.stored_int4 import StoredInt4
+from engine.decoder.stored_mxfp4 import GROUP as MXFP4_GROUP
 from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.errors import ConfigError
 from engine.resolve import BYTES_BY_DTYPE, Hardware
@@ -20,7 +21,7 @@ from kernels.packed_linear_int4.reference import GROUPS, group_of
 
 _logger = logging.getLogger(__name__)
 
-SCALE_BYTES, ZERO_BYTES, MXFP4_GROUP = 4, 1, 32
+SCALE_BYTES, ZERO_BYTES = 4, 1
 
 
 def held_bytes(spec: ModelSpec, config: ResolvedConfig, *, in_panels: bool) -> int:

@@ -8,12 +8,13 @@ Static input scales in a checkpoint are ignored: the engine quantizes inputs per
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.decoder.stored_fp8 import StoredFp8
+from engine.loading.numbers import Read
 from kernels.streamed_linear.reference import Fp8Matrix
 
 
@@ -54,9 +55,7 @@ class Fp8Weight:
         return Fp8Matrix.of(self.held, self.scales)
 
 
-def read_fp8(
-    read: Callable[[str], torch.Tensor], module: str, stored: StoredFp8, dtype: torch.dtype
-) -> Fp8Weight | torch.Tensor:
+def read_fp8(read: Read, module: str, stored: StoredFp8, dtype: torch.dtype) -> Fp8Weight | torch.Tensor:
     """Return the weight of one linear module; `read` returns its tensors by name.
 
     Dequantizes it unless a GPU multiplies by it as stored.

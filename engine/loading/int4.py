@@ -17,13 +17,14 @@ AutoAWQ's "gemm" version and of GPTQModel (with transformers), as in checkpoints
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.decoder.stored_int4 import COMPRESSED, StoredInt4
 from engine.errors import CheckpointError
+from engine.loading.numbers import Read
 from kernels.streamed_linear.reference import Int4Matrix, pack_int4
 
 MIDDLE = 8
@@ -76,9 +77,7 @@ class Int4Weight:
         return pack_int4(self.levels, self.scales.to(self.dtype), self.zeros)
 
 
-def read_int4(
-    read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype
-) -> Int4Weight | torch.Tensor:
+def read_int4(read: Read, module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight | torch.Tensor:
     """Unpack the weight of one linear module, whose tensors `read` returns by name; dequantize unless `stored.stays`.
 
     Raises:
@@ -94,7 +93,7 @@ def read_int4(
     return ((weight.levels.float() - zeros) * scales).to(dtype)
 
 
-def _unpacked(read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight:
+def _unpacked(read: Read, module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight:
     if stored.method == COMPRESSED:
         return _read_compressed(read, module, stored, dtype)
     packed, zeros, scales = (read(f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
@@ -105,9 +104,7 @@ def _unpacked(read: Callable[[str], torch.Tensor], module: str, stored: StoredIn
     return Int4Weight(levels=levels.contiguous(), scales=scales, zeros=zeros.to(torch.int32), dtype=dtype)
 
 
-def _read_compressed(
-    read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype
-) -> Int4Weight:
+def _read_compressed(read: Read, module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight:
     scales = read(f"{module}.weight_scale").t().contiguous()
     if stored.has_zeros:
         zeros = unpack(read(f"{module}.weight_zero_point").t(), IN_ORDER).to(torch.int32)

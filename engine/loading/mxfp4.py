@@ -8,11 +8,11 @@ of range. Source: Open Compute Project, 2023 (OCP Microscaling Formats specifica
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from engine.loading.numbers import Read
 from kernels.packed_linear_int4.reference import E2M1
 
 BIAS = 127
@@ -71,7 +71,7 @@ class Mxfp4Weight:
         return Mxfp4Weight(blocks=self.blocks[start:end], exponents=self.exponents[start:end], dtype=self.dtype)
 
 
-def read_mxfp4(read: Callable[[str], torch.Tensor], module: str, dtype: torch.dtype) -> Mxfp4Weight:
+def read_mxfp4(read: Read, module: str, dtype: torch.dtype) -> Mxfp4Weight:
     """Return the experts stacked along their output rows; `read` returns their tensors by name.
 
     The tensors are `blocks` [experts, out, in / 32, 16] and `scales` [experts, out, in / 32], both uint8.

@@ -21,6 +21,7 @@ from engine.errors import CheckpointError
 from kernels.packed_linear_int4.reference import E2M1
 
 Read = Callable[[str], torch.Tensor]
+"""Returns a tensor of a checkpoint by its name."""
 
 
 def read_int8(read: Read, module: str, stored: StoredInt8, dtype: torch.dtype) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,10 +15,9 @@ from engine.loading import fp8, int4
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.mxfp4 import Mxfp4Weight, read_mxfp4
-from engine.loading.numbers import read_bnb4, read_int8, read_nvfp4
+from engine.loading.numbers import Read, read_bnb4, read_int8, read_nvfp4
 
 Weight = torch.Tensor | Int4Weight | Fp8Weight | Mxfp4Weight
-Read = Callable[[str], torch.Tensor]
 
 
 def dense(weight: Weight) -> torch.Tensor:
