@@ -8,12 +8,11 @@ import torch
 from torch.nn import functional
 
 from adapters.tensor_names import ROUTER
-from engine.attention import AttentionBatch
+from engine.attention import AttentionBatch, Chunk, DecodeGroup
 from engine.cpu.linear import Linear
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.expert_products import ExpertWeights, MixtureProduct, RoutedExperts, expert_change
-from engine.gathering import Chunk, DecodeGroup
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight, dense
 from engine.lora import AdapterSegment, HeadNorms, LoraBatch, LoraProducts
@@ -105,9 +104,10 @@ class Backend:
             rotary_dim=form.rope.rotary_dim(cache.k.shape[-1]),
         )
         out = torch.empty_like(q)
-        for group in batch.gathered.decodes:
+        decodes, chunks = batch.gathered
+        for group in decodes:
             self._attend_decodes(q, cache, group, form, sinks, out)
-        for chunk in batch.gathered.chunks:
+        for chunk in chunks:
             own = q[chunk.start : chunk.end]
             out[chunk.start : chunk.end] = self._attend_chunk(own, cache, chunk, form, sinks)
         return out

@@ -62,7 +62,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/replica/replica_server.py": "tests/deployments/gateway/test_gateway.py calls, cancels and kills it",
     "deployments/classifiers/cross_encoder.py": "test_reranking.py compares its scores with transformers",
     "deployments/classifiers/sequence_window.py": "test_reranking.py reads the windows of several kinds",
-    "engine/attention.py": "tests/engine/test_backend.py attends by it with every backend",
     "engine/buffers.py": "tests/parity compares what is computed from them with transformers",
     "engine/build.py": "tests/parity builds every engine by it",
     "engine/cpu/build.py": "tests/parity builds every engine on a CPU by it",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.gathering import chunk_mask
+from engine.attention import chunk_mask
 
 
 def test_a_chunk_sees_itself_and_what_came_before() -> None:
