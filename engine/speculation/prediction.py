@@ -17,7 +17,11 @@ FIRST_ACCEPTANCE = 0.9
 
 
 class Prediction:
-    """Follows the answer through its prediction. `acceptance` is that of `engine.speculation.drafter.Guesses`."""
+    """Follows the answer through its prediction.
+
+    Attributes:
+        acceptance: the probability that a draft token is right if those before it are, 0 to 1; the drafter learns it.
+    """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.acceptance = FIRST_ACCEPTANCE

@@ -21,9 +21,10 @@ FIRST_ACCEPTANCE = 0.5
 
 
 class PromptLookup:
-    """Looks up the prompt and output of one request. `acceptance` is that of `engine.speculation.drafter.Guesses`.
+    """Looks up the prompt and output of one request; if two n-grams collide in the table, the newer one remains.
 
-    If two n-grams collide in the table, the newer one replaces the older.
+    Attributes:
+        acceptance: the probability that a draft token is right if those before it are, 0 to 1; the drafter learns it.
     """
 
     def __init__(self, prompt_ids: Sequence[int], max_output: int) -> None:
