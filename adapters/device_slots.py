@@ -51,8 +51,6 @@ class DeviceSlots:
 
     def __init__(self, num_slots: int | None, max_bytes: int, reserve_s: float = 1.0) -> None:
         self._num_slots = sys.maxsize if num_slots is None else num_slots
-        if self._num_slots < 1:
-            raise ValueError(f"num_slots is {num_slots}, and at least 1 is needed")
         self._max_bytes = max_bytes
         self._own_bytes = 0
         self._lent = LentPages()

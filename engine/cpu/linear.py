@@ -24,7 +24,6 @@ class Linear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
         self._bias = bias
         self._packed = _can_pack(weight)
         self._weight = _pack(weight) if self._packed else weight.contiguous()
