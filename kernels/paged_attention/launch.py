@@ -11,8 +11,8 @@ from kernels import architecture
 from kernels.overlap import overlap
 from kernels.paged_attention.decode_kernel import decode_attention_kernel
 from kernels.paged_attention.prefill_kernel import prefill_attention_kernel
+from kernels.paged_attention.search import num_tiles
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
-from kernels.search import num_tiles
 
 MIN_TILE = 16
 """Rows of the smallest tile of matrix instructions."""

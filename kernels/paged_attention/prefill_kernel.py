@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.overlap import take_turn
-from kernels.search import place_of
+from kernels.paged_attention.search import place_of
 
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])

@@ -86,7 +86,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/step.py": "tests/engine/scripted.py checks every promise of a plan",
     "engine/scheduling/step_draft.py": "tests/engine/scheduling/test_scheduler_properties.py holds it to the budget",
     "engine/cpu/called_states.py": "tests/engine/fallback/test_state_functions.py computes by it",
-    "kernels/search.py": "tests/kernels/gpu finds rows and segments by it",
     "loadtest/gpu/__main__.py": "it needs a GPU; its parts are run by tests/loadtest/test_gpu.py",
     "loadtest/gpu/attention.py": "tests/loadtest/test_gpu.py attends by all of it, and by others",
     "loadtest/gpu/bench.py": "tests/loadtest/test_gpu.py measures every kernel by it",
