@@ -17,36 +17,15 @@ import torch
 
 from adapters.experts import expert_module
 from adapters.identity import AdapterDigest
-from adapters.tensor_names import ROUTER, WHOLE_MODEL
+from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights
+from engine.adapter_tables import EXPERT_MODULES, HEAD_NORMS
 from kernels.experts.reference import Part
 from kernels.lora_expand.reference import lora_expand
 from kernels.lora_experts.reference import lora_experts
 from kernels.lora_gather.reference import lora_gather
 from kernels.lora_logits.reference import lora_logits
 from kernels.lora_shrink.reference import lora_shrink
-
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Order of modules in an adapter's table of matrices; modules that share an input are adjacent."""
-
-EXPERT_MODULES: dict[Part, tuple[str, ...]] = {
-    "gate_up": ("gate_up_proj", "gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-"""Modules that an adapter may have for each product of an expert; `up_proj` is the second half of its outputs."""
-EXPERT_ENTRIES = {"gate_up_proj": 0, "gate_proj": 0, "up_proj": 1, "down_proj": 2}
-"""Entry of each module among those of its expert; a fused gate and up takes the entry of the gate."""
-ENTRIES_OF_EXPERT = 3
-
-HEAD_NORMS = ("q_norm", "k_norm")
-ENTRIES = (
-    *MODULES,
-    *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    *HEAD_NORMS,
-    ROUTER,
-)
-WHOLE_ENTRIES = ("own embed_tokens", "embed_tokens", "norm", "own lm_head", "lm_head")
-"""Entries of the whole model; matrices that replace the base's ("own") have entries apart from low-rank products."""
 
 Segment = tuple[AdapterDigest | None, int, int]
 """(adapter or None for the base model, start, end): a half-open range of the batch's tokens."""
@@ -76,32 +55,6 @@ class AdapterSegment:
     weights: AdapterWeights
     start: int
     end: int
-
-
-def entry_of(layer: int, module: str, entries: Sequence[str] = ENTRIES) -> int:
-    """Return the index of a module in an adapter's table; entries of the whole model precede those of layer 0.
-
-    Args:
-        entries: of each layer: `ENTRIES`, and others behind them.
-    """
-    names = WHOLE_ENTRIES if layer == WHOLE_MODEL else entries
-    return (layer - WHOLE_MODEL) * len(entries) + names.index(module)
-
-
-def expert_entry(layer: int, module: str, num_experts: int) -> int:
-    """Return the index of an expert's module, named as in `adapters.experts`, in an adapter's table of experts."""
-    _, expert, projection = module.split(".")
-    return (layer * num_experts + int(expert)) * ENTRIES_OF_EXPERT + EXPERT_ENTRIES[projection]
-
-
-def product_entry(layer: int, part: Part, num_experts: int) -> int:
-    """Return the first index of a product of a layer's first expert in a table of experts."""
-    return expert_entry(layer, expert_module(0, EXPERT_MODULES[part][0]), num_experts)
-
-
-def num_entries(part: Part) -> int:
-    """Return how many entries of an expert belong to a product."""
-    return len({EXPERT_ENTRIES[module] for module in EXPERT_MODULES[part]})
 
 
 def collect_segments(segments: Iterable[Segment], weights_of: WeightsOf) -> tuple[AdapterSegment, ...]:

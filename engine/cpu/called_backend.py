@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.adapter_tables import ENTRIES
 from engine.attention import AttentionBatch
 from engine.backend import Backend, Product
 from engine.cpu.called_lora import CalledLora
@@ -22,7 +23,7 @@ from engine.decoder.model_spec import ModelSpec
 from engine.expert_products import RoutedExperts
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
-from engine.lora import ENTRIES, AdapterSegment, HeadNorms, LoraProducts
+from engine.lora import AdapterSegment, HeadNorms, LoraProducts
 from engine.state_kernels import StateKernels
 from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
@@ -54,7 +55,8 @@ class CalledBackend(Backend):
         dtype: of weights, activations and cache.
         quantization: "int8" or "int4" to quantize linear layers, and the output matrix as `lay_out_vocabulary` does;
             None to keep each weight's format, 4-bit ones too.
-        entries: of each layer in the table of an adapter laid out for our kernels, as in `engine.lora.entry_of`.
+        entries: of each layer in the table of an adapter laid out for our kernels, as in
+            `engine.adapter_tables.entry_of`.
     """
 
     def __init__(

@@ -7,8 +7,9 @@ from functools import cached_property
 
 import torch
 
+from engine.adapter_tables import entry_of, num_entries, product_entry
 from engine.cpu.native_lora import PanelAdapter, padded_rank, table_of
-from engine.lora import AdapterSegment, LoraBatch, cut_segments, entry_of, num_entries, product_entry
+from engine.lora import AdapterSegment, LoraBatch, cut_segments
 from kernels.experts.reference import Part
 from kernels.program import Pool
 
@@ -17,7 +18,7 @@ class CalledLora(LoraBatch):
     """A `LoraBatch` whose adapters are `PanelAdapter`s of linear modules and experts.
 
     Args:
-        entries: as in `engine.lora.entry_of`.
+        entries: as in `engine.adapter_tables.entry_of`.
     """
 
     def __init__(

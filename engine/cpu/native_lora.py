@@ -19,18 +19,17 @@ import torch
 from adapters.experts import is_of_experts
 from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Extras, RawAdapter
-from engine.errors import EngineError
-from engine.lora import (
+from engine.adapter_tables import (
     ENTRIES,
     ENTRIES_OF_EXPERT,
     HEAD_NORMS,
-    AdapterSegment,
-    HeadNorms,
     entry_of,
     expert_entry,
     num_entries,
     product_entry,
 )
+from engine.errors import EngineError
+from engine.lora import AdapterSegment, HeadNorms
 from kernels.experts.reference import Part
 from kernels.lora_pack.packing import Packing, lora_pack
 from kernels.lora_pack.reference import Form
@@ -47,7 +46,7 @@ class PanelAdapter(AdapterWeights):
     Args:
         source: the adapter as read from its files.
         num_experts: experts of a layer.
-        entries: as in `engine.lora.entry_of`.
+        entries: as in `engine.adapter_tables.entry_of`.
 
     Attributes:
         table: [(1 + layers) * entries, 5] int64; valid as long as this object lives.

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from adapters.tensor_names import WHOLE_MODEL
+from engine.adapter_tables import HEAD_NORMS
 from engine.attention import AttentionBatch
 from engine.backend import Backend, Product
 from engine.decoder.layer_forms import LayerForm
@@ -21,7 +22,7 @@ from engine.decoder.spec import DecoderSpec
 from engine.expert_products import ExpertWeights, MixtureProduct
 from engine.kv_cache import KvCache, LayerCache
 from engine.loading.weight import Weight
-from engine.lora import HEAD_NORMS, AdapterSegment, HeadNorms, LoraProducts, change_norms
+from engine.lora import AdapterSegment, HeadNorms, LoraProducts, change_norms
 from engine.step import StateMoves
 
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]

@@ -17,21 +17,12 @@ from enum import IntEnum
 import torch
 
 from adapters.tensor_names import WHOLE_MODEL
+from engine.adapter_tables import ENTRIES, HEAD_NORMS, entry_of, num_entries, product_entry
 from engine.errors import EngineError
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging
 from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
-from engine.lora import (
-    ENTRIES,
-    HEAD_NORMS,
-    AdapterSegment,
-    HeadNorms,
-    LinearProducts,
-    cut_segments,
-    entry_of,
-    num_entries,
-    product_entry,
-)
+from engine.lora import AdapterSegment, HeadNorms, LinearProducts, cut_segments
 from engine.sampling.placing import placed
 from kernels.experts.reference import Part
 from kernels.experts.routing import Routing
@@ -59,7 +50,7 @@ class TritonLora:
         max_segments, max_tokens: of a step.
         max_rank: of any adapter.
         is_mixture: whether the model has experts, which adapters may change.
-        entries: as in `engine.lora.entry_of`.
+        entries: as in `engine.adapter_tables.entry_of`.
 
     Attributes:
         scope: of the step's adapters.

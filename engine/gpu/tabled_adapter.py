@@ -21,14 +21,7 @@ import torch
 from adapters.experts import expert_module
 from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras, MovableWeights
-from engine.lora import (
-    ENTRIES,
-    ENTRIES_OF_EXPERT,
-    EXPERT_ENTRIES,
-    WHOLE_ENTRIES,
-    entry_of,
-    expert_entry,
-)
+from engine.adapter_tables import ENTRIES, ENTRIES_OF_EXPERT, EXPERT_ENTRIES, WHOLE_ENTRIES, entry_of, expert_entry
 from kernels.lora_shrink.launch import whole_rows
 
 ALIGNED_BYTES = 16

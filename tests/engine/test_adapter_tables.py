@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.adapter_tables import entries_of, num_experts_of
+from engine.adapter_tables import ENTRIES, entries_of, num_experts_of
 from engine.loading.spec import read_model_spec
-from engine.lora import ENTRIES
 from tests.engine.fallback.saved import save
 
 EXPERTS = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection
+from engine.adapter_tables import ENTRIES
 from engine.cpu.called_backend import CalledBackend
 from engine.cpu.called_lora import CalledLora
 from engine.cpu.native_lora import PanelAdapter
 from engine.errors import EngineError
-from engine.lora import ENTRIES, AdapterSegment, LoraBatch
+from engine.lora import AdapterSegment, LoraBatch
 from kernels.native import NativeKernels
 from kernels.program import Pool
 

@@ -11,11 +11,12 @@ import torch
 
 from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights
+from engine.adapter_tables import ENTRIES
 from engine.errors import EngineError
 from engine.gpu.adapters import AdapterScope, TritonLora
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.tabled_adapter import TabledAdapter
-from engine.lora import ENTRIES, AdapterSegment, LinearProducts, LoraBatch
+from engine.lora import AdapterSegment, LinearProducts, LoraBatch
 from kernels import overlap
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.recording import Launch, recording

@@ -7,8 +7,8 @@ import torch
 
 from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras
+from engine.adapter_tables import ENTRIES
 from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
-from engine.lora import ENTRIES
 from tests.adapters.handmade import packed
 from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, LAYERS, VOCAB, make_sources, raw, tabled
 
