@@ -15,10 +15,10 @@ from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.kv_cache import KvCache
 from engine.lora import AdapterSegment, Segment, WeightsOf, collect_segments
 from engine.metrics import StepTimes
+from engine.placing import placed
 from engine.pooling import Pooler, Vector, packed, pooled_ranges
 from engine.request import RequestId
 from engine.sampling.logprobs import read_told, tell
-from engine.sampling.placing import placed
 from engine.sampling.sampler import NOT_FINITE, Drawing, Sampler
 from engine.speculation.verifying import draw_behind
 from engine.step import StepPlan, StepResult, StepRow

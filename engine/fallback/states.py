@@ -15,7 +15,7 @@ import torch
 
 from engine.fallback.spec import StateForm, StateKey, StateKind
 from engine.fallback.state_caches import StatesOfPart, StatesOfSingles
-from engine.sampling.placing import placed
+from engine.placing import placed
 from engine.step import Snapshot, StateMoves
 from kernels.arena import lazy_zeros
 from kernels.state_rows import StateRows

@@ -23,7 +23,7 @@ from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging
 from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
 from engine.lora import AdapterSegment, HeadNorms, LinearProducts, cut_segments
-from engine.sampling.placing import placed
+from engine.placing import placed
 from kernels.experts.reference import Part
 from kernels.experts.routing import Routing
 from kernels.lora_expand.launch import lora_expand

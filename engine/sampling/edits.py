@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.placing import placed
 from engine.request import SamplingParams
-from engine.sampling.placing import placed
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from engine.errors import GrammarError, RequestError
-from engine.sampling.placing import placed
+from engine.placing import placed
 
 if TYPE_CHECKING:
     # An engine whose requests use no grammar runs without the library.

@@ -18,7 +18,6 @@ class RowState:
     params: SamplingParams
     prompt_ids: Sequence[int]
     stop_ids: tuple[int, ...]
-    has_penalties: bool
     edits: LogitEdits | None
     follower: GrammarFollower | None
     repeats: RepeatPenalties | None
@@ -43,7 +42,7 @@ class Lineup:
         lines = list(enumerate(states))
         self.told = [line for line, state in lines if state.params.num_logprobs is not None]
         self.edited = [line for line, state in lines if state.edits is not None or state.follower is not None]
-        self.penalized = [line for line, state in lines if state.has_penalties]
+        self.penalized = [line for line, state in lines if state.params.has_penalties]
         self.repeated = [line for line, state in lines if state.repeats is not None]
         self.delayed = [line for line, state in lines if state.params.min_tokens > 0]
         self.followed = sorted({*self.edited, *self.repeated})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.request import TokenLogprobs
-from engine.sampling.logits import select_top_k
+from engine.sampling.truncation import select_top_k
 
 
 def tell(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.sampling.placing import placed
+from engine.placing import placed
 from kernels.token_choice.reference import DrawKeys, philox_4x32
 
 _WORD = 0xFFFFFFFF

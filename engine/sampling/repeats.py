@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.placing import placed
 from engine.request import DryPenalty, LzPenalty, Request
-from engine.sampling.placing import placed
 
 Edits = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Distinct token ids and what is subtracted from their logits, [n] each."""

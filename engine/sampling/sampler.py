@@ -23,16 +23,26 @@ from typing import Protocol
 
 import torch
 
+from engine.placing import placed
 from engine.request import Request, SamplingParams, TokenLogprobs
 from engine.sampling.edits import LogitEdits
 from engine.sampling.grammar import GrammarFollower, GrammarStore
 from engine.sampling.lineup import Lineup, RowState
-from engine.sampling.logits import Candidates, Penalties, keep_min_p, keep_top_p, penalize, scale, select_top_k
+from engine.sampling.logits import penalize, scale
 from engine.sampling.logprobs import read_told, tell
-from engine.sampling.placing import placed
 from engine.sampling.random import draw_keys, uniforms
 from engine.sampling.repeats import RepeatPenalties
-from engine.sampling.truncation import exclude_top_choices, keep_epsilon, keep_eta, keep_top_n_sigma, keep_typical
+from engine.sampling.truncation import (
+    Candidates,
+    exclude_top_choices,
+    keep_epsilon,
+    keep_eta,
+    keep_min_p,
+    keep_top_n_sigma,
+    keep_top_p,
+    keep_typical,
+    select_top_k,
+)
 from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_of_all, race
 
 NOT_FINITE = "The model computed no finite numbers for this request."
@@ -133,7 +143,6 @@ class Sampler:
             output_ids: all tokens that it has generated so far, here or elsewhere.
         """
         params = request.params
-        has_penalties = params.has_penalties
         follower = None
         if params.grammar is not None:
             assert self._grammars is not None
@@ -145,15 +154,14 @@ class Sampler:
             params=params,
             prompt_ids=request.prompt_ids,
             stop_ids=tuple(sorted(i for i in stop_ids if 0 <= i < self._vocab_size)),
-            has_penalties=has_penalties,
             edits=LogitEdits.of(params, self._vocab_size, output_ids, self._device),
             follower=follower,
             repeats=RepeatPenalties.of(request, self._vocab_size, output_ids),
         )
-        if has_penalties:
+        if params.has_penalties:
             in_prompt, output_counts = self._penalty_tables()
             # A draft model admits a request again for each draft: reading a long prompt takes many times longer.
-            if before is None or not before.has_penalties or before.prompt_ids is not request.prompt_ids:
+            if before is None or not before.params.has_penalties or before.prompt_ids is not request.prompt_ids:
                 in_prompt[row] = False
                 in_prompt[row].index_fill_(0, placed(request.prompt_ids, self._device), True)
             outputs = placed(output_ids, self._device)
@@ -256,7 +264,7 @@ class Sampler:
         if state.repeats is not None:
             for token_id in forced:
                 state.repeats.note(token_id)
-        if forced and state.has_penalties:
+        if forced and state.params.has_penalties:
             ids = placed(forced, self._device)
             self._penalty_tables()[1][row].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         return forced
@@ -269,12 +277,14 @@ class Sampler:
         index = placed(lines, self._device)
         table_rows = placed([lineup.rows[line] for line in lines], self._device)
         params = [lineup.params[line] for line in lines]
-        penalties = Penalties(
+        logits[index] = penalize(
+            logits[index],
+            in_prompt[table_rows],
+            output_counts[table_rows],
             repetition=_column([p.repetition_penalty for p in params], self._device),
             frequency=_column([p.frequency_penalty for p in params], self._device),
             presence=_column([p.presence_penalty for p in params], self._device),
         )
-        logits[index] = penalize(logits[index], penalties, in_prompt[table_rows], output_counts[table_rows])
 
     def _mask_stops(self, logits: torch.Tensor, lineup: Lineup, positions: Sequence[int]) -> None:
         masked = [

@@ -1,13 +1,65 @@
-"""Truncation of a distribution beyond top-k, top-p and min-p.
+"""Truncation of a distribution to the tokens that a draw chooses from.
 
-Each function takes scores [rows, n], natural logarithms of probabilities up to a constant per row (-inf where already
-truncated), and parameters [rows, 1]. At least one token is always kept, and a neutral parameter changes nothing. Sums
-are in float64, so that devices agree on the cut.
+Functions take scores [rows, n], natural logarithms of probabilities up to a constant per row (-inf where already
+truncated), and, but for `select_top_k`, parameters [rows, 1]. They treat rows independently, at least one token is
+always kept, and a neutral parameter changes nothing. Sums are in float64, so that devices agree on the cut.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The tokens that a draw chooses from.
+
+    Attributes:
+        scores: [rows, n] float32, log-probabilities up to a constant per row; -inf where truncated.
+        token_ids: [rows, n] int64, or None where column i is token i.
+    """
+
+    scores: torch.Tensor
+    token_ids: torch.Tensor | None
+
+
+def select_top_k(scores: torch.Tensor, top_k: int) -> Candidates:
+    """Return the `top_k` likeliest tokens of each row, or all if it has fewer; likeliest first, equal ones by id.
+
+    Score and id are packed into one integer that orders like the pair, because `topk` alone breaks ties differently on
+    every device. A row with NaN gets meaningless ids, and raises no error that would fail the other rows.
+    """
+    vocab_size = scores.shape[1]
+    # Adding zero turns -0.0 into 0.0. Read as signed integers, floats of one sign sort by their bits: negative ones in
+    # reverse, which flipping all bits but the sign undoes.
+    bits = (scores + 0.0).view(torch.int32)
+    ordered = bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    descending_id = torch.arange(vocab_size - 1, -1, -1, device=scores.device)
+    keys = (ordered.to(torch.int64) << 32).bitwise_or_(descending_id)
+    top = keys.sort(dim=-1, descending=True).values if top_k >= vocab_size else keys.topk(top_k, dim=-1).values
+    token_ids = (vocab_size - 1) - top.bitwise_and_(0xFFFFFFFF)
+    return Candidates(scores=scores.gather(1, token_ids), token_ids=token_ids)
+
+
+def keep_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Mask tokens less than `min_p` [rows, 1] times as likely as the row's likeliest (Nguyen et al., 2024, min-p)."""
+    return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + min_p.log(), -torch.inf)
+
+
+def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Mask all but the smallest set of tokens with total probability at least `top_p` [rows, 1].
+
+    Scores [rows, n] are sorted, likeliest first; the first is always kept. The sum is in float64, so that devices agree
+    on the cut, and over probabilities relative to the likeliest token's: equally likely tokens then add whole numbers,
+    and the cut is exact. Source: nucleus sampling (Holtzman et al., 2020, section 3.1).
+    """
+    wide = scores.double()
+    masses = (wide - wide.amax(dim=-1, keepdim=True)).exp()
+    is_out = masses.cumsum(dim=-1) - masses >= top_p * masses.sum(dim=-1, keepdim=True)
+    is_out[:, 0] = False
+    return scores.masked_fill(is_out, -torch.inf)
 
 
 def keep_top_n_sigma(scores: torch.Tensor, n: torch.Tensor) -> torch.Tensor:

@@ -29,8 +29,8 @@ def choose_tokens(
 
     Args:
         knobs: [rows, 4] float64: temperature, 0 for greedy; the natural logarithm of min-p; top-k, 0 for all; top-p, 1
-            for all. `engine.sampling.logits` defines which tokens are kept; `kernels.token_choice.truncation` keeps the
-            same.
+            for all. `engine.sampling.truncation` defines which tokens are kept; `kernels.token_choice.truncation` keeps
+            the same.
         seeds: [rows, 2] int64: the seed, and the position of the draw, below 2^31.
         arrived: `counters`, not shared with a concurrent launch.
     """

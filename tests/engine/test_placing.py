@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.sampling.placing import placed
+from engine.placing import placed
 
 
 def test_numbers_lie_as_they_were_named() -> None:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.placing import placed
 from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
-from engine.sampling.placing import placed
 from engine.sampling.sampler import Sampler, SampleResult
 from tests.oracles import naive_sampler
 

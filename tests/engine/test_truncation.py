@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.random import draw_keys, uniforms
@@ -11,12 +11,21 @@ from engine.sampling.truncation import (
     exclude_top_choices,
     keep_epsilon,
     keep_eta,
+    keep_min_p,
     keep_top_n_sigma,
+    keep_top_p,
     keep_typical,
+    select_top_k,
 )
 from tests.engine.test_sampler import CPU, make_params, make_request
 
+# Multiples of 1/8 are exact in float32, and make ties likely.
+LOGITS = st.lists(st.integers(-80, 80).map(lambda i: i / 8), min_size=1, max_size=40)
 SCORES = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]).log()
+
+
+def row(values: list[float]) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.float32)
 
 
 def column(value: float) -> torch.Tensor:
@@ -25,6 +34,62 @@ def column(value: float) -> torch.Tensor:
 
 def left(scores: torch.Tensor) -> list[int]:
     return scores[0].isfinite().nonzero().squeeze(1).tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(LOGITS, st.integers(1, 50))
+def test_top_k_keeps_exactly_k_of_the_likeliest_and_breaks_ties_by_id(values: list[float], k: int) -> None:
+    candidates = select_top_k(row(values), k)
+    expected = sorted(range(len(values)), key=lambda i: (-values[i], i))[:k]
+    assert candidates.token_ids is not None
+    assert candidates.token_ids[0].tolist() == expected
+    assert candidates.scores[0].tolist() == [values[i] for i in expected]
+
+
+@settings(max_examples=50, deadline=None)
+@given(LOGITS, st.floats(0.01, 0.99))
+def test_top_p_keeps_the_smallest_set_that_has_the_mass(values: list[float], top_p: float) -> None:
+    scores = select_top_k(row(values), len(values)).scores
+    is_kept = keep_top_p(scores, torch.tensor([[top_p]]))[0].isfinite()
+    mass = torch.softmax(scores.double(), -1)[0]
+    count = int(is_kept.sum())
+    assert is_kept[:count].all()
+    assert count >= 1
+    tolerance = 1e-6
+    assert mass[:count].sum() >= top_p - tolerance
+    assert count == 1 or mass[: count - 1].sum() < top_p + tolerance
+
+
+def test_equally_likely_tokens_are_cut_exactly_wherever_their_scores_lie() -> None:
+    for tenths in range(100):
+        scores = torch.full((1, 16), -tenths / 10)
+        assert keep_top_p(scores, torch.tensor([[11 / 16]]))[0].isfinite().tolist() == [True] * 11 + [False] * 5, tenths
+        assert keep_min_p(scores, torch.tensor([[1.0]])).isfinite().all()
+
+
+def test_zero_is_as_likely_as_the_zero_below_it() -> None:
+    token_ids = select_top_k(row([-0.0, 0.0, -0.0]), 3).token_ids
+    assert token_ids is not None
+    assert token_ids.tolist() == [[0, 1, 2]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(LOGITS, st.floats(0.0, 1.0))
+def test_min_p_keeps_tokens_by_their_ratio_to_the_likeliest(values: list[float], min_p: float) -> None:
+    scores = row(values)
+    probabilities = torch.softmax(scores.double(), -1)[0]
+    ratio = probabilities / probabilities.max()
+    is_kept = keep_min_p(scores, torch.tensor([[min_p]]))[0].isfinite()
+    clear = (ratio - min_p).abs() > 1e-5
+    assert torch.equal(is_kept[clear], (ratio >= min_p)[clear])
+    assert is_kept[probabilities.argmax()]
+
+
+def test_a_row_of_nan_does_not_disturb_its_neighbours() -> None:
+    scores = torch.stack([torch.full((8,), torch.nan), torch.arange(8.0)])
+    candidates = select_top_k(scores, 3)
+    assert candidates.token_ids is not None
+    assert candidates.token_ids[1].tolist() == [7, 6, 5]
 
 
 def test_each_keeps_what_its_paper_says() -> None:

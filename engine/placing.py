@@ -1,4 +1,4 @@
-"""Small copies of numbers from the host to the logits' device."""
+"""Small copies of numbers from the host to a device."""
 
 from __future__ import annotations
 
