@@ -24,11 +24,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.packed_linear_int4.reference import E2M1
-
 GROUP, BLOCK = 32, 128
 """Inputs that share an exponent, and inputs that share a word of units."""
-EXPONENT_OFFSET, MAX_EXPONENT, BIAS = 126, 128, 127
+EXPONENT_OFFSET, MAX_EXPONENT = 126, 128
 BYTES_PER_WEIGHT = 0.5 + 1 / GROUP
 PAIRS = 4
 """Pairs in each half of a word."""
@@ -93,22 +91,3 @@ def _words_of(blocks: torch.Tensor) -> torch.Tensor:
     last = pairs[..., -1]
     halves |= (last & 6) << 12 | (last & 8) << 8 | (last & 1) << 10
     return (halves[..., 0] | halves[..., 1] << 16).flatten(1)
-
-
-def levels_of(held: torch.Tensor) -> torch.Tensor:
-    """Return uint8 levels [out, in] of words [out, in / 8]."""
-    words = held.view(len(held), -1, 4)
-    halves = torch.stack((words & 0xFFFF, words >> 16 & 0xFFFF), dim=-1)
-    pairs = [halves >> left & 7 | halves >> sign_left & 8 for left, sign_left in WHOLE]
-    pairs.append(halves >> 12 & 6 | halves >> 8 & 8 | halves >> 10 & 1)
-    return torch.stack(pairs, dim=2).flatten(1).to(torch.uint8)
-
-
-def from_mxfp4(matrix: Mxfp4Matrix) -> torch.Tensor:
-    """Dequantize a matrix to [out, in] in its dtype: multiplied in float32, rounded once."""
-    levels = levels_of(matrix.held)
-    num_groups = levels.shape[1] // GROUP
-    exponents = matrix.units.view(torch.uint8)[:, :num_groups].int() - EXPONENT_OFFSET
-    scales = torch.ldexp(torch.ones(exponents.shape, device=levels.device), exponents - BIAS)
-    numbers = torch.tensor(E2M1, device=levels.device)[levels.long()].view(*scales.shape, GROUP)
-    return (numbers * scales.unsqueeze(-1)).flatten(1).to(matrix.dtype)

@@ -33,11 +33,6 @@ def in_steps(weight: torch.Tensor, padded_depth: int, step: int) -> torch.Tensor
     return padded.reshape(-1, LANES, padded_depth // step, step).transpose(1, 2)
 
 
-def from_panels(panels: torch.Tensor, out: int, depth: int) -> torch.Tensor:
-    """Undo `to_panels`; return [out, depth]."""
-    return panels.transpose(1, 2).flatten(2).flatten(0, 1)[:out, :depth]
-
-
 def panel_numel(shape: torch.Size, dtype: torch.dtype) -> int:
     """Return how many elements the panels of an [out, depth] matrix have."""
     (out, depth), step = shape, _step(dtype)

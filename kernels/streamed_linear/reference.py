@@ -164,11 +164,6 @@ def to_fp8(weight: torch.Tensor) -> Fp8Matrix:
     return Fp8Matrix.of(held, spans / LIMIT_BY_DTYPE[FP8])
 
 
-def from_fp8(matrix: Fp8Matrix) -> torch.Tensor:
-    """Dequantize a matrix to [out, in] in float64."""
-    return matrix.held.to(torch.float32).double() * (matrix.units.double() * matrix.limit).unsqueeze(-1)
-
-
 def streamed_linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply `x` [rows, in] by a matrix [out, in] and add `bias` [out]; return [rows, out] in the dtype of `x`."""
     if not isinstance(weight, Fp8Matrix):

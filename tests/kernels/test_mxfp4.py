@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 
 from engine.loading.mxfp4 import Mxfp4Weight
-from kernels.mxfp4.reference import MAX_EXPONENT, Mxfp4Matrix, can_pack, from_mxfp4, levels_of, pack_mxfp4
+from kernels.mxfp4.reference import MAX_EXPONENT, Mxfp4Matrix, can_pack, pack_mxfp4
+from tests.oracles.plain_matrices import from_mxfp4, mxfp4_levels
 
 
 def drawn(out: int, depth: int, dtype: torch.dtype) -> Mxfp4Weight:
@@ -32,7 +33,7 @@ def test_a_matrix_stands_for_the_numbers_of_the_checkpoint(
     weight = drawn(out, 32 * groups, dtype)
     matrix = packed(weight)
     assert matrix.shape == weight.shape
-    assert torch.equal(levels_of(matrix.held), weight.levels)
+    assert torch.equal(mxfp4_levels(matrix.held), weight.levels)
     assert torch.equal(from_mxfp4(matrix), weight.dense())
 
 

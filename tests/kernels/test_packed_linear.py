@@ -5,9 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from kernels.packed_linear.reference import as_panels, from_panels, panel_numel, to_panels
+from kernels.packed_linear.reference import as_panels, panel_numel, to_panels
 from kernels.program import Pool
 from tests.kernels.conftest import DTYPES, assert_near
+from tests.oracles.plain_matrices import from_panels
 
 
 @settings(deadline=None)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.packed_linear.reference import from_panels
 from kernels.program import Pool
 from kernels.rope_kv_write.reference import rope_kv_write
 from tests.kernels.conftest import DTYPES, assert_near
+from tests.oracles.plain_matrices import from_panels
 
 HEADS, KV_HEADS, BLOCKS = 4, 2, 5
 

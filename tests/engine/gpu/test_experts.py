@@ -16,10 +16,11 @@ from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, dense
-from kernels.mxfp4.reference import MAX_EXPONENT, Mxfp4Matrix, from_mxfp4
+from kernels.mxfp4.reference import MAX_EXPONENT, Mxfp4Matrix
 from kernels.streamed_linear.layout import GROUP
-from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, from_fp8, from_int4, to_fp8, to_int4
+from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, from_int4, to_fp8, to_int4
 from tests.kernels.gpu.conftest import DEVICE, assert_near
+from tests.oracles.plain_matrices import from_fp8, from_mxfp4
 
 SPEC = ExpertSpec(count=3, chosen=2, inner_size=GROUP, is_normed=True)
 FP8 = torch.float8_e4m3fn

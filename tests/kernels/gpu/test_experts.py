@@ -15,9 +15,10 @@ from kernels.experts import routing as expert_routing
 from kernels.experts.reference import choose_experts, multiply_by_experts
 from kernels.gated_activation.reference import Activation
 from kernels.streamed_linear.layout import GROUP
-from kernels.streamed_linear.reference import Matrix, from_fp8, from_int4, to_fp8, to_int4
+from kernels.streamed_linear.reference import Matrix, from_int4, to_fp8, to_int4
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, SHORT, assert_near, randn
 from tests.kernels.gpu.held_up import Before
+from tests.oracles.plain_matrices import from_fp8
 
 
 def few_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from kernels.architecture import PROGRAMS_WANTED, pretending, shared_bytes
 from kernels.row_quantization.reference import dequantize_rows, quantize_rows
 from kernels.streamed_linear import launch
-from kernels.streamed_linear.reference import FP8, Fp8Matrix, from_fp8, streamed_linear, to_fp8
+from kernels.streamed_linear.reference import FP8, Fp8Matrix, streamed_linear, to_fp8
 from tests.kernels.gpu.conftest import DEVICE, TOLERANCE, randn
 from tests.kernels.gpu.test_streamed_linear import check_alone, check_few_rows, few_rows_of_any_size
+from tests.oracles.plain_matrices import from_fp8
 
 # Inputs and weights are 8-bit floats, so that the interpreter multiplies no bfloat16.
 DTYPES = [torch.float32, torch.bfloat16, torch.bfloat16]
