@@ -95,9 +95,11 @@ class Tier:
         """Return an order for the next dirty block; None without one, or without a slot to write."""
         evicted = None
         if not self._free:
-            evicted = next((name for name in self._slot_by_name if name not in self._reading), None)
-            if evicted is None:
+            if len(self._reading) == len(self._slot_by_name):
                 return None
+            # What is read is in use: passed over where it is, it would be passed over for every order.
+            while (evicted := next(iter(self._slot_by_name))) in self._reading:
+                self._slot_by_name.move_to_end(evicted)
         named = self._next_dirty()
         if named is None:
             return None

@@ -8,8 +8,8 @@ seconds. `base` and `per_row` are a least-squares line through the steps that on
 `per_token` is what that line leaves unexplained in steps that compute the beginnings of prompts, and `per_pair` what
 both leave unexplained far behind: there, attention takes most of the time, which must not be charged to short prompts.
 The cost of a draft token is what all of these leave unexplained in steps with drafts, from which nothing else is
-learned. The line says little about the fixed
-cost of a step if all steps have about as many rows, so for steps of prompts alone it is learned from such steps.
+learned. The line says little about the fixed cost of a step if all steps have about as many rows, so for steps of
+prompts alone it is learned from such steps.
 """
 
 from __future__ import annotations

@@ -75,6 +75,22 @@ def test_what_is_read_is_not_overwritten() -> None:
     assert ordered(tier).slot == 0
 
 
+def test_what_is_read_is_passed_over_once() -> None:
+    """Each order passed over all of a long prefix, which is what was used the longest ago, until it was fetched."""
+    tier = Tier(0, 3, [])
+    store(tier, 1, 2, 3)
+    tier.open(a_name(1))
+    let_go(tier, 4)
+    found = tier.try_order()
+    assert found is not None
+    assert found.evicted == a_name(2)
+    tier.close(a_name(1), is_good=True)
+    let_go(tier, 5)
+    found = tier.try_order()
+    assert found is not None
+    assert found.evicted == a_name(3)
+
+
 def test_a_slot_that_was_not_written_is_free_again() -> None:
     tier = Tier(0, 1, [])
     for was_written in (False, True):
