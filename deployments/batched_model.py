@@ -169,12 +169,18 @@ class BatchedModel(Generic[Item, Result]):
         raise OverloadError(f"Too many requests are waiting for the {self._what}.", retry_after_s=late_s)
 
     def _wait_s(self, num_chars: int, is_urgent: bool) -> float:
-        """Return how long a new request of so many characters is expected to wait for others."""
+        """Return how long a new request of so many characters is expected to wait for others.
+
+        The call in progress alone counts nothing: if it kept all others away, nothing would ever wait, and the pace,
+        which such calls tell, be learned no more.
+        """
         peers = self._urgent if is_urgent else self._others
         before = sum(request.num_chars for request in peers if request.num_chars <= num_chars)
         if not is_urgent:
             before += sum(request.num_chars for request in self._urgent)
         waiting = sum(request.num_chars for request in (*self._urgent, *self._others))
+        if not waiting:
+            return 0.0
         # Who comes after it in order may have every second call.
         return self._pace.seconds(self._num_called_chars + before + min(before, waiting - before))
 

@@ -169,7 +169,7 @@ async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **k
         return await call(*args, **kwargs)
     except RequestError as error:
         raise unwrap(error) from None
-    except (RayError, RayServeException) as error:
+    except CALL_ERRORS as error:
         found = serve_error(error)
         if isinstance(found, ReplicaLostError | UnavailableError):
             raise UnavailableError(f"The {part} cannot be reached.", retry_after_s=RETRY_AFTER_S) from error

@@ -241,6 +241,18 @@ async def test_an_urgent_request_that_comes_again_has_precedence_over_one_that_i
     assert await asyncio.gather(*calls) == [[28], [30], [32], [36]]
 
 
+async def test_a_pace_that_was_learned_too_slow_is_learned_anew() -> None:
+    """One slow call, and whoever came during any later one was refused, though its wait would have been short."""
+    doubler, model = await timed(max_wait_s=0.5)
+    calls = [await held(doubler, model, [14])]
+    calls.append(asyncio.create_task(model.results([15])))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadError):
+        await model.results([16])
+    doubler.gate.set()
+    assert await asyncio.gather(*calls) == [[28], [30]]
+
+
 async def test_a_model_whose_calls_leave_nothing_waiting_refuses_nobody() -> None:
     """How long a call for one short text takes says little of what the model could do."""
     doubler = Timed()

@@ -11,7 +11,7 @@ from ray import serve
 from ray.serve.exceptions import RequestCancelledError
 
 from deployments.errors import ReplicaLostError, UnavailableError
-from deployments.handle_calls import CALL_ERRORS, ask_actor, connected_handle, serve_error, until_answered
+from deployments.handle_calls import CALL_ERRORS, ask_actor, connected_handle, reached, serve_error, until_answered
 from tests.deployments.in_process import Method, Response
 
 
@@ -66,3 +66,13 @@ def test_an_error_of_grpc_is_that_of_a_lost_replica() -> None:
     error = AioRpcError(StatusCode.INTERNAL, Metadata(), Metadata(), "RST_STREAM")
     assert isinstance(error, CALL_ERRORS)
     assert isinstance(serve_error(error), ReplicaLostError)
+
+
+async def test_a_part_whose_connection_is_lost_cannot_be_reached() -> None:
+    """It counted as one that has failed, for which a running answer does not wait."""
+
+    async def lost() -> None:
+        raise AioRpcError(StatusCode.CANCELLED, Metadata(), Metadata(), "The server is stopped.")
+
+    with pytest.raises(UnavailableError, match=r"The classifier cannot be reached\."):
+        await reached("classifier", lost)
