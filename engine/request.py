@@ -216,7 +216,7 @@ class Emission:
     """The output of one step for one request.
 
     Attributes:
-        token_ids: new tokens in order; empty only if `finish_reason` is set.
+        token_ids: new tokens in order; empty only if `finish_reason` is set, or on the way to a gateway to claim it.
         finish_reason: set on the last emission of a request.
         num_cached_tokens: prompt tokens that came from the prefix cache; valid from the first emission on.
         num_accepted, num_rejected: draft tokens taken from the prediction so far that were accepted, and rejected.

@@ -179,11 +179,15 @@ class CacheTiers:
         It looks up nothing. For `worth_s` see `try_fetch`.
         """
         assert self._mover is not None
-        for ticket, fetch in self._fetch_by_ticket.items():
-            num_more = fetch.num_brought(names, is_whole=any(self._reach.windows))
+        for ticket in self._fetch_by_ticket:
+            num_more = self._num_brought(ticket, names)
             if num_more and worth_s(num_more) >= self._coming_s(ticket):
                 return ticket
         return None
+
+    def patience_s(self, ticket: int, names: Sequence[BlockName], worth_s: Callable[[int], float]) -> float:
+        """Return how long to wait for a fetch that brings a part of a chain; for `worth_s` see `try_fetch`."""
+        return _patience_s(worth_s(self._num_brought(ticket, names)))
 
     def try_fetch(
         self, names: Sequence[BlockName], *, spare: int, now_s: float, worth_s: Callable[[int], float]
@@ -207,7 +211,8 @@ class CacheTiers:
             return None
         count = self._reach.longest(names, self._index.__contains__)
         could, shared, missing = self._fitting(names, count, spare)
-        if could <= count or worth_s(could - count) < self._fetch_s(missing):
+        fetch_s = math.inf if could <= count else self._fetch_s(missing)
+        if math.isinf(fetch_s) or worth_s(could - count) < fetch_s:
             return None
         for block in shared:
             # The fetched blocks would be useless without the ones before them.
@@ -216,8 +221,8 @@ class CacheTiers:
         blocks = self._pool.try_take(len(missing), now_s)
         assert blocks is not None, "the pool has fewer free blocks than it said"
         orders = [self._order(name, block, depth) for (name, depth), block in zip(missing, blocks, strict=True)]
-        patience_s = min(max(worth_s(could - count), MIN_PATIENCE_S), MAX_PATIENCE_S)
-        return self._begin(TierFetch(names[:could], count, shared, orders, now_s + patience_s))
+        until_s = now_s + _patience_s(worth_s(could - count))
+        return self._begin(TierFetch(names[:could], count, shared, orders, until_s))
 
     def check(self) -> None:
         """Raise AssertionError unless slots, copies and free blocks agree."""
@@ -284,6 +289,9 @@ class CacheTiers:
 
     def _can_be_had(self, name: BlockName) -> bool:
         return name in self._index or (self.holds(name) and name not in self._being_read)
+
+    def _num_brought(self, ticket: int, names: Sequence[BlockName]) -> int:
+        return self._fetch_by_ticket[ticket].num_brought(names, is_whole=any(self._reach.windows))
 
     def _fetch_s(self, missing: Sequence[tuple[BlockName, int]]) -> float:
         """Return the expected time of a new fetch; infinite if as many as may be are in flight from its tier."""
@@ -353,3 +361,7 @@ class CacheTiers:
     def _forget_landmark(self, name: BlockName | None) -> None:
         if name is not None and name not in self._index and not self.holds(name):
             self._landmarks.drop(name)
+
+
+def _patience_s(worth_s: float) -> float:
+    return min(max(worth_s, MIN_PATIENCE_S), MAX_PATIENCE_S)

@@ -165,8 +165,8 @@ def _max_position(config: PretrainedConfig, folder: str) -> int:
     lengths, bounds = [longest], []
     for rope in [told, *(value for value in told.values() if isinstance(value, dict))]:
         original = rope.get("original_max_position_embeddings") or longest
-        if rope.get("rope_type") == YARN:
-            lengths.append(_lengthened(original, rope.get("factor"), folder))
+        if rope.get("rope_type") == YARN and (factor := rope.get("factor")) is not None:
+            lengths.append(_lengthened(original, factor, folder))
         elif rope.get("rope_type") in (DYNAMIC, LONG):
             bounds.append(original)
     if config.model_type == COMMAND_R and isinstance(length := getattr(config, "model_max_length", None), int):

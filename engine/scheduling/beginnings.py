@@ -35,14 +35,23 @@ class Beginnings:
     """
 
     def __init__(
-        self, config: ResolvedConfig, costs: StepCosts, running: Iterable[LiveRequest], *, has_streams: bool
+        self,
+        config: ResolvedConfig,
+        costs: StepCosts,
+        running: Iterable[LiveRequest],
+        tables: BlockTables,
+        *,
+        has_streams: bool,
     ) -> None:
         self._costs = costs
+        self._tables = tables
         self._has_streams = has_streams
         self._block_tokens = config.block_tokens
         # Blocks of layers with states cannot be reused without a state, which is kept for few of them.
         self._has_names = config.enable_prefix_cache and not config.num_snapshots
         self._coming: set[BlockName] = set()
+        # Others may compute what the cache holds: for their scores, or because they began before it was fetched.
+        self._are_some_held = False
         self._num_tokens = self._num_completed = 0
         self._unread = running
 
@@ -52,18 +61,17 @@ class Beginnings:
         self._num_tokens += end - live.num_computed
         self._num_completed += end == live.num_tokens and live.first_token_at_s is None and not live.request.pooling
 
-    def finds_more_later(self, live: LiveRequest, tables: BlockTables) -> bool:
+    def finds_more_later(self, live: LiveRequest) -> bool:
         """Whether it is worth waiting for blocks of others that the cache does not hold yet."""
         # Only now: most steps have running requests, but none that waits.
         for other in self._unread:
             self._expect(other, other.num_settled, other.num_computed)
         self._unread = ()
-        names = tables.shareable(live) if self._coming else []
+        names = self._tables.shareable(live) if self._coming else []
         if self._coming.isdisjoint(names):
             return False
-        # Others may compute what the cache holds: for their scores, or because they began before it was fetched.
-        num_coming = sum(name in self._coming for name in names[tables.num_found(names) :])
-        num_tokens = num_coming * self._block_tokens
+        start = self._tables.num_found(names) if self._are_some_held else 0
+        num_tokens = len(self._coming.intersection(names[start:])) * self._block_tokens
         return self._costs.prompt_s(num_tokens, pairs_of(0, num_tokens)) > MIN_GAIN * self._costs.fixed_s
 
     def delays_others(self, live: LiveRequest, num_to_compute: Callable[[LiveRequest], int], num_left: int) -> bool:
@@ -85,4 +93,6 @@ class Beginnings:
         end = min(end, len(live.request.prompt_ids))
         first, last = start // self._block_tokens, end // self._block_tokens
         if self._has_names and last > first:
-            self._coming.update(live.names_of(last, self._block_tokens)[first:])
+            names = live.names_of(last, self._block_tokens)[first:]
+            self._coming.update(names)
+            self._are_some_held = self._are_some_held or any(map(self._tables.holds, names))

@@ -195,7 +195,7 @@ class BlockTables:
         if not is_sound:
             self._forget(live)
         num_full = 0
-        if self._has_index and live.request.retention_s:
+        if is_sound and self._has_index and live.request.retention_s:
             # A partial block has no name, so no other request could use it.
             num_full = live.num_computed // self._block_tokens
         for blocks in live.tables:
@@ -218,10 +218,7 @@ class BlockTables:
         now_s = self._clock()
         self.tiers.advance(now_s=now_s, is_idle=not (num_running or waiting))
 
-        for live in waiting:
-            if live.ticket is not None and not self.is_coming(live):
-                # Whatever has come of its fetch, forecasts are to count on what it finds now.
-                live.ticket, live.num_own = None, self.num_to_compute(live)
+        self._end_waits(waiting)
 
         def worth_s(num_blocks: int) -> float:
             return costs.saved_s(num_running, num_blocks * self._block_tokens)
@@ -234,14 +231,32 @@ class BlockTables:
                 # Only now, and not in each step: of each it is a lookup.
                 spare += sum(map(self._num_to_take, unread))
                 unread.clear()
-                live.ticket = self.tiers.try_fetch(names, spare=spare, now_s=now_s, worth_s=worth_s)
-                live.num_seeks += live.ticket is not None
+                self._await(
+                    live, self.tiers.try_fetch(names, spare=spare, now_s=now_s, worth_s=worth_s), worth_s, now_s
+                )
             unread.append(live)
         for live in waiting if self.tiers.are_fetching else ():
             # Of hundreds, most have nothing of what is fetched; a copy of the names of each would take milliseconds.
             if self._may_seek(live) and self.tiers.may_bring(live.names):
-                live.ticket = self.tiers.try_join(self.shareable(live), worth_s)
-                live.num_seeks += live.ticket is not None
+                self._await(live, self.tiers.try_join(self.shareable(live), worth_s), worth_s, now_s)
+
+    def _await(self, live: LiveRequest, ticket: int | None, worth_s: Callable[[int], float], now_s: float) -> None:
+        """Let a request wait for a fetch, no longer than computing what that brings would take: little, maybe."""
+        live.ticket = ticket
+        if ticket is not None:
+            live.num_seeks += 1
+            live.await_until_s = now_s + self.tiers.patience_s(ticket, self.shareable(live), worth_s)
+
+    def _end_waits(self, waiting: Sequence[LiveRequest]) -> None:
+        ended = [live for live in waiting if live.ticket is not None and not self.is_coming(live)]
+        # Whatever has come of a fetch, forecasts are to count on what is found now; of hundreds, those that are next.
+        for live in nsmallest(MAX_FETCHES, ended, key=BY_RANK):
+            if not self.found_no_room(live):
+                live.num_own = self.num_to_compute(live)
+        for live in ended:
+            if self.tiers.is_worth_waiting_for(live.ticket):
+                live.num_seeks = MAX_SEEKS  # It would only wait again.
+            live.ticket = None
 
     def _may_seek(self, live: LiveRequest) -> bool:
         return live.num_seeks < MAX_SEEKS and not self.is_coming(live)
@@ -256,8 +271,8 @@ class BlockTables:
         return max(0, num_taken) + num_tables
 
     def is_coming(self, live: LiveRequest) -> bool:
-        """Return whether a fetch of a waiting request's prefix is in flight."""
-        return self.tiers.is_worth_waiting_for(live.ticket)
+        """Return whether a waiting request waits for a fetch of its prefix."""
+        return self._clock() < live.await_until_s and self.tiers.is_worth_waiting_for(live.ticket)
 
     def try_lend(self, count: int) -> range | None:
         """Lend a run of free blocks, evicting the prefixes in them, if half of all blocks stay free; else None."""
@@ -325,6 +340,10 @@ class BlockTables:
         blocks[start:count] = [self._null] * len(left)
         self._pool.release(left)
         self.tiers.let_go(left, are_behind=True)
+
+    def holds(self, name: BlockName) -> bool:
+        """Return whether the cache holds a block."""
+        return name in self._index
 
     def num_found(self, names: Sequence[BlockName]) -> int:
         """Return how many leading blocks of a chain a request can reuse; any thread."""

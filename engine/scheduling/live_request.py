@@ -92,6 +92,7 @@ class LiveRequest:
         answer_state: name of the last state kept of its answer.
         ticket, num_seeks, next_seek_s: the last fetch of its prefix, the number of fetches since it began to wait, and
             when it may next look for one (`engine.cache.tiers`).
+        await_until_s: how long it waits for that fetch.
         next_open_s: when to look again whether there is room for it, while it waits.
         next_look_s: when to look again whether its deadline can be kept, while it waits.
         notes: notes for its trace.
@@ -113,6 +114,7 @@ class LiveRequest:
     num_skips: int = 0
     num_seeks: int = 0
     next_seek_s: float = 0.0
+    await_until_s: float = 0.0
     next_open_s: float = 0.0
     next_look_s: float = 0.0
     ticket: int | None = None

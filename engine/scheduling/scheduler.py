@@ -301,13 +301,13 @@ class Scheduler:
         """
         candidates = [live for live in self._running if live.num_wanted > 1]
         candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
-        pins, can_admit, has_streams = Pins(self._gate), True, draft.num_decodes > 0
-        beginnings = Beginnings(self._config, self.admission.costs, self._running, has_streams=has_streams)
+        pins, can_admit, costs = Pins(self._gate), True, self.admission.costs
+        beginnings = Beginnings(self._config, costs, self._running, self._tables, has_streams=draft.num_decodes > 0)
         is_at_risk = partial(self.admission.is_at_risk, now_s=self._clock())
         for num, live in enumerate(in_turn(candidates, draft, self._tables.num_to_compute, is_at_risk)):
             if live.row is not None:
                 draft.put(live, is_admission=False)
-            elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live, self._tables):
+            elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live):
                 continue
             elif beginnings.delays_others(live, self._tables.num_to_compute, len(candidates) - num):
                 can_admit = False

@@ -140,6 +140,9 @@ class TierMover:
     def _fetch(self, ticket: int, orders: Sequence[FetchOrder], after: torch.cuda.Event | None) -> None:
         num_good, thread = 0, max(order.tier for order in orders)
         try:
+            if after is not None:
+                # Ahead of what is timed: a step in flight is no cost of a tier's blocks.
+                after.synchronize()
             for some in _cut(orders, self._num_at_once):
                 num_filled = self._fill(ticket, some, self._up[thread], after)
                 num_good += num_filled

@@ -291,6 +291,25 @@ def test_a_fetch_is_waited_for_as_long_as_to_compute_would_take_within_bounds(
     harness.finish()
 
 
+def test_who_shares_little_with_a_long_fetch_waits_no_longer_than_for_that() -> None:
+    """It waited for as long as the other one did: a short prompt behind a common beginning for up to ten seconds."""
+    now_s, mover = [0.0], ScriptedMover([64])
+    harness = forgotten(mover, clock=lambda: now_s[0])
+    teach(harness, token_s=0.5)
+    hang(mover)
+    harness.add(a_request("long", PROMPT), a_request("short", (*PROMPT[:4], 9, 9)))
+    harness.step()
+    now_s[0] = 0.9
+    rest(harness)
+    assert not harness.emissions["short"]
+    now_s[0] = 1.1
+    rest(harness)
+    assert harness.reason("short") is FinishReason.LENGTH
+    assert not harness.emissions["long"]
+    end_hanging(mover)
+    harness.finish()
+
+
 def test_a_disk_that_hangs_is_asked_for_no_more_than_may_be_on_its_way() -> None:
     now_s, mover = [0.0], ScriptedMover([64])
     harness = forgotten(mover, clock=lambda: now_s[0])
