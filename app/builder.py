@@ -156,18 +156,18 @@ def _request_router(model: ModelConfig, channel: ChannelConfig, max_generations:
 def _safety(config: SafetyConfig) -> serve.Application:
     from deployments.classifiers.safety import Safety
 
-    return _stateless(SAFETY, Safety, config, max_requests=_CLASSIFIER_REQUESTS, longest_s=config.timeout_s)
+    return _stateless(SAFETY, Safety, config, max_requests=_CLASSIFIER_REQUESTS, longest_s=DRAIN_S)
 
 
 def _reranker(config: RerankerConfig) -> serve.Application:
     from deployments.classifiers.reranking import Reranker
 
     name = reranker_deployment(config.name)
-    return _stateless(name, Reranker, config, max_requests=_CLASSIFIER_REQUESTS, longest_s=config.timeout_s)
+    return _stateless(name, Reranker, config, max_requests=_CLASSIFIER_REQUESTS, longest_s=DRAIN_S)
 
 
 def _stateless(name: str, actor: type, config: object, *, max_requests: int, longest_s: float) -> serve.Application:
-    """Bind a stateless deployment that gateways call, for at most `longest_s` each time."""
+    """Bind a stateless deployment that gateways call, for at most `longest_s` each time; idle, it stops at once."""
     return _bound(
         name,
         actor,
@@ -177,6 +177,7 @@ def _stateless(name: str, actor: type, config: object, *, max_requests: int, lon
         ray_actor_options={"num_cpus": cpus_of(name)},
         max_surge_percent=_SURGE,
         graceful_shutdown_timeout_s=_LATE_CALLS_S + longest_s,
+        graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
     )
 
 

@@ -64,7 +64,7 @@ class _Asked(Generic[Item, Result]):
 
 @dataclass(slots=True)
 class _Pace:
-    """How fast a model is, by recent calls that left something waiting: others were not as full as they could be."""
+    """How fast a model is, by recent calls that left something waiting: others are not as full as they could be."""
 
     num_chars: float = 0.0
     took_s: float = 0.0
@@ -169,18 +169,12 @@ class BatchedModel(Generic[Item, Result]):
         raise OverloadError(f"Too many requests are waiting for the {self._what}.", retry_after_s=late_s)
 
     def _wait_s(self, num_chars: int, is_urgent: bool) -> float:
-        """Return how long a new request of so many characters is expected to wait for others.
-
-        The call in progress alone counts nothing: if it kept all others away, nothing would ever wait, and the pace,
-        which such calls tell, be learned no more.
-        """
+        """Return how long a new request of so many characters is expected to wait for others."""
         peers = self._urgent if is_urgent else self._others
         before = sum(request.num_chars for request in peers if request.num_chars <= num_chars)
         if not is_urgent:
             before += sum(request.num_chars for request in self._urgent)
         waiting = sum(request.num_chars for request in (*self._urgent, *self._others))
-        if not waiting:
-            return 0.0
         # Who comes after it in order may have every second call.
         return self._pace.seconds(self._num_called_chars + before + min(before, waiting - before))
 
@@ -259,12 +253,15 @@ class BatchedModel(Generic[Item, Result]):
     async def _answer(self, batch: list[_Waiting[Item, Result]]) -> None:
         items = [waiting.item for waiting in batch]
         num_chars, began_s = sum(waiting.num_chars for waiting in batch), self._clock()
+        is_full = bool(self._urgent or self._others)
         call = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, items)
         self._num_called_chars = num_chars
         await asyncio.wait([call])
         self._num_called_chars = 0
-        if self._urgent or self._others:
-            self._pace.note(num_chars, self._clock() - began_s)
+        took_s = self._clock() - began_s
+        # Whatever the call, if it was faster than expected, the pace was learned from one that stood still.
+        if is_full or took_s < self._pace.seconds(num_chars):
+            self._pace.note(num_chars, took_s)
         error = call.exception()
         if error is not None and len(batch) > 1:
             # One item may have failed the call for all, and these may be of several requests.

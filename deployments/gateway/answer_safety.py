@@ -97,8 +97,9 @@ class AnswerSafety:
 
     async def _found(self, texts: Sequence[str], *, is_running: bool = False) -> Sequence[Verdict]:
         """Judge texts that cannot be blocked; a failure becomes a verdict with an error, and the answer goes on."""
+        judge = partial(self._judge, texts, is_running=is_running)
         try:
-            return await self._judge(texts, is_running=is_running)
+            return await (patiently(judge, OUTPUT_PATIENCE_S, OverloadError) if is_running else judge())
         except RequestError as error:
             # The classifier's names of texts are not those of a field.
             reason = error.message.replace(f"'{error.field}'", "a text", 1)

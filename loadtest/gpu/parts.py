@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +49,8 @@ class Notes:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found: dict[str, Any] = {}
+        # The engine logs from its own threads.
+        self._writing = threading.Lock()
 
     def beside(self, name: str) -> Path:
         """Return a path for data too large for the notes; it is kept after the run."""
@@ -55,13 +58,15 @@ class Notes:
 
     def tell(self, key: str, value: object) -> None:
         """Set a JSON value."""
-        self._found[key] = value
-        self._write()
+        with self._writing:
+            self._found[key] = value
+            self._write()
 
     def add(self, key: str, entry: object) -> None:
         """Append an entry to a list."""
-        self._found.setdefault(key, []).append(entry)
-        self._write()
+        with self._writing:
+            self._found.setdefault(key, []).append(entry)
+            self._write()
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:

@@ -242,15 +242,25 @@ async def test_an_urgent_request_that_comes_again_has_precedence_over_one_that_i
 
 
 async def test_a_pace_that_was_learned_too_slow_is_learned_anew() -> None:
-    """One slow call, and whoever came during any later one was refused, though its wait would have been short."""
-    doubler, model = await timed(max_wait_s=0.5)
-    calls = [await held(doubler, model, [14])]
-    calls.append(asyncio.create_task(model.results([15])))
+    """After one call that stood still, whoever came during any later one was refused, for ever."""
+    doubler, model = await timed(max_wait_s=3 / PROMISED_SHARE)
+    model._pace.took_s *= 20
+    for number in range(40, 80):
+        assert await model.results([number]) == [2 * number]
+        doubler.batches.clear()
+    assert model._pace.seconds(MAX_CALL_CHARS) == pytest.approx(1.0, rel=0.2)
+
+
+async def test_what_comes_during_a_call_makes_it_no_fuller() -> None:
+    """Short texts taught how long a character takes, and longer ones were refused."""
+    doubler, model = await timed(max_wait_s=3 / PROMISED_SHARE)
+    pace_s = model._pace.seconds(MAX_CALL_CHARS)
+    calls = [await held(doubler, model, [1])]
+    calls.append(asyncio.create_task(model.results([2])))
     await asyncio.sleep(0)
-    with pytest.raises(OverloadError):
-        await model.results([16])
     doubler.gate.set()
-    assert await asyncio.gather(*calls) == [[28], [30]]
+    assert await asyncio.gather(*calls) == [[2], [4]]
+    assert model._pace.seconds(MAX_CALL_CHARS) == pace_s
 
 
 async def test_a_model_whose_calls_leave_nothing_waiting_refuses_nobody() -> None:
