@@ -10,7 +10,7 @@ at the cost of another step's fixed time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from engine.cache.prefix_index import BlockName
 from engine.config import ResolvedConfig
@@ -74,17 +74,16 @@ class Beginnings:
         num_tokens = len(self._coming.intersection(names[start:])) * self._block_tokens
         return self._costs.prompt_s(num_tokens, pairs_of(0, num_tokens)) > MIN_GAIN * self._costs.fixed_s
 
-    def delays_others(self, live: LiveRequest, num_to_compute: Callable[[LiveRequest], int], num_left: int) -> bool:
+    def delays_others(self, live: LiveRequest, num_left: int) -> bool:
         """Whether first tokens come earlier on average without a waiting prompt in this step.
 
         Args:
-            num_to_compute: returns how many tokens of a waiting request are not in the cache.
             num_left: prompts that are not in this step yet: all of them would wait for another fixed cost.
         """
         # The lookup of a long prompt takes milliseconds, and admission repeats it.
         if self._has_streams or not self._num_completed or self._num_tokens < MIN_TOKENS:
             return False
-        num_tokens = num_to_compute(live)
+        num_tokens = self._tables.num_to_compute(live)
         pairs = pairs_of(live.num_tokens - num_tokens, live.num_tokens)
         gain_s = self._num_completed * self._costs.prompt_s(num_tokens, pairs)
         return gain_s > MIN_GAIN * num_left * self._costs.fixed_s

@@ -223,6 +223,13 @@ class BlockTables:
         def worth_s(num_blocks: int) -> float:
             return costs.saved_s(num_running, num_blocks * self._block_tokens)
 
+        def await_fetch(live: LiveRequest, names: Sequence[BlockName], ticket: int | None) -> None:
+            live.ticket = ticket
+            if ticket is not None:
+                live.num_seeks += 1
+                # No longer than computing what it brings would take, which may be little.
+                live.await_until_s = now_s + self.tiers.patience_s(ticket, names, worth_s)
+
         spare, unread = (num_running + 1) * len(self._reach.windows), list[LiveRequest]()
         for live in nsmallest(MAX_FETCHES, waiting, key=BY_RANK):
             if self._may_seek(live) and now_s >= live.next_seek_s:
@@ -231,21 +238,13 @@ class BlockTables:
                 # Only now, and not in each step: of each it is a lookup.
                 spare += sum(map(self._num_to_take, unread))
                 unread.clear()
-                self._await(
-                    live, self.tiers.try_fetch(names, spare=spare, now_s=now_s, worth_s=worth_s), worth_s, now_s
-                )
+                await_fetch(live, names, self.tiers.try_fetch(names, spare=spare, now_s=now_s, worth_s=worth_s))
             unread.append(live)
         for live in waiting if self.tiers.are_fetching else ():
             # Of hundreds, most have nothing of what is fetched; a copy of the names of each would take milliseconds.
             if self._may_seek(live) and self.tiers.may_bring(live.names):
-                self._await(live, self.tiers.try_join(self.shareable(live), worth_s), worth_s, now_s)
-
-    def _await(self, live: LiveRequest, ticket: int | None, worth_s: Callable[[int], float], now_s: float) -> None:
-        """Let a request wait for a fetch, no longer than computing what that brings would take: little, maybe."""
-        live.ticket = ticket
-        if ticket is not None:
-            live.num_seeks += 1
-            live.await_until_s = now_s + self.tiers.patience_s(ticket, self.shareable(live), worth_s)
+                names = self.shareable(live)
+                await_fetch(live, names, self.tiers.try_join(names, worth_s))
 
     def _end_waits(self, waiting: Sequence[LiveRequest]) -> None:
         ended = [live for live in waiting if live.ticket is not None and not self.is_coming(live)]

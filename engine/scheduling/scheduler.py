@@ -309,7 +309,7 @@ class Scheduler:
                 draft.put(live, is_admission=False)
             elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live):
                 continue
-            elif beginnings.delays_others(live, self._tables.num_to_compute, len(candidates) - num):
+            elif beginnings.delays_others(live, len(candidates) - num):
                 can_admit = False
             elif pins.try_pin(live):
                 can_admit = self._try_admit(live, draft, pins)
