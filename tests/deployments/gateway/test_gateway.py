@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from adapters.identity import AdapterDigest, AdapterRef
-from deployments.answer_events import EndReason, Finished, Started, TextDelta
+from deployments.answer_events import EndReason, Finished, GenerationEvent, Started, TextDelta
 from deployments.config import ModelConfig
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.exposition import join
@@ -130,15 +130,20 @@ async def test_a_stream_whose_replicas_all_die_ends_with_an_error(gateway: OpenG
         await read_and_kill()
 
 
-async def test_a_replica_that_dies_with_the_prompt_in_hand_costs_no_token(
-    gateway: OpenGateway, serving: Serving
-) -> None:
-    opened = await gateway()
+async def held_answer(opened: Gateway, serving: Serving) -> tuple[str, asyncio.Task[list[GenerationEvent]]]:
+    """Return an answer's text, and its request made again of a replica that stands still before the first step."""
     request = ask(max_tokens=20)
     expected = text_of(await events_of(opened, request))
     serving.replicas.calls.clear()
     serving.replicas.engine.hold_after_steps = 0
-    answer = asyncio.create_task(events_of(opened, request))
+    return expected, asyncio.create_task(events_of(opened, request))
+
+
+async def test_a_replica_that_dies_with_the_prompt_in_hand_costs_no_token(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    expected, answer = await held_answer(opened, serving)
     while not serving.replicas.engine.snapshot().num_waiting + serving.replicas.engine.snapshot().num_running:
         await asyncio.sleep(0.01)
     await serving.replicas.kill()
@@ -154,11 +159,7 @@ async def test_what_waits_in_a_replica_whose_machine_is_gone_goes_on_elsewhere(
     if serving.channel.transport == "handle":
         pytest.skip("calls by a handle end with Serve's connection")
     opened = await gateway()
-    request = ask(max_tokens=20)
-    expected = text_of(await events_of(opened, request))
-    serving.replicas.calls.clear()
-    serving.replicas.engine.hold_after_steps = 0
-    answer = asyncio.create_task(events_of(opened, request))
+    expected, answer = await held_answer(opened, serving)
     assert opened._listener is not None
     while not opened._listener._feeders:
         await asyncio.sleep(0.01)
