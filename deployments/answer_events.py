@@ -78,6 +78,7 @@ class TextDelta:
         reasoning: of the reasoning before it.
         calls: of the tool calls after it.
         scores: of the tokens that end in this piece, if requested; all pieces together have those of the answer.
+        text_scores: those of `scores` whose tokens have characters of a `text`: of this piece, or the one before.
         token_ids: likewise, the ids of these tokens, and at last that of the token that ended the answer.
         num_tokens: tokens of the answer so far.
     """
@@ -86,6 +87,7 @@ class TextDelta:
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
     scores: tuple[TokenScore, ...] = ()
+    text_scores: tuple[TokenScore, ...] = ()
     token_ids: tuple[int, ...] = ()
     num_tokens: int = 0
 

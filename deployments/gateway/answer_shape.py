@@ -33,11 +33,17 @@ _CHECKERS = ThreadPoolExecutor(4, thread_name_prefix="check-grammar")
 
 
 class AnswerParts:
-    """The stages that parse one answer's text; without any, all text is content."""
+    """The stages that parse one answer's text; without any, all text is content.
+
+    Attributes:
+        content_range: place of the content returned last, in characters of the text.
+    """
 
     def __init__(self, split: ReasoningSplit | None = None, calls: CallParser | None = None) -> None:
         self._split = split
         self._calls = calls
+        self._num_read = 0
+        self.content_range = range(0)
 
     @property
     def has_calls(self) -> bool:
@@ -55,6 +61,7 @@ class AnswerParts:
 
     def feed(self, text: str) -> Parts:
         """Return the reasoning, content and tool call deltas that are certain after this text."""
+        self._num_read += len(text)
         thoughts, content = ("", text) if self._split is None else self._split.feed(text)
         return thoughts, *self._parsed(content)
 
@@ -63,11 +70,24 @@ class AnswerParts:
         thoughts, held = ("", "") if self._split is None else self._split.close()
         content, calls = self._parsed(held)
         if self._calls is not None:
-            content += self._calls.close()
+            rest = self._calls.close()
+            start = self.content_range.start if content else self._content_start(self._calls)
+            content += rest
+            self.content_range = range(start, start + len(content))
         return thoughts, content, calls
 
     def _parsed(self, content: str) -> tuple[str, tuple[CallDelta, ...]]:
-        return (content, ()) if self._calls is None else self._calls.feed(content)
+        if self._calls is None:
+            self.content_range = range(self._num_read - len(content), self._num_read)
+            return content, ()
+        content, calls = self._calls.feed(content)
+        start = self._content_start(self._calls)
+        self.content_range = range(start, start + len(content))
+        return content, calls
+
+    def _content_start(self, calls: CallParser) -> int:
+        # What it reads is the end of the text: of that the thoughts come first.
+        return calls.content_start + self._num_read - calls.num_read
 
 
 def shape_of(request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> AnswerShape:

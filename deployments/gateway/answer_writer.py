@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 from adapters.identity import AdapterRef
 from deployments.answer_events import EndReason, Finished, Moderated, Started, TextDelta, TokenScore, Verdict
@@ -13,7 +14,7 @@ from deployments.gateway.served_model import ServedModel
 from deployments.gateway.token_scores import scored_prompt
 from deployments.generation import GenerationRequest, TextPrompt
 from deployments.stream.harmony import HarmonyParts, Parts
-from deployments.stream.stream_handler import StreamHandler
+from deployments.stream.stream_handler import HeldToken, StreamHandler
 from deployments.timeline import Recorder
 from engine.errors import EngineError
 from engine.request import Emission, FinishReason
@@ -37,6 +38,7 @@ class AnswerWriter:
         self._adapter = adapter
         self._recorder = recorder
         self._prompt_ids = prompt_ids
+        self._content: deque[range] = deque()
 
     def started(self, first: Emission) -> Started:
         """Return the first event of an answer, given its first tokens."""
@@ -93,28 +95,40 @@ class AnswerWriter:
         num_behind = len(text)
         for piece in parts.pieces(text):
             num_behind -= len(piece)
-            found = parts.feed(piece)
-            # Scores come with their text, and end with it: what reads them tells texts from marks by that.
-            delta = self.delta(found, handler, num_behind + parts.num_held)
-            if delta is not None:
-                yield delta
+            yield from self._delta(parts.feed(piece), parts, handler, num_behind + parts.num_held)
 
-    def delta(self, found: Parts, handler: StreamHandler, num_behind: int = 0) -> TextDelta | None:
-        """Return what a piece of text adds to the answer, or None if that is nothing."""
+    def last_deltas(self, parts: AnswerParts | HarmonyParts, handler: StreamHandler) -> Iterator[TextDelta]:
+        """Yield what was held back, if anything."""
+        return self._delta(parts.close(), parts, handler, 0)
+
+    def _delta(
+        self, found: Parts, parts: AnswerParts | HarmonyParts, handler: StreamHandler, num_behind: int
+    ) -> Iterator[TextDelta]:
         reasoning, text, calls = found
         tokens = handler.take_tokens(num_behind)
         scores = tuple(token.score for token in tokens if token.score is not None)
         token_ids = tuple(token.token_id for token in tokens) if self._request.returns_token_ids else ()
-        if not (reasoning or text or calls or scores or token_ids):
-            return None
-        return TextDelta(
-            text=text,
-            reasoning=reasoning,
-            calls=calls,
-            scores=scores,
-            token_ids=token_ids,
-            num_tokens=handler.num_tokens,
-        )
+        if text and self._request.params.num_logprobs is not None:
+            self._content.append(parts.content_range)
+        if reasoning or text or calls or scores or token_ids:
+            yield TextDelta(
+                text=text,
+                reasoning=reasoning,
+                calls=calls,
+                scores=scores,
+                text_scores=tuple(self._text_scores(tokens)),
+                token_ids=token_ids,
+                num_tokens=handler.num_tokens,
+            )
+
+    def _text_scores(self, tokens: Iterable[HeldToken]) -> Iterator[TokenScore]:
+        """Yield the scores of the tokens that have characters of the content; tokens come no sooner than it."""
+        for token in tokens:
+            while self._content and self._content[0].stop <= token.start:
+                self._content.popleft()
+            is_content = bool(self._content) and self._content[0].start < token.end and token.start < token.end
+            if is_content and token.score is not None:
+                yield token.score
 
     def finished(
         self, text: StreamHandler, parts: AnswerParts | HarmonyParts, last: Emission, moderation: Moderated | None

@@ -240,8 +240,8 @@ class Answering:
                     break
         for delta in told.deltas(parts, await text.close(), text):
             yield delta
-        if (last := told.delta(parts.close(), text)) is not None:
-            yield last
+        for delta in told.last_deltas(parts, text):
+            yield delta
         yield told.finished(text, parts, batch, await self._safety.told(verdict, text.text))
 
     async def _fed(self, text: StreamHandler, batch: Emission, hidden: frozenset[int]) -> str:

@@ -30,7 +30,7 @@ SIGN_BY_MARK = {mark: chr(0xD800 + place) for place, mark in enumerate(MARKS)}
 """Lone surrogates, which decoded UTF-8 never contains."""
 _SIGNS = re.compile(f"([{''.join(SIGN_BY_MARK.values())}])")
 _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
-PARAGRAPH = "\n\n"
+_PARAGRAPH = "\n\n"
 """Separator between two messages of the same kind."""
 
 Parts = tuple[str, str, tuple[CallDelta, ...]]
@@ -52,6 +52,9 @@ class HarmonyParts:
         tools: names of the callable functions; a message to any other function is not a call.
         has_begun: the prompt already opened a final message, so the answer begins with content.
         new_call_id: generates the id of each call.
+
+    Attributes:
+        content_range: place of the content returned last, in characters of the text.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class HarmonyParts:
         self._texts: dict[_Kind, list[str]] = {}
         self._said = {self._kind}
         self._needs_paragraph = False
+        self._num_read = 0
+        self.content_range = range(0)
         self._calls: list[CallDelta] = []
         self._arguments: list[str] = []
 
@@ -89,8 +94,8 @@ class HarmonyParts:
 
     @property
     def num_held(self) -> int:
-        """How many of the last characters are held back: none, as marks are single tokens."""
-        return 0
+        """How many of the last characters are held back: those before the first mark may be content."""
+        return 0 if self._has_marks or self._tools else len(self._header)
 
     def pieces(self, text: str) -> tuple[str, ...]:
         """Return the text in pieces to feed one by one: each is of one message, or a mark between two."""
@@ -99,6 +104,7 @@ class HarmonyParts:
     def feed(self, text: str) -> Parts:
         """Return the thoughts, content and call deltas that this text adds."""
         for piece in _SIGNS.split(text):
+            self._num_read += len(piece)
             if _SIGNS.fullmatch(piece):
                 self._pass(piece)
             elif piece:
@@ -112,6 +118,7 @@ class HarmonyParts:
         """
         if not self._has_marks and not self._tools:
             self._texts[_Kind.CONTENT] = [self._header]
+            self.content_range = range(self._num_read)
         return self._taken()
 
     def _pass(self, sign: str) -> None:
@@ -147,9 +154,12 @@ class HarmonyParts:
             self._calls.append(CallDelta(index=len(self._arguments) - 1, arguments=text))
             self._arguments[-1] += text
         else:
+            num_chars = len(text)
             if self._needs_paragraph:
-                text = PARAGRAPH + text
+                text = _PARAGRAPH + text
             self._needs_paragraph = False
+            if self._kind is _Kind.CONTENT:
+                self.content_range = range(self._num_read - num_chars, self._num_read)
             self._said.add(self._kind)
             self._texts.setdefault(self._kind, []).append(text)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import AnyStr
 
 WHITE_SPACE = " \t\r\n"
 MAX_SPACE = 64
@@ -138,7 +137,7 @@ class ReasoningSplit:
         return content
 
 
-def overlap(text: AnyStr, mark: AnyStr) -> int:
+def overlap(text: str, mark: str) -> int:
     """Return the length of the longest proper prefix of `mark` that `text` ends with."""
     place = text.find(mark[:1], max(0, len(text) - len(mark) + 1))
     while place >= 0 and not mark.startswith(text[place:]):

@@ -98,7 +98,10 @@ class StreamHandler:
                 self._reasoning.feed(text)
             start, self._num_chars_read = self._num_chars_read, self._num_chars_read + len(text)
             if scores or self._holds_ids:
-                self._held.add(HeldToken(start, self._num_chars_read, token_id, scores[place] if scores else None))
+                score = scores[place] if scores else None
+                # Bytes without text are of a character that the next token ends.
+                end = self._num_chars_read + (score is not None and bool(score.raw) and not text)
+                self._held.add(HeldToken(start, end, token_id, score))
             pieces.append(self._cut(text))
         return await self._screened("".join(pieces))
 

@@ -45,6 +45,10 @@ class CallParser:
         is_required: the answer consists of calls only.
         is_either: it is content or calls, not both, and a grammar holds the content, in which what opens calls is text.
         new_call_id: generates the id of each call.
+
+    Attributes:
+        num_read: how many characters were fed.
+        content_start: how many of them come before the content returned last, which is one piece of the text.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class CallParser:
         self._may_lack_opening = tool_format.may_lack_opening and not is_either
         self._before: tuple[str, ...] = tool_format.opening
         self._held = ""
+        self.num_read = 0
+        self.content_start = 0
         self._arguments: _ObjectScan | TagScan = _ObjectScan()
         self._num_started = 0
         self._num_complete = 0
@@ -84,6 +90,7 @@ class CallParser:
     def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
         """Return content and call deltas that are final after this text: the content comes before the calls."""
         self._held += text
+        self.num_read += len(text)
         content: list[str] = []
         calls: list[CallDelta] = []
         while self._step(content, calls):
@@ -99,6 +106,7 @@ class CallParser:
             and self._held.lstrip(WHITE_SPACE).startswith(self._format.opening[0])
         )
         is_call = self._state is not _State.PLAIN and (self._is_required or self._num_started > 0 or is_open)
+        self.content_start = self.num_read - len(self._held)
         content, self._held = ("" if is_call else self._held), ""
         return content
 
@@ -119,21 +127,20 @@ class CallParser:
                 return self._skip_space() and self._go_to(_State.PLAIN)
         # What comes after a call waits for a result of its own.
         if not calls:
-            content.append(self._held)
-            self._held = ""
+            self._tell(len(self._held), content)
         return False
 
     def _leave_content(self, content: list[str]) -> bool:
         place, is_call = self._next_call()
-        if not is_call:
-            # White space before a call is not content.
-            place = without_space(self._held, place)
-            content.append(self._held[:place])
-            self._held = self._held[place:]
-            return False
-        content.append(self._held[: without_space(self._held, place)])
-        self._held = self._held[place:]
-        return self._go_to(_State.HEAD)
+        # White space before a call is not content.
+        self._tell(without_space(self._held, place), content)
+        return is_call and self._go_to(_State.HEAD)
+
+    def _tell(self, num_chars: int, content: list[str]) -> None:
+        if not content:
+            self.content_start = self.num_read - len(self._held)
+        content.append(self._held[:num_chars])
+        self._held = self._held[num_chars:]
 
     def _next_call(self) -> tuple[int, bool]:
         """Return where the first call begins and True, or where one may begin once there is more text and False."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Any
+from unittest.mock import sentinel
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,36 +13,59 @@ from hypothesis import strategies as st
 from app.translation.blocks import Block, BlockKind, BlockReader
 from deployments.answer_events import TextDelta, TokenScore
 from deployments.gateway.answer_shape import AnswerParts
+from deployments.gateway.answer_writer import AnswerWriter
+from deployments.generation import GenerationRequest
+from deployments.stream.detokenizer import ByteDetokenizer, MarkDetokenizer
+from deployments.stream.harmony import CHANNEL, END, MESSAGE, SIGN_BY_MARK, START, HarmonyParts
 from deployments.stream.reasoning import THINK, ReasoningSplit
-from deployments.stream.stream_handler import HeldToken, HeldTokens
+from deployments.stream.stop_strings import StopStrings
+from deployments.stream.stream_handler import StreamHandler
 from deployments.tools.formats import FORMATS
 from deployments.tools.parser import CallParser
+from engine.request import SamplingParams
 
 TOOLS = {"f": {"properties": {"a": {"type": "string"}}}}
 ANSWER = ["<think>", "a", "<", "</think>", "\n", "<", "<", " a", " a", "<", "fun", "<", "<", "\n", "\n", "a"]
 CALL = ["<function=f>", "\n<parameter=a>", "\nx", "\n", "</parameter>", "\n</function>"]
+UNASKED: Any = sentinel.unasked
 
 
-def scores_of(tokens: Iterable[HeldToken]) -> tuple[TokenScore, ...]:
-    return tuple(token.score for token in tokens if token.score is not None)
-
-
-def blocks_of(tokens: Sequence[str], cuts: Iterable[int]) -> list[Block]:
-    """Return the blocks of an answer that comes in batches of tokens, which end at these places."""
+def parts_of_answer() -> AnswerParts:
     calls = CallParser(FORMATS["qwen3_coder"], TOOLS, new_call_id=lambda: "id")
-    parts, reader, held = AnswerParts(ReasoningSplit(THINK, has_begun=False), calls), BlockReader(), HeldTokens()
-    start = num_chars = 0
-    for end in (*sorted({cut for cut in cuts if cut < len(tokens)}), len(tokens)):
-        for place, token in enumerate(tokens[start:end], start):
-            score = TokenScore(place, token, token.encode(), 0.0)
-            held.add(HeldToken(num_chars, num_chars + len(token), place, score))
-            num_chars += len(token)
-        reasoning, text, found = parts.feed("".join(tokens[start:end]))
-        scores = scores_of(held.release(num_chars - parts.num_held))
-        list(reader.feed(TextDelta(text=text, reasoning=reasoning, calls=found, scores=scores)))
-        start = end
-    reasoning, text, found = parts.close()
-    list(reader.feed(TextDelta(text=text, reasoning=reasoning, calls=found, scores=scores_of(held.close(None)))))
+    return AnswerParts(ReasoningSplit(THINK, has_begun=False), calls)
+
+
+def blocks_of(
+    tokens: Sequence[str | bytes], cuts: Iterable[int], *, stop: str | None = None, parts: Any = None
+) -> list[Block]:
+    """Return the blocks of an answer that comes in batches of tokens, which end at these places."""
+    marks = {place: str(token) for place, token in enumerate(tokens) if token in SIGN_BY_MARK.values()}
+    raws = [
+        b"" if token in marks.values() else token if isinstance(token, bytes) else token.encode() for token in tokens
+    ]
+    texts = MarkDetokenizer(lambda: ByteDetokenizer(raws.__getitem__), marks, ByteDetokenizer(raws.__getitem__))
+    handler = StreamHandler(texts, StopStrings((stop,) if stop else ()), screen=None, judge=UNASKED)
+    request = GenerationRequest(
+        request_id="r", model="m", prompt=UNASKED, params=SamplingParams(max_tokens=9, num_logprobs=0)
+    )
+    writer, reader = AnswerWriter(request, UNASKED, None, UNASKED, ()), BlockReader()
+    parts = parts or parts_of_answer()
+
+    async def read() -> None:
+        start = 0
+        for end in (*sorted({cut for cut in cuts if cut < len(tokens)}), len(tokens)):
+            ids = range(start, end)
+            scores = [TokenScore(place, "", raws[place], 0.0) for place in ids]
+            take(writer.deltas(parts, await handler.feed(ids, scores), handler))
+            start = end
+        take(writer.deltas(parts, await handler.close(), handler))
+        take(writer.last_deltas(parts, handler))
+
+    def take(deltas: Iterable[TextDelta]) -> None:
+        for delta in deltas:
+            list(reader.feed(delta))
+
+    asyncio.run(read())
     return reader.blocks
 
 
@@ -92,27 +118,35 @@ def test_the_tokens_of_a_text_keep_their_log_probabilities_though_the_space_in_t
     assert [score.token_id for score in text.scores] == [0, 1, 2, 3]
 
 
-def test_a_token_of_which_a_stop_string_left_the_beginning_keeps_its_log_probability() -> None:
+@given(cuts=st.sets(st.integers(1, 3)))
+def test_a_token_of_which_a_stop_string_left_the_beginning_keeps_its_log_probability(cuts: set[int]) -> None:
     """Where all came in one batch, no token had one."""
-    scores = tuple(TokenScore(place, token, token.encode(), 0.0) for place, token in enumerate(["It", " is", " so."]))
-    for num in range(3):
-        reader = BlockReader()
-        for delta in (
-            TextDelta(text="It is so"[: 3 * num], scores=scores[:num]),
-            TextDelta(text="It is so"[3 * num :], scores=scores[num:2]),
-            TextDelta(scores=scores[2:]),
-        ):
-            list(reader.feed(delta))
-        assert [score.token_id for score in reader.blocks[0].scores] == [0, 1, 2]
+    (text,) = blocks_of(["It", " is", " so.", " No"], cuts, stop=".")
+    assert text.text == "It is so"
+    assert [score.token_id for score in text.scores] == [0, 1, 2]
 
 
-@given(text=st.text(st.sampled_from("a\ufffd"), min_size=1, max_size=8), odd=st.sampled_from([b"\xff", b""]))
-def test_a_text_whose_tokens_spell_it_in_another_way_takes_them_as_they_come(text: str, odd: bytes) -> None:
-    """Bytes that are no text are shown as another character, and special tokens have none."""
-    reader = BlockReader()
-    for place, char in enumerate(text):
-        raw = odd if char == "\ufffd" else char.encode()
-        list(reader.feed(TextDelta(text=char, scores=(TokenScore(place, char, raw, 0.0),))))
-    told = [score.token_id for score in reader.blocks[0].scores]
-    first = text.find("a")
-    assert told == ([] if first < 0 else list(range(first, len(text))))
+@given(tokens=st.lists(st.sampled_from([b"a", b"\xff", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", b""]), max_size=8))
+def test_the_tokens_of_a_character_have_its_place(tokens: list[bytes]) -> None:
+    """Bytes that are no text are shown as another character; special tokens have no text and no log-probability."""
+    blocks = blocks_of([b"x", *tokens], range(1, 9))
+    told = [score.token_id for score in blocks[0].scores]
+    assert told == [0, *(place for place, token in enumerate(tokens, 1) if token)]
+    assert blocks == blocks_of([b"x", *tokens], ())
+
+
+@given(cuts=st.sets(st.integers(1, 12)))
+def test_the_tokens_of_a_message_are_not_those_of_its_marks(cuts: set[int]) -> None:
+    """They were found by their spelling, which the channel's name has, too."""
+    start, channel, message, end = (SIGN_BY_MARK[mark] for mark in (START, CHANNEL, MESSAGE, END))
+    tokens = [channel, "final", message, "final", " one", end, start, "assistant", channel, "final", message]
+    (text,) = blocks_of([*tokens, "final"], cuts, parts=HarmonyParts())
+    assert text.text == "final one\n\nfinal"
+    assert [score.token_id for score in text.scores] == [3, 4, 11]
+
+
+@given(cuts=st.sets(st.integers(1, 3)))
+def test_a_message_without_any_mark_keeps_its_log_probabilities(cuts: set[int]) -> None:
+    """They came before it was known to be one."""
+    (text,) = blocks_of(["So", " it", " is"], cuts, parts=HarmonyParts())
+    assert [score.token_id for score in text.scores] == [0, 1, 2]

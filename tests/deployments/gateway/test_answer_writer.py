@@ -12,6 +12,7 @@ from deployments.gateway.answer_writer import AnswerWriter
 from deployments.generation import GenerationRequest, TextPrompt
 from deployments.stream.reasoning import THINK, ReasoningSplit
 from deployments.stream.stream_handler import HeldToken
+from engine.request import SamplingParams
 from tests.deployments.conftest import OpenGateway
 from tests.deployments.in_process import ask, events_of, text_of
 
@@ -31,7 +32,11 @@ def test_tokens_of_held_text_wait_for_it(returns_token_ids: bool) -> None:
         return (HeldToken(0, 0, num_behind, None),)
 
     request = GenerationRequest(
-        request_id="r", model="m", prompt=UNASKED, params=UNASKED, returns_token_ids=returns_token_ids
+        request_id="r",
+        model="m",
+        prompt=UNASKED,
+        params=SamplingParams(max_tokens=1),
+        returns_token_ids=returns_token_ids,
     )
     writer = AnswerWriter(request, UNASKED, None, UNASKED, ())
     handler: Any = SimpleNamespace(take_tokens=take_tokens, num_tokens=1)

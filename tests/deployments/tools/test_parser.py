@@ -179,6 +179,7 @@ def test_the_beginning_of_a_call_is_no_content(tool_format: ToolFormat) -> None:
     [
         (HERMES, "no calls here, <tool_cal or so"),
         (HERMES, '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
+        (HERMES, 'As so: <tool_call>{"name": "unknown"}'),
         (LLAMA3, '{"name": "Bob", "age": 5}'),
         (JSON, '{"name": "get", "arguments": "none"}'),
         (MISTRAL, '[TOOL_CALLS] "get"'),
