@@ -30,17 +30,22 @@ class Block:
 
     Attributes:
         index: position among the blocks of the answer.
-        text: content so far; for a call, its arguments.
+        pieces: of the content; for a call, of its arguments.
         call_id, name: set for calls.
         scores: log-probabilities of a text's tokens, if they are returned.
     """
 
     kind: BlockKind
     index: int
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)
     call_id: str = ""
     name: str = ""
     scores: list[TokenScore] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The content so far. Joined when it is read: a long one would be copied with each token."""
+        return "".join(self.pieces)
 
     def arguments(self) -> dict[str, Any] | None:
         """Return the arguments of a call, None if they are no JSON object, as those of a call that was cut."""
@@ -94,7 +99,7 @@ class BlockReader:
             yield from self.close()
             yield self._opened(kind)
         assert self._open is not None
-        self._open.text += piece
+        self._open.pieces.append(piece)
         self._open.scores += scores
         yield Step(block=self._open, piece=piece, scores=scores)
 

@@ -129,10 +129,10 @@ def test_a_token_of_which_a_stop_string_left_the_beginning_keeps_its_log_probabi
 @given(tokens=st.lists(st.sampled_from([b"a", b"\xff", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", b""]), max_size=8))
 def test_the_tokens_of_a_character_have_its_place(tokens: list[bytes]) -> None:
     """Bytes that are no text are shown as another character; special tokens have no text and no log-probability."""
-    blocks = blocks_of([b"x", *tokens], range(1, 9))
-    told = [score.token_id for score in blocks[0].scores]
+    (block,), (whole,) = (blocks_of([b"x", *tokens], cuts) for cuts in (range(1, 9), ()))
+    told = [score.token_id for score in block.scores]
     assert told == [0, *(place for place, token in enumerate(tokens, 1) if token)]
-    assert blocks == blocks_of([b"x", *tokens], ())
+    assert (block.text, block.scores) == (whole.text, whole.scores)
 
 
 @given(cuts=st.sets(st.integers(1, 12)))
