@@ -118,6 +118,16 @@ class Catalogue:
         """Whether this catalogue supersedes `other`: it comes from another store, or is not older."""
         return self.store != other.store or self.revision >= other.revision
 
+    def after(self, change: CatalogueChange) -> Catalogue | None:
+        """Return the catalogue after a change, names in sorted order; None if it lacks what came before the change."""
+        if self.store != change.store or self.revision < change.since:
+            return None
+        if change.revision <= self.revision:
+            return self
+        entries = {**self.entries, **change.entries}
+        kept = {name: entry for name in sorted(entries) if (entry := entries[name]) is not None}
+        return Catalogue(store=self.store, revision=change.revision, entries=kept)
+
     def digests(self) -> frozenset[str]:
         """Return the digests of all versions of all names."""
         return frozenset(version.ref.digest for entry in self.entries.values() for version in entry.versions)
@@ -134,3 +144,18 @@ class Catalogue:
         others = (other for other in self.entries.values() if other.base == entry.base)
         used = {version.ref.digest for other in others for version in other.versions}
         return tuple(ref for ref in missing if ref.digest not in used)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueChange:
+    """What has changed in a store's catalogue between two revisions: of thousands of names, usually one.
+
+    Attributes:
+        since: the earlier revision; a catalogue of any revision from this one on can be changed.
+        entries: the names that changed; None for those that are gone.
+    """
+
+    store: str
+    since: int
+    revision: int
+    entries: Mapping[str, AdapterEntry | None]

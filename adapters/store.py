@@ -15,12 +15,14 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
+from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue, CatalogueChange
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.private_file import make_private
 from adapters.registry import Signature, check_name
 
+MAX_CHANGES = 10_000
+"""After so many changes, the whole catalogue is no more to send."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS version (
     name TEXT NOT NULL, number INTEGER NOT NULL, base TEXT NOT NULL, digest TEXT NOT NULL, path TEXT NOT NULL,
@@ -99,6 +101,9 @@ class AdapterStore:
         self._database.executescript(_SCHEMA)
         store, revision = self._database.execute("SELECT store, value FROM revision").fetchone()
         self._catalogue = Catalogue(store=store, revision=revision, entries=self._entries())
+        self._first_revision = revision
+        self._changed_names: list[str] = []
+        """The name that each revision after the first changed."""
         self._open_entries: dict[str, AdapterEntry] | None = None
 
     def add(self, ref: AdapterRef, base: str, *, percent: int = 100) -> int:
@@ -207,6 +212,20 @@ class AdapterStore:
         """Return the current catalogue, names in sorted order."""
         return self._catalogue
 
+    def since(self, store: str, revision: int) -> Catalogue | CatalogueChange | None:
+        """Return what has changed since a revision, the whole catalogue if that is not known, or None if nothing has.
+
+        Changes are known since this object was made, as far as `MAX_CHANGES` reach.
+        """
+        now = self._catalogue
+        if (store, revision) == (now.store, now.revision):
+            return None
+        if store != now.store or not self._first_revision <= revision < now.revision:
+            return now
+        names = self._changed_names[revision - self._first_revision : now.revision - self._first_revision]
+        entries = {name: now.entries.get(name) for name in names}
+        return CatalogueChange(store=store, since=revision, revision=now.revision, entries=entries)
+
     def _entries(self, only: str | None = None) -> dict[str, AdapterEntry]:
         """Read all names, or only one, from the database."""
         where, values = ("", ()) if only is None else ("WHERE name = ?", (only,))
@@ -269,6 +288,11 @@ class AdapterStore:
         if not is_open:
             entries = dict(sorted(entries.items()))
         self._catalogue = replace(before, revision=before.revision + 1, entries=entries)
+        # Behind it stand changes that were undone.
+        del self._changed_names[before.revision - self._first_revision :]
+        self._changed_names.append(name)
+        if len(self._changed_names) > MAX_CHANGES:
+            self._first_revision, self._changed_names = self._catalogue.revision, []
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from adapters.catalogue import Catalogue
+from adapters.catalogue import Catalogue, CatalogueChange
 from adapters.identity import AdapterDigest, AdapterRef
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
@@ -312,9 +312,9 @@ class Gateway:
         if self._traced is not None:
             await self._traced.close()
 
-    async def adopt(self, catalogue: Catalogue) -> str:
+    async def adopt(self, found: Catalogue | CatalogueChange) -> str:
         """Apply a change of the adapters' names and return this gateway's name. Called by the registry."""
-        self.adapters.adopt(catalogue)
+        await self.adapters.follow(found)
         return self._name
 
     async def until_unused(self, adapter: AdapterDigest) -> str:

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
+from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue, CatalogueChange
 from adapters.identity import AdapterDigest
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
@@ -98,11 +99,23 @@ class AdapterDirectory:
         """What changes whenever `entries` does."""
         return self._catalogue.store, self._catalogue.revision
 
-    def adopt(self, catalogue: Catalogue) -> None:
-        """Adopt a catalogue unless a later one is already known."""
+    def adopt(self, found: Catalogue | CatalogueChange) -> bool:
+        """Adopt a catalogue, or a change of it, unless a later one is already known.
+
+        Returns False if what came before the change is not known.
+        """
         self._has_heard = True
+        catalogue = self._catalogue.after(found) if isinstance(found, CatalogueChange) else found
+        if catalogue is None:
+            return False
         if catalogue.replaces(self._catalogue):
             self._catalogue = catalogue
+        return True
+
+    async def follow(self, found: Catalogue | CatalogueChange) -> None:
+        """Adopt what the registry tells, and ask it for what came before that if need be."""
+        if not self.adopt(found) and self._registry is not None:
+            await self._ask(self._registry)
 
     async def load(self, wanted: Registration) -> AdapterEntry:
         """Make the content of a folder or a URL the newest version of a name.
@@ -112,9 +125,8 @@ class AdapterDirectory:
             UnavailableError: the registry or the URL's server cannot be reached.
             OverloadError: too many adapters are being loaded.
         """
-        catalogue: Catalogue = await self._changed("register", wanted)
-        self.adopt(catalogue)
-        return catalogue.entries[wanted.name]
+        entry: AdapterEntry = await self._changed("register", wanted)
+        return entry
 
     async def load_if(self, wanted: Registration, trial: Callable[[str], Awaitable[None]]) -> AdapterEntry:
         """Load without traffic, run a trial, and only then route the wanted share of the traffic to the content.
@@ -142,19 +154,15 @@ class AdapterDirectory:
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
         """Split a name's traffic among its versions by percentages. Errors as in `load`."""
-        catalogue: Catalogue = await self._changed("route", name, dict(split))
-        self.adopt(catalogue)
-        return catalogue.entries[name]
+        entry: AdapterEntry = await self._changed("route", name, dict(split))
+        return entry
 
     async def unload(self, name: str, number: int | None = None) -> list[int]:
         """Remove a name or a version, wait for the requests that use it, and free it everywhere. Errors as in `load`.
 
         Returns the bytes freed on each replica. The removal completes even if the caller is cancelled.
         """
-        catalogue: Catalogue
-        freed: list[int]
-        catalogue, freed = await self._changed("unload", name, number)
-        self.adopt(catalogue)
+        freed: list[int] = await self._changed("unload", name, number)
         return freed
 
     async def status(self) -> list[AdapterStatus]:
@@ -192,7 +200,11 @@ class AdapterDirectory:
         if self._registry is None:
             raise RequestError("This server's adapters cannot be changed while it runs.", field="lora_name")
         absence = "The registry of adapters cannot be reached."
-        return await ask_actor(self._registry, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)
+        answer = await ask_actor(self._registry, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)
+        # Who made a change sees it, though the registry has not reached this gateway.
+        with suppress(*UNREACHED):
+            await self._ask(self._registry)
+        return answer
 
     async def _ask(self, registry: DeploymentHandle) -> None:
         """Adopt the registry's catalogue if it is new, and confirm that by asking once more."""
@@ -200,7 +212,7 @@ class AdapterDirectory:
             for _ in range(2):
                 known = self._catalogue.store, self._catalogue.revision
                 asked = registry.catalogue.remote(self._gateway, *known, self._in_use())
-                found: Catalogue | None = await until_answered(asked)
+                found: Catalogue | CatalogueChange | None = await until_answered(asked)
                 if found is None:
                     return
                 self.adopt(found)

@@ -19,7 +19,7 @@ from itertools import count
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from adapters.catalogue import Catalogue
+from adapters.catalogue import AdapterEntry, Catalogue, CatalogueChange
 from adapters.file_store import FileStore
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.sources import AdapterSources
@@ -58,10 +58,10 @@ class Registry:
             ConfigError: the store is damaged, or its disk is full.
         """
         begin_actor()
-        store, files = await asyncio.to_thread(open_store, config)
+        self._store, files = await asyncio.to_thread(open_store, config)
         sources = AdapterSources(config.sources, max_bytes=config.max_source_bytes, timeout_s=config.source_timeout_s)
         self._server = RegistryServer(
-            store,
+            self._store,
             config.bases,
             files=files,
             sources=sources,
@@ -72,6 +72,7 @@ class Registry:
         self._followers = Followers()
         self._telling = asyncio.Lock()
         self._told: Catalogue | None = None
+        self._given_by_gateway: dict[str, int] = {}
         try:
             await self._server.declare(config.declared_by_base, config.build)
         except sqlite3.Error as error:
@@ -83,28 +84,32 @@ class Registry:
 
     async def catalogue(
         self, gateway: str, store: str, revision: int, in_use: frozenset[AdapterDigest] = frozenset()
-    ) -> Catalogue | None:
-        """Return the catalogue, or None if the gateway's copy, of this revision, is current.
+    ) -> Catalogue | CatalogueChange | None:
+        """Return what the gateway's copy of the catalogue, of this revision, lacks; None if it is current.
 
         Args:
             in_use: the adapters of the gateway's running answers.
         """
         self._followers.confirm(gateway, store, revision, in_use)
-        found = self._server.catalogue
-        return None if (found.store, found.revision) == (store, revision) else found
+        found = self._store.since(store, revision)
+        if isinstance(found, CatalogueChange) and self._given_by_gateway.get(gateway) == revision:
+            # It could not use the change that it got, as a gateway of another release.
+            return self._server.catalogue
+        self._given_by_gateway[gateway] = revision
+        return found
 
-    async def register(self, wanted: Registration) -> Catalogue:
-        """Make the content of a folder or a URL the newest version of a name."""
-        return await asyncio.shield(detached(self._and_tell(self._server.register(wanted))))
+    async def register(self, wanted: Registration) -> AdapterEntry:
+        """Make the content of a folder or a URL the newest version of a name; return the name's entry."""
+        return await asyncio.shield(detached(self._and_tell(self._server.register(wanted), wanted.name)))
 
-    async def route(self, name: str, split: dict[int, int]) -> Catalogue:
-        """Split a name's traffic among its versions."""
-        return await asyncio.shield(detached(self._and_tell(self._server.route(name, split))))
+    async def route(self, name: str, split: dict[int, int]) -> AdapterEntry:
+        """Split a name's traffic among its versions; return its entry."""
+        return await asyncio.shield(detached(self._and_tell(self._server.route(name, split), name)))
 
-    async def unload(self, name: str, number: int | None = None) -> tuple[Catalogue, list[int]]:
+    async def unload(self, name: str, number: int | None = None) -> list[int]:
         """Remove a name or one of its versions, wait for the requests that use it, and free it everywhere.
 
-        Returns the new catalogue and the bytes freed on each replica.
+        Returns the bytes freed on each replica.
         """
         return await asyncio.shield(detached(self._unload(name, number)))
 
@@ -116,15 +121,13 @@ class Registry:
         """Return a part of a file of a registered content, for a node that does not have it."""
         return await self._server.read_file(ref, file, offset)
 
-    async def _and_tell(self, change: Awaitable[Catalogue]) -> Catalogue:
+    async def _and_tell(self, change: Awaitable[Catalogue], name: str) -> AdapterEntry:
         catalogue = await change
         await self._tell()
-        return catalogue
+        return catalogue.entries[name]
 
-    async def _unload(self, name: str, number: int | None) -> tuple[Catalogue, list[int]]:
-        displaced = await self._server.unregister(name, number)
-        catalogue = self._server.catalogue
-        return catalogue, await self._free(displaced)
+    async def _unload(self, name: str, number: int | None) -> list[int]:
+        return await self._free(await self._server.unregister(name, number))
 
     async def _free(self, displaced: Sequence[Displaced]) -> list[int]:
         """Wait for requests that use the contents, then delete them everywhere; return the bytes freed on replicas."""
@@ -148,18 +151,17 @@ class Registry:
         return await ask_all(replicas, "release_adapter", ref.digest, timeout_s=RELEASE_TIMEOUT_S)
 
     async def _tell(self) -> None:
-        """Send the current catalogue to the gateways, and wait until each has it.
+        """Send the gateways what has changed since they were told last, and wait until each has it.
 
-        A gateway that cannot be reached gets it by polling.
-
-        Changes made during a notification share the next one: a catalogue of thousands of names is several MiB.
+        A gateway that cannot be reached gets it by polling. Changes made during a notification share the next one.
         """
         wanted = self._server.catalogue
         async with self._telling:
             if self._told is not None and self._told.revision >= wanted.revision:
                 return
             told = self._server.catalogue
-            for gateway in await ask_all(self._handle(GATEWAY), "adopt", told, timeout_s=TELL_TIMEOUT_S):
+            change = self._store.since(told.store, -1 if self._told is None else self._told.revision)
+            for gateway in await ask_all(self._handle(GATEWAY), "adopt", change, timeout_s=TELL_TIMEOUT_S):
                 self._followers.confirm(gateway, told.store, told.revision)
             while not self._followers.have(told):
                 await asyncio.sleep(CONFIRM_POLL_S)

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from adapters.catalogue import CatalogueChange
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.store import AdapterStore, StoreTakenError
@@ -236,6 +237,40 @@ def test_changes_that_are_made_together_are_one_and_fail_one_by_one(tmp_path: Pa
     again.close()
 
 
+def test_a_catalogue_is_told_whole_to_who_has_another_or_one_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adapters.store.MAX_CHANGES", 2)
+    store = AdapterStore(":memory:")
+    told = [store.catalogue()]
+    for digest in "wxyz":
+        store.add(ref("sql", digest), "m")
+        told.append(store.catalogue())
+    now = told[-1]
+    assert store.since("other", now.revision) == now
+    changes = [store.since(now.store, before.revision) for before in told]
+    assert changes[:3] == [now] * 3
+    assert isinstance(changes[3], CatalogueChange)
+    assert changes[4] is None
+    assert store.since(now.store, now.revision + 1) == now
+
+
+def test_changes_that_were_undone_are_not_told() -> None:
+    store = AdapterStore(":memory:")
+    before = store.catalogue()
+
+    def fail() -> None:
+        with store.together():
+            store.add(ref("gone", "x"), "m")
+            store.add(ref("gone", "y"), "m")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    store.add(ref("sql", "x"), "m")
+    change = store.since(before.store, before.revision)
+    assert isinstance(change, CatalogueChange)
+    assert (list(change.entries), before.after(change)) == (["sql"], store.catalogue())
+
+
 def test_who_is_on_trial_inherits_no_traffic_and_is_not_the_latest() -> None:
     """While a canary of version 2 still ran, `sql@latest` was version 2, and so was `sql` once 1 was unloaded."""
     store = AdapterStore(":memory:")
@@ -263,6 +298,7 @@ class Stored(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.store = self.opened()
         self.revision = self.store.catalogue().revision
+        self.told = [self.store.catalogue()]
 
     def opened(self) -> AdapterStore:
         return AdapterStore(f"{self.folder.name}/adapters.sqlite", clock=lambda: 7.0)
@@ -312,6 +348,22 @@ class Stored(RuleBasedStateMachine):
         self.store = self.opened()
         assert self.store.catalogue() == before
         assert list(self.store.catalogue().entries) == list(before.entries)
+        self.told = [before]
+
+    @invariant()
+    def what_was_told_earlier_and_what_has_changed_since_is_what_stands_there(self) -> None:
+        now = self.store.catalogue()
+        for before in self.told:
+            change = self.store.since(before.store, before.revision)
+            if change is None:
+                assert before == now
+                continue
+            assert isinstance(change, CatalogueChange)
+            after = before.after(change)
+            assert after == now
+            assert list(after.entries) == list(now.entries)
+            assert len(change.entries) <= now.revision - before.revision
+        self.told.append(now)
 
     @invariant()
     def every_name_is_whole(self) -> None:

@@ -11,7 +11,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from adapters.catalogue import Catalogue
+from adapters.catalogue import AdapterEntry, Catalogue, CatalogueChange
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.store import AdapterStore
 from deployments.config import ModelConfig
@@ -61,14 +61,15 @@ class RegistryHandle:
         if self.dies:
             raise self.dies
 
-    def _catalogue(self, gateway: str, store: str, revision: int, in_use: frozenset[AdapterDigest]) -> Catalogue | None:
+    def _catalogue(
+        self, gateway: str, store: str, revision: int, in_use: frozenset[AdapterDigest]
+    ) -> Catalogue | CatalogueChange | None:
         self._alive()
         self.in_use = in_use
         self.confirmed.append((gateway, revision))
-        found = self.store.catalogue()
-        return None if (found.store, found.revision) == (store, revision) else found
+        return self.store.since(store, revision)
 
-    def _register(self, wanted: Registration) -> Catalogue:
+    def _register(self, wanted: Registration) -> AdapterEntry:
         self._alive()
         if wanted.place == "bad":
             raise RequestError("bad", field="lora_name")
@@ -77,17 +78,17 @@ class RegistryHandle:
             raise RayTaskError("register", "", OverloadError("busy", retry_after_s=3.0)).as_instanceof_cause()
         ref = AdapterRef(name=wanted.name, path="/new", digest=AdapterDigest(wanted.place))
         self.store.add(ref, "m", percent=wanted.percent)
-        return self.store.catalogue()
+        return self.store.catalogue().entries[wanted.name]
 
-    def _route(self, name: str, split: dict[int, int]) -> Catalogue:
+    def _route(self, name: str, split: dict[int, int]) -> AdapterEntry:
         self.store.route(name, split)
-        return self.store.catalogue()
+        return self.store.catalogue().entries[name]
 
-    def _unload(self, name: str, number: int | None) -> tuple[Catalogue, list[int]]:
+    def _unload(self, name: str, number: int | None) -> list[int]:
         versions = self.store.catalogue().entries[name].versions
         self.unloaded += [version.ref.digest for version in versions if number in (None, version.number)]
         self.store.remove(name, number)
-        return self.store.catalogue(), [100, 50]
+        return [100, 50]
 
 
 class Broadcast:
@@ -127,6 +128,30 @@ async def test_a_change_is_followed_and_nothing_older_is() -> None:
     assert digest(directory, "sql") == "d0"
     directory.adopt(told)
     assert digest(directory, "sql") == "d0"
+
+
+async def test_a_change_is_enough_for_who_has_what_was_before_it_and_others_ask() -> None:
+    registry = RegistryHandle()
+    directory, late = a_directory(registry), a_directory(registry)
+    await directory.start()
+    first = registry.store.catalogue()
+    changes = []
+    for content in ("d1", "d2", "d3"):
+        before = registry.store.catalogue()
+        registry.store.add(replace(REF, digest=AdapterDigest(content)), "m")
+        change = registry.store.since(before.store, before.revision)
+        assert isinstance(change, CatalogueChange)
+        changes.append(change)
+    registry.confirmed.clear()
+    await directory.follow(changes[0])
+    assert (digest(directory, "sql"), registry.confirmed) == ("d1", [])
+    await directory.follow(changes[2])
+    assert digest(directory, "sql") == "d3"
+    assert [revision for _, revision in registry.confirmed] == [first.revision + 1, first.revision + 3]
+    await directory.follow(changes[1])
+    assert digest(directory, "sql") == "d3"
+    await late.follow(changes[0])
+    assert digest(late, "sql") == "d3"
 
 
 async def test_what_is_adopted_is_confirmed_at_once() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from adapters.catalogue import CatalogueChange
 from adapters.file_store import INCOMING, copy_files
 from adapters.identity import AdapterDigest
 from adapters.store import AdapterStore, StoreTakenError
@@ -103,15 +104,14 @@ async def test_an_unload_tells_waits_frees_and_deletes_though_its_client_has_lef
     actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = await actor.open(monkeypatch)
-    catalogue = await registry.register(actor.put("a"))
-    (version,) = catalogue.entries["a"].versions
-    assert actor.gateways.asked == [("adopt", catalogue)]
+    (version,) = (await registry.register(actor.put("a"))).versions
+    assert actor.gateways.asked == [("adopt", registry._server.catalogue)]
     actor.replicas.may_answer.clear()
     clients = [asyncio.create_task(registry.unload("a"))]
     await until(lambda: bool(actor.replicas.asked))
     assert actor.replicas.asked == [("release_adapter", version.ref.digest)]
     (_, told), waited = actor.gateways.asked[1:]
-    assert told.entries == {}
+    assert told.entries == {"a": None}
     assert waited == ("until_unused", version.ref.digest)
     clients[0].cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -120,8 +120,8 @@ async def test_an_unload_tells_waits_frees_and_deletes_though_its_client_has_lef
     actor.replicas.may_answer.set()
     await until(lambda: not actor.kept())
     await registry.register(actor.put("b"))
-    catalogue, freed = await registry.unload("b", 1)
-    assert (catalogue.entries, freed, actor.kept()) == ({}, [512], set())
+    freed = await registry.unload("b", 1)
+    assert (registry._server.catalogue.entries, freed, actor.kept()) == ({}, [512], set())
     await actor.end(registry)
 
 
@@ -130,7 +130,7 @@ async def test_adapters_of_a_model_that_is_gone_can_be_unloaded(actor: Actor, mo
     registry = await actor.open(monkeypatch)
     await registry.register(actor.put("a"))
     monkeypatch.setattr(Registry, "_handle", lambda _, deployment: {"Gateway": actor.gateways}[deployment])
-    _, freed = await registry.unload("a")
+    freed = await registry.unload("a")
     assert (freed, actor.kept()) == ([], set())
     await actor.end(registry)
 
@@ -140,8 +140,7 @@ async def test_no_replica_forgets_what_a_gateway_is_about_to_send_it(
 ) -> None:
     """What was at the tokenizer while its adapter was unloaded got a 500: no replica knew of it, and the files went."""
     registry = await actor.open(monkeypatch)
-    catalogue = await registry.register(actor.put("a"))
-    (version,) = catalogue.entries["a"].versions
+    (version,) = (await registry.register(actor.put("a"))).versions
     actor.gateways.may_answer.clear()
     unload = asyncio.create_task(registry.unload("a"))
     await until(lambda: len(actor.gateways.asked) == 2)
@@ -163,8 +162,8 @@ async def test_no_replica_forgets_what_a_gateway_that_drains_is_about_to_send_it
 ) -> None:
     """It is not in the handle, so that nobody asked it."""
     registry = await actor.open(monkeypatch)
-    catalogue = await registry.register(actor.put("a"))
-    digest = catalogue.entries["a"].versions[0].ref.digest
+    digest = (await registry.register(actor.put("a"))).versions[0].ref.digest
+    catalogue = registry._server.catalogue
     await registry.catalogue("drains", catalogue.store, catalogue.revision, frozenset({digest}))
     unload = asyncio.create_task(registry.unload("a"))
     await until(lambda: "adopt" in dict(actor.gateways.asked[1:]))
@@ -185,8 +184,8 @@ async def test_an_unload_ends_though_its_content_is_loaded_again_and_never_unuse
 ) -> None:
     """It waited for as long as a gateway that was not asked used the content, under its new name."""
     registry = await actor.open(monkeypatch)
-    catalogue = await registry.register(actor.put("a"))
-    digest = catalogue.entries["a"].versions[0].ref.digest
+    digest = (await registry.register(actor.put("a"))).versions[0].ref.digest
+    catalogue = registry._server.catalogue
 
     async def confirm_for_ever() -> None:
         now = catalogue
@@ -211,8 +210,7 @@ async def test_adapters_that_a_new_checkpoint_cannot_serve_are_told_after_a_rest
 ) -> None:
     """They were listed as served, and each request failed."""
     registry = await actor.open(monkeypatch)
-    catalogue = await registry.register(actor.put("a"))
-    (version,) = catalogue.entries["a"].versions
+    (version,) = (await registry.register(actor.put("a"))).versions
     await registry._fit_check
     assert await registry.misfits() == {"m": {}}
     await actor.end(registry)
@@ -257,7 +255,8 @@ async def test_changes_that_are_made_while_others_are_told_of_are_told_together(
     actor.gateways.may_answer.set()
     await asyncio.gather(*changes)
     assert len(actor.gateways.asked) == 2
-    assert set(actor.gateways.asked[-1][1].entries) == {one.name for one in wanted}
+    first, second = (set(change.entries) for _, change in actor.gateways.asked)
+    assert (first | second, first & second) == ({one.name for one in wanted}, set())
     await actor.end(registry)
 
 
@@ -275,7 +274,21 @@ async def test_a_change_waits_for_a_gateway_that_the_handle_does_not_know(
     await asyncio.sleep(2 * registry_actor.CONFIRM_POLL_S)
     assert not change.done()
     assert await registry.catalogue("new", after.store, after.revision) is None
-    assert await change == after
+    assert after.entries == {"a": await change}
+    await actor.end(registry)
+
+
+async def test_a_gateway_that_cannot_use_a_change_gets_the_whole_catalogue(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an earlier release would have kept its names, and every later change would have waited for it."""
+    registry = await actor.open(monkeypatch)
+    actor.gateways.answer = "other"
+    before = registry._server.catalogue
+    await registry.register(actor.put("a"))
+    found = [await registry.catalogue("old", before.store, before.revision) for _ in range(3)]
+    assert isinstance(found[0], CatalogueChange)
+    assert found[1:] == [registry._server.catalogue] * 2
     await actor.end(registry)
 
 
@@ -284,7 +297,7 @@ async def test_a_gateway_that_was_told_need_not_ask(actor: Actor, monkeypatch: p
     registry._followers = Followers(clock=lambda: 0.0)
     await registry.catalogue("told", "", -1)
     actor.gateways.answer = "told"
-    assert "a" in (await asyncio.wait_for(registry.register(actor.put("a")), 30)).entries
+    await asyncio.wait_for(registry.register(actor.put("a")), 30)
     await actor.end(registry)
 
 
