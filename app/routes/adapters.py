@@ -11,7 +11,7 @@ from pydantic import Field
 
 from adapters.catalogue import AdapterVersion
 from app.gateway_port import GatewayPort
-from app.http.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonResponse, JsonRoute, respond
 from app.routes.context import ERRORS, OpenContext, only_admin
 from app.schemas.wire import IfAny, WireRequest, WireResponse
 from app.translation.streaming import collect
@@ -155,7 +155,9 @@ async def unload_adapter(body: UnloadAdapterRequest, context: OpenContext) -> Re
 @router.get("/v1/adapters", response_model=AdapterList, responses=ERRORS)
 async def list_adapters(context: OpenContext) -> Response:
     """List adapters, their versions, and where each version is in memory."""
-    return JsonResponse(AdapterList(data=[_info(status) for status in await context.server.adapters.status()]))
+    found = await context.server.adapters.status()
+    # There may be thousands.
+    return await respond(lambda: AdapterList(data=[_info(status) for status in found]), is_large=True)
 
 
 @router.post("/v1/adapters/{name}/route", response_model=AdapterInfo, responses=ERRORS)

@@ -21,7 +21,7 @@ from adapters.identity import AdapterDigest
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.handle_calls import TELL_TIMEOUT_S, UNREACHED, ask_actor, ask_all, until_answered
-from deployments.registry.adapter_changes import AdapterStatus, Registration
+from deployments.registry.adapter_changes import AdapterStatus, Place, Registration
 from engine.errors import RequestError
 
 _logger = logging.getLogger(__name__)
@@ -170,7 +170,13 @@ class AdapterDirectory:
         handles = self._replicas.values()
         asked = (ask_all(handle, "adapter_places", timeout_s=TELL_TIMEOUT_S) for handle in handles)
         answers, misfits = await asyncio.gather(asyncio.gather(*asked), self._misfits())
-        places = dict(zip(self._replicas, answers, strict=True))
+        return await asyncio.to_thread(self._statuses, dict(zip(self._replicas, answers, strict=True)), misfits)
+
+    def _statuses(
+        self,
+        places: Mapping[str, Sequence[tuple[str, Mapping[AdapterDigest, Place]]]],
+        misfits: Mapping[str, Mapping[AdapterDigest, str]],
+    ) -> list[AdapterStatus]:
         return [
             AdapterStatus(
                 entry=entry,

@@ -42,6 +42,9 @@ NUM_LOCK_TRIES, NUM_LOCK_TRIES_IN_ROLLOUT = 25, 300
 starts while its predecessor finishes what it has begun, for which Serve gives that 20 s."""
 CONFIRM_POLL_S = 0.02
 RELEASE_TIMEOUT_S = 600.0
+MAX_RELEASING = 64
+"""How many contents are released at once. Gateways and replicas take a few hundred calls at a time, which requests need
+too, and a drop-in folder of thousands may have been emptied."""
 
 
 class Registry:
@@ -71,6 +74,7 @@ class Registry:
         self._handles: dict[str, DeploymentHandle] = {}
         self._followers = Followers()
         self._telling = asyncio.Lock()
+        self._releasing = asyncio.Semaphore(MAX_RELEASING)
         self._told: Catalogue | None = None
         self._given_by_gateway: dict[str, int] = {}
         try:
@@ -132,9 +136,13 @@ class Registry:
     async def _free(self, displaced: Sequence[Displaced]) -> list[int]:
         """Wait for requests that use the contents, then delete them everywhere; return the bytes freed on replicas."""
         await self._tell()
-        freed = await asyncio.gather(*(self._release(base, ref) for base, ref in displaced))
+        freed = await asyncio.gather(*(self._release_in_turn(base, ref) for base, ref in displaced))
         await self._server.discard([ref for _, ref in displaced])
         return [num_bytes for answers in freed for num_bytes in answers]
+
+    async def _release_in_turn(self, base: str, ref: AdapterRef) -> list[int]:
+        async with self._releasing:
+            return await self._release(base, ref)
 
     async def _release(self, base: str, ref: AdapterRef) -> list[int]:
         try:

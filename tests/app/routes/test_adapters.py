@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx
@@ -7,10 +8,11 @@ import pytest
 
 from app.access.tenants import key_digest
 from app.http.api import create_app
-from app.routes.adapters import AdapterInfo, AdapterList, UnloadedAdapter
+from app.routes import adapters
+from app.routes.adapters import AdapterInfo, AdapterList, UnloadedAdapter, _info
 from deployments.answer_events import EndReason
 from deployments.generation import ChatMessage, ChatPrompt
-from deployments.registry.adapter_changes import Registration
+from deployments.registry.adapter_changes import AdapterStatus, Registration
 from engine.errors import EngineError, OverloadError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
 
@@ -44,6 +46,20 @@ async def test_an_adapter_is_loaded_listed_routed_and_unloaded(
     unloaded = (await admin.post("/v1/unload_lora_adapter", json={"lora_name": "sql", "version": 1})).json()
     UnloadedAdapter.model_validate(unloaded)
     assert unloaded == {"id": "sql", "object": "adapter.unloaded", "version": 1, "freed_bytes": [5]}
+
+
+async def test_the_list_is_made_off_the_event_loop(admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5,000 names with 4 versions it took half a second, in which no stream of the gateway went on."""
+    threads = []
+
+    def info(status: AdapterStatus) -> AdapterInfo:
+        threads.append(threading.get_ident())
+        return _info(status)
+
+    monkeypatch.setattr(adapters, "_info", info)
+    assert (await admin.get("/v1/adapters")).status_code == 200
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_an_adapter_that_does_not_fit_its_base_any_more_is_listed_with_the_reason(

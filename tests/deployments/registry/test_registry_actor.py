@@ -125,6 +125,24 @@ async def test_an_unload_tells_waits_frees_and_deletes_though_its_client_has_lef
     await actor.end(registry)
 
 
+async def test_many_contents_are_released_a_few_at_a_time(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand calls at once took all places that a replica has for requests."""
+    monkeypatch.setattr(registry_actor, "MAX_RELEASING", 2)
+    registry = await actor.open(monkeypatch)
+    for seed, name in enumerate("abcd"):
+        await registry.register(actor.put(name, seed))
+    actor.replicas.may_answer.clear()
+    unloads = [asyncio.create_task(registry.unload(name)) for name in "abcd"]
+    await until(lambda: len(actor.replicas.asked) == 2)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(actor.replicas.asked) == 2
+    actor.replicas.may_answer.set()
+    await asyncio.gather(*unloads)
+    assert (len(actor.replicas.asked), actor.kept()) == (4, set())
+    await actor.end(registry)
+
+
 async def test_adapters_of_a_model_that_is_gone_can_be_unloaded(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve has no handle for its deployment: the unload seemed to fail, and the files stayed."""
     registry = await actor.open(monkeypatch)
