@@ -15,10 +15,10 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -228,19 +228,38 @@ def bench(context: typer.Context) -> None:
 def _check(config: str, *, reads_all: bool, fetches: bool = False) -> list[str]:
     """Refuse a configuration with mistakes; return what else is to be told of it."""
     # In a child process: Serve's validation code takes 65 MB, which this process would hold while the server runs.
-    # If SIGTERM or SIGKILL ends this one, the child would wait forever for more to check.
-    without_us = (os.getpid(), partial(os._exit, EXIT_FAILED))
     fork = get_context("fork")
-    with ProcessPoolExecutor(1, mp_context=fork, initializer=end_without, initargs=without_us) as checking:
-        try:
-            mistakes, notes = checking.submit(_mistakes, config, reads_all, fetches).result()
-        except HubUnreachableError as error:
-            raise typer.Exit(_refuse(str(error), status=EXIT_FAILED)) from None
+    received, sent = fork.Pipe(duplex=False)
+    checking = fork.Process(target=_send_mistakes, args=(sent, os.getpid(), config, reads_all, fetches))
+    checking.start()
+    sent.close()
+    mistakes: list[str] = []
+    notes: list[str] = []
+    try:
+        mistakes, notes, failure = received.recv()
+    except EOFError:
+        failure = f"{config} could not be checked: the process for it has died"
+    finally:
+        # Nothing is waited for on Ctrl-C: it may be a download.
+        checking.kill()
+        checking.join()
+    if failure is not None:
+        raise typer.Exit(_refuse(failure, status=EXIT_FAILED))
     if mistakes:
         print(f"{config} has {len(mistakes)} error{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
         print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
         raise typer.Exit(EXIT_WRONG_INPUT)
     return notes
+
+
+def _send_mistakes(sent: Connection, parent: int, config: str, reads_all: bool, fetches: bool) -> None:
+    # Ctrl-C reaches this process, too, which its parent ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_without(parent, partial(os._exit, EXIT_FAILED))
+    try:
+        sent.send((*_mistakes(config, reads_all, fetches), None))
+    except HubUnreachableError as error:
+        sent.send(([], [], str(error)))
 
 
 def _mistakes(config: str, reads_all: bool, fetches: bool) -> tuple[list[str], list[str]]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -149,6 +150,33 @@ def test_nobody_checks_on_once_the_command_is_killed(monkeypatch: pytest.MonkeyP
     finally:
         kill_session(command)
         os.close(read_end)
+
+
+def interrupt_and_check_for_ever(config: str, reads_all: bool, fetches: bool) -> tuple[list[str], list[str]]:
+    os.kill(os.getppid(), signal.SIGINT)
+    signal.pause()
+    return [], []
+
+
+def test_no_check_is_waited_for_once_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C waited for the end of the check, and of downloads; a second one left both processes waiting for ever."""
+    monkeypatch.setattr(cli, "_mistakes", interrupt_and_check_for_ever)
+    with pytest.raises(KeyboardInterrupt):
+        cli._check("config", reads_all=False)
+    assert multiprocessing.active_children() == []
+
+
+def die(config: str, reads_all: bool, fetches: bool) -> tuple[list[str], list[str]]:
+    os._exit(7)
+
+
+def test_a_check_that_is_killed_has_failed(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for want of memory."""
+    monkeypatch.setattr(cli, "_mistakes", die)
+    assert cli.main(["check", str(config)]) == 1
+    assert capsys.readouterr().err == f"error: {config} could not be checked: the process for it has died\n"
 
 
 def test_env_prints_lines_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
