@@ -1,18 +1,25 @@
-"""The adapters that a configuration declares, each read completely and checked against its base model."""
+"""The adapters that a configuration declares, each read completely and checked against its base model.
+
+Of those in drop-in folders only what no earlier start has read.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from adapters.errors import AdapterError
 from adapters.file_store import check_finite
 from adapters.identity import AdapterRef
-from adapters.registry import DeclaredNames, reference, reference_in, sub_folders
+from adapters.registry import DeclaredNames, Signature, reference, reference_in, signatures, sub_folders
 from adapters.validate import validate
 from app.checkpoint_source import at, local_folder
+from app.known_adapters import KnownAdapters
+from app.own_version import code_digest
 from app.settings import AdapterSettings, ModelSettings
 from engine.decoder.model_spec import ModelSpec
 from engine.errors import ConfigError
@@ -39,24 +46,30 @@ def declared_adapters(
     names: DeclaredNames,
     allowed: tuple[str, ...],
     on_unfit: OnUnfit,
+    known: KnownAdapters,
 ) -> Iterator[AdapterRef]:
     """Yield references to the adapters of a model: first those in its drop-in folder, then those declared by name.
 
     Args:
         place: of the model in `args`.
         allowed: further folders that adapters may be loaded from.
+        known: what earlier starts have read.
 
     Raises:
         ConfigError: the drop-in folder does not exist, or `on_unfit` raises it.
     """
-    check = partial(validate, shapes=spec.module_shapes(), max_rank=model.engine.max_adapter_rank)
+    shapes, max_rank = spec.module_shapes(), model.engine.max_adapter_rank
+    check = partial(validate, shapes=shapes, max_rank=max_rank)
+    rules = hashlib.sha256(repr((code_digest(), shapes, max_rank, allowed)).encode()).digest()
     # Adapters are read completely; a thousand of a large model are a hundred GB.
     readers = ThreadPoolExecutor(NUM_ADAPTER_READERS)
     try:
         if (folder := model.adapter_folder) is not None:
             with at(f"{place}.adapter_folder"):
-                found = sub_folders(folder)
-            for dropped in [readers.submit(reference_in, folder, name, allowed, check, check_finite) for name in found]:
+                found, signed = sub_folders(folder), signatures(folder)
+            read_dropped = partial(reference_in, folder, allowed=allowed, check=check, examine=check_finite)
+            if_new = partial(_read_if_new, known, rules, folder, signed, read_dropped)
+            for dropped in [readers.submit(if_new, name) for name in found]:
                 try:
                     yield names.declare(dropped.result(), model.name)
                 except AdapterError as error:
@@ -73,3 +86,17 @@ def declared_adapters(
                 on_unfit(str(error), True)
     finally:
         readers.shutdown(cancel_futures=True)
+
+
+def _read_if_new(
+    known: KnownAdapters,
+    rules: bytes,
+    folder: str,
+    signed: Mapping[str, Signature],
+    read: Callable[[str], AdapterRef],
+    name: str,
+) -> AdapterRef:
+    if name not in signed:
+        return read(name)
+    path = os.path.realpath(os.path.join(folder, name))
+    return known.reference(partial(read, name), rules, folder, name, path, signed[name])

@@ -47,7 +47,7 @@ def model_version(model: ModelConfig, *told: object) -> str:
     Adapters are excluded, because a request carries what a replica needs to know of its adapter, and so are chat
     templates, which gateways and tokenizers use.
     """
-    digest = hashlib.sha256(_code_digest().encode())
+    digest = hashlib.sha256(code_digest().encode())
     digest.update(repr((replace(model, adapters=(), chat_template=None, template_by_pattern={}), *told)).encode())
     # The fingerprint covers the weights.
     for folder in sorted({model.engine.model_path, model.tokenizer_path}):
@@ -57,7 +57,8 @@ def model_version(model: ModelConfig, *told: object) -> str:
 
 
 @cache
-def _code_digest() -> str:
+def code_digest() -> str:
+    """Return a digest of our code."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for house in HOUSES:

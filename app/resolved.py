@@ -15,6 +15,7 @@ from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import at, local_folder
 from app.cluster_memory import remembered
 from app.declared_adapters import OnUnfit, declared_adapters, refuse_declared
+from app.known_adapters import KnownAdapters
 from app.makers_defaults import read_defaults, read_pooling
 from app.settings import (
     BatchSettings,
@@ -57,6 +58,7 @@ LIBRARY_BY_SCHEME = {"s3": "s3fs", "gs": "gcsfs"}
 """Library that fsspec needs for an object store."""
 DEFAULT_QUEUE_S = 30.0
 """A client that has waited this long for the first token has left or retried."""
+KNOWN_ADAPTERS = "known_adapters.json"
 QUEUE_SHARE = 0.25
 """Default maximum queue time, as a share of the TTFT objective."""
 
@@ -70,10 +72,15 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     names = DeclaredNames(model.name for model in settings.models)
     # During a rolling update, old gateways and new replicas work together, and the other way round.
     secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
+    registry = settings.registry
+    known = KnownAdapters(None if registry is None else Path(os.path.abspath(registry.folder)) / KNOWN_ADAPTERS)
+    models = tuple(
+        model_config(model, f"models[{index}]", names, settings, known=known)
+        for index, model in enumerate(settings.models)
+    )
+    known.save()
     return GatewayConfig(
-        models=tuple(
-            model_config(model, f"models[{index}]", names, settings) for index, model in enumerate(settings.models)
-        ),
+        models=models,
         channel=ChannelConfig(secret=secret, **settings.channel.model_dump()),
         safety=None if settings.safety is None else safety_config(settings.safety),
         rerankers=tuple(
@@ -94,6 +101,7 @@ def model_config(
     names: DeclaredNames,
     settings: Settings,
     on_unfit: OnUnfit = refuse_declared,
+    known: KnownAdapters | None = None,
 ) -> ModelConfig:
     """Return the config of a model, which has this place in `args`, before it is loaded; errors as `gateway_config`."""
     with at(f"{place}.path"):
@@ -108,7 +116,7 @@ def model_config(
         raise ConfigError(
             f"args.{place}.engine.max_model_len: {max_model_len} is over the checkpoint's {spec.max_position} tokens"
         )
-    registry = settings.registry
+    allowed = () if settings.registry is None else settings.registry.allowed_folders
     engine = EngineConfig(
         model_path=path,
         tokenizer_path=tokenizer_path,
@@ -140,9 +148,7 @@ def model_config(
             pattern: _template(path, f"{place}.adapter_chat_templates.{pattern}")
             for pattern, path in model.adapter_chat_templates.items()
         },
-        adapters=tuple(
-            declared_adapters(model, place, spec, names, () if registry is None else registry.allowed_folders, on_unfit)
-        ),
+        adapters=tuple(declared_adapters(model, place, spec, names, allowed, on_unfit, known or KnownAdapters())),
     )
 
 

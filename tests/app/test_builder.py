@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from adapters.identity import AdapterRef
+from adapters.registry import reference_in
+from app import declared_adapters
 from app.access.tenants import ADMIN_KEY_VARIABLE, key_digest
 from app.builder import _request_router, build
 from app.resolved import batches_config, gateway_config, registry_config
@@ -181,6 +185,41 @@ def test_what_lies_unfit_in_the_drop_in_folder_keeps_no_server_from_starting(
     assert mistakes(asked, reads_all=True, notes=notes) == []
     (told,) = notes
     assert all(word in told for word in words), told
+
+
+def test_a_start_reads_only_what_is_new_in_a_drop_in_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read all adapters, of which a thousand may have a hundred GB."""
+    shutil.copytree(folder / "adapters", tmp_path / "adapters")
+    (tmp_path / "adapters" / "linked").symlink_to(tmp_path / "adapters" / "small")
+    read: list[str] = []
+
+    def reading(root: str, name: str, **rest: Any) -> AdapterRef:
+        read.append(name)
+        return reference_in(root, name, **rest)
+
+    def started(**engine: Any) -> tuple[list[str], dict[str, str]]:
+        read.clear()
+        model = {"name": "chat", "path": str(folder / "chat"), "adapter_folder": str(tmp_path / "adapters")}
+        asked = {"models": [model | {"engine": engine}], "registry": {"folder": str(tmp_path / "store")}}
+        (built,) = gateway_config(Settings.model_validate(asked)).models
+        return sorted(read), {ref.name: ref.path for ref in built.adapters}
+
+    monkeypatch.setattr(declared_adapters, "reference_in", reading)
+    every = ["large", "linked", "small"]
+    assert started()[0] == every
+    before = started()
+    assert before[0] == []
+    assert sorted(before[1]) == every
+    os.utime(tmp_path / "adapters" / "large" / "adapter_model.safetensors")
+    assert started() == (["large"], before[1])
+    # What does not fit is read again: somebody may want to know why.
+    assert [started(max_adapter_rank=4)[0] for _ in range(2)] == [every, ["large"]]
+    (tmp_path / "adapters" / "linked").unlink()
+    (tmp_path / "adapters" / "small").rename(tmp_path / "adapters" / "tiny")
+    (tmp_path / "adapters" / "linked").symlink_to(tmp_path / "adapters" / "tiny")
+    assert started(max_adapter_rank=4)[0] == ["large", "linked", "tiny"]
 
 
 def test_an_adapter_in_a_folder_of_two_models_is_the_first_one_s(

@@ -59,9 +59,9 @@ def test_code_that_has_changed_is_another_version(
     versions = []
     for text in ("a = 1", "a = 2"):
         (root / "engine" / "step.py").write_text(text)
-        own_version._code_digest.cache_clear()
+        own_version.code_digest.cache_clear()
         versions.append(model_version(model))
-    own_version._code_digest.cache_clear()
+    own_version.code_digest.cache_clear()
     assert len(set(versions)) == 2
 
 
