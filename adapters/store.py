@@ -101,9 +101,8 @@ class AdapterStore:
         self._database.executescript(_SCHEMA)
         store, revision = self._database.execute("SELECT store, value FROM revision").fetchone()
         self._catalogue = Catalogue(store=store, revision=revision, entries=self._entries())
-        self._first_revision = revision
-        self._changed_names: list[str] = []
-        """The name that each revision after the first changed."""
+        self._changes: tuple[int, list[str]] = (revision, [])
+        """A revision, and the name that each later one changed."""
         self._open_entries: dict[str, AdapterEntry] | None = None
 
     def add(self, ref: AdapterRef, base: str, *, percent: int = 100) -> int:
@@ -220,10 +219,10 @@ class AdapterStore:
         now = self._catalogue
         if (store, revision) == (now.store, now.revision):
             return None
-        if store != now.store or not self._first_revision <= revision < now.revision:
+        first, names = self._changes
+        if store != now.store or not first <= revision < now.revision:
             return now
-        names = self._changed_names[revision - self._first_revision : now.revision - self._first_revision]
-        entries = {name: now.entries.get(name) for name in names}
+        entries = {name: now.entries.get(name) for name in names[revision - first : now.revision - first]}
         return CatalogueChange(store=store, since=revision, revision=now.revision, entries=entries)
 
     def _entries(self, only: str | None = None) -> dict[str, AdapterEntry]:
@@ -287,12 +286,18 @@ class AdapterStore:
         entries |= self._entries(name)
         if not is_open:
             entries = dict(sorted(entries.items()))
+        # Before the catalogue: `since` may be called on another thread.
+        self._note(name, before.revision)
         self._catalogue = replace(before, revision=before.revision + 1, entries=entries)
+
+    def _note(self, name: str, revision: int) -> None:
+        """Note that the revision after this one changes a name."""
+        first, names = self._changes
         # Behind it stand changes that were undone.
-        del self._changed_names[before.revision - self._first_revision :]
-        self._changed_names.append(name)
-        if len(self._changed_names) > MAX_CHANGES:
-            self._first_revision, self._changed_names = self._catalogue.revision, []
+        del names[revision - first :]
+        names.append(name)
+        if len(names) > MAX_CHANGES:
+            self._changes = (revision + 1, [])
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from app.access.tenants import KeyRing, key_digest
 from app.http.errors import ApiError
-from app.http.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonResponse, JsonRoute, respond
 from app.routes.context import ERRORS, OpenContext, only_admin
 from app.schemas.wire import WireRequest, WireResponse
 from deployments.accounts.values import UsageQuestion, UsageRecord
@@ -148,8 +148,15 @@ def _cell(value: object) -> object:
 @router.get("/admin/keys", response_model=ApiKeyList, responses=ERRORS)
 async def list_keys(meter: Counted) -> Response:
     """List the keys created while the server was running; only their SHA-256 is stored."""
-    keys = [ApiKeyInfo(id=key.digest, tenant=key.tenant, created=int(key.created_unix_s)) for key in await meter.keys()]
-    return JsonResponse(ApiKeyList(data=keys))
+    keys = await meter.keys()
+
+    def make() -> ApiKeyList:
+        return ApiKeyList(
+            data=[ApiKeyInfo(id=key.digest, tenant=key.tenant, created=int(key.created_unix_s)) for key in keys]
+        )
+
+    # There may be thousands.
+    return await respond(make, is_large=True)
 
 
 @router.post("/admin/keys", response_model=ApiKeyInfo, responses=ERRORS)

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from adapters.catalogue import CatalogueChange
+from adapters.catalogue import Catalogue, CatalogueChange
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.store import AdapterStore, StoreTakenError
@@ -251,6 +251,30 @@ def test_a_catalogue_is_told_whole_to_who_has_another_or_one_too_old(monkeypatch
     assert isinstance(changes[3], CatalogueChange)
     assert changes[4] is None
     assert store.since(now.store, now.revision + 1) == now
+
+
+class Watched(AdapterStore):
+    """Followed by another thread that looks whenever a catalogue has just been set."""
+
+    told: Catalogue | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_catalogue" and self.told is not None:
+            change = self.since(self.told.store, self.told.revision)
+            assert isinstance(change, CatalogueChange)
+            self.told = self.told.after(change)
+            assert self.told == value
+
+
+def test_a_change_is_told_from_the_moment_it_is_there() -> None:
+    """A gateway that asked in between would have lacked the name for good."""
+    store = Watched(":memory:")
+    store.told = store.catalogue()
+    store.add(ref("sql", "x"), "m")
+    store.add(ref("sql", "y"), "m")
+    store.remove("sql")
+    store.close()
 
 
 def test_changes_that_were_undone_are_not_told() -> None:
