@@ -26,6 +26,7 @@ from deployments.batches.pages import delete_rows, forget_ended, read_page
 from deployments.batches.response_store import ResponseStore
 from deployments.batches.result_file import output_ids
 from deployments.batches.tables import batch_of, batches, file_of, files, metadata
+from deployments.batches.tenant_bytes import TenantBytes
 from deployments.batches.uploads import Uploads
 from deployments.batches.values import (
     INPUT_PURPOSE,
@@ -76,6 +77,7 @@ class BatchStore:
         self._config = config
         self.clock = clock
         self.uploads = Uploads(self._uploads, self._check_room)
+        self._file_bytes = TenantBytes(files.c.tenant, func.max(files.c.num_bytes, MIN_FILE_BYTES))
         for path in (folder, self._files, self._uploads):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _taken(folder / "lock")
@@ -110,8 +112,9 @@ class BatchStore:
         os.replace(path, self._files / stored.file_id)
         self.uploads.drop(upload_id)
         try:
-            with self._engine.begin() as connection:
+            with self._file_bytes.changes() as change, self._engine.begin() as connection:
                 connection.execute(insert(files), [asdict(stored)])
+                change[new.tenant] += _counted(num_bytes)
         except SQLAlchemyError:
             (self._files / stored.file_id).unlink(missing_ok=True)
             raise
@@ -158,8 +161,8 @@ class BatchStore:
         Raises:
             RequestError: the tenant has no such file, or an unfinished batch reads it.
         """
-        with self._engine.begin() as connection:
-            self._file(connection, tenant, file_id)
+        with self._file_bytes.changes() as change, self._engine.begin() as connection:
+            change[tenant] -= _counted(self._file(connection, tenant, file_id).num_bytes)
             if file_id in connection.scalars(_READ_BY_BATCHES).all():
                 raise RequestError(
                     f"An unfinished batch reads the file '{file_id}'; cancel it first.",
@@ -174,14 +177,16 @@ class BatchStore:
         """Delete expired files, at most `MAX_DROPPED`, and responses, and abandoned uploads; return how many files."""
         self.responses.drop_expired()
         now_s = self.clock()
-        with self._engine.begin() as connection:
-            is_expired = (files.c.expires_s <= now_s) & files.c.file_id.not_in(_READ_BY_BATCHES)
-            chosen = select(files.c.file_id).where(is_expired).limit(MAX_DROPPED)
-            expired = connection.scalars(chosen).all()
-            for file_id in expired:
+        c = files.c
+        with self._file_bytes.changes() as change, self._engine.begin() as connection:
+            is_expired = (c.expires_s <= now_s) & c.file_id.not_in(_READ_BY_BATCHES)
+            chosen = select(c.file_id, c.tenant, c.num_bytes).where(is_expired).limit(MAX_DROPPED)
+            expired = connection.execute(chosen).all()
+            for file_id, tenant, num_bytes in expired:
                 (self._files / file_id).unlink(missing_ok=True)
+                change[tenant] -= _counted(num_bytes)
             if expired:
-                delete_rows(connection, expired, now_s)
+                delete_rows(connection, [row.file_id for row in expired], now_s)
         self.uploads.drop_abandoned()
         return len(expired)
 
@@ -258,7 +263,7 @@ class BatchStore:
 
     def finish(self, batch_id: str, to: BatchStatus, **changes: Any) -> Batch:
         """End a batch and, in the same transaction, turn its non-empty output files into files of its tenant."""
-        with self._engine.begin() as connection:
+        with self._file_bytes.changes() as change, self._engine.begin() as connection:
             batch = self._batch(connection, batch_id, None)
             if batch.status not in UNFINISHED:
                 return batch
@@ -272,6 +277,7 @@ class BatchStore:
                     name = f"{batch_id}_{kind}.jsonl"
                     new = NewFile(tenant=batch.tenant, name=name, purpose=OUTPUT_PURPOSE, lasts_s=batch.outputs_last_s)
                     connection.execute(insert(files), [asdict(self._stored(file_id, new, num_bytes))])
+                    change[batch.tenant] += _counted(num_bytes)
             return self._moved(connection, batch, to, **kept, **changes)
 
     def close(self) -> None:
@@ -318,18 +324,17 @@ class BatchStore:
         return (files.c.expires_s.is_(None)) | (files.c.expires_s > self.clock())
 
     def _tenant_bytes(self, tenant: str) -> int:
-        stored = select(func.sum(func.max(files.c.num_bytes, MIN_FILE_BYTES))).where(files.c.tenant == tenant)
         # Their output is not among the files before they end.
         c = batches.c
         running = select(c.batch_id).where(c.tenant == tenant, c.status.in_(UNFINISHED))
         with self._engine.connect() as connection:
-            num_bytes = int(connection.execute(stored).scalar_one() or 0)
+            num_bytes = self._file_bytes.of(connection, tenant)
             batch_ids = connection.execute(running).scalars().all()
         return num_bytes + sum(_size(self._files / file_id) for i in batch_ids for file_id in output_ids(i))
 
     def _check_room(self, tenant: str, num_bytes: int, on_their_way: int = 0) -> None:
         used = self._tenant_bytes(tenant) + on_their_way
-        if used + max(num_bytes, MIN_FILE_BYTES) > self._config.max_tenant_bytes:
+        if used + _counted(num_bytes) > self._config.max_tenant_bytes:
             raise self._full(used, field="file")
 
     def _full(self, used: int, *, field: str) -> RequestError:
@@ -349,6 +354,10 @@ class BatchStore:
         for path in (*self._uploads.iterdir(), *self._files.iterdir()):
             if path.name not in known:
                 path.unlink(missing_ok=True)
+
+
+def _counted(num_bytes: int) -> int:
+    return max(num_bytes, MIN_FILE_BYTES)
 
 
 def _size(path: Path) -> int:
