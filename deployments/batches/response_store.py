@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, delete, func, insert, select
 
 from deployments.batches.tables import response_of, responses
+from deployments.batches.tenant_bytes import TenantBytes
 from deployments.batches.values import KeptResponse
 from deployments.config import BatchesConfig
 from engine.errors import RequestError
@@ -31,7 +32,7 @@ class _Read:
 
     def add(self, response: KeptResponse) -> None:
         self.responses.append(response)
-        self._num_bytes += len(response.input_items) + len(response.body)
+        self._num_bytes += _num_bytes(response)
         if self._num_bytes > MAX_READ_BYTES or len(self.responses) > MAX_CONVERSATION:
             words = f"takes more than {MAX_READ_BYTES} bytes, or {MAX_CONVERSATION} responses, of what is stored."
             raise RequestError.about(self._field, words, code="context_length_exceeded")
@@ -48,23 +49,17 @@ class ResponseStore:
         self._database = database
         self._config = config
         self._clock = clock
-        # By tenant; absent if not summed up yet, which reads every row.
-        self._num_bytes: dict[str, int] = {}
+        self._tenant_bytes = TenantBytes(responses.c.tenant, _BYTES)
 
     def keep(self, response: KeptResponse) -> None:
         """Store a response; the tenant's oldest are dropped if there are too many bytes. Repeating it is harmless."""
         tenant = response.tenant
-        # Only what has been committed counts.
-        used = self._num_bytes.pop(tenant, None)
-        with self._database.begin() as connection:
-            if used is None:
-                total = select(func.sum(_BYTES)).where(responses.c.tenant == tenant)
-                used = int(connection.execute(total).scalar_one() or 0)
+        with self._tenant_bytes.changes() as change, self._database.begin() as connection:
             if self._find(connection, tenant, response.response_id) is None:
+                used = self._tenant_bytes.of(connection, tenant) + _num_bytes(response)
                 connection.execute(insert(responses), [asdict(response)])
-                used += len(response.input_items) + len(response.body)
-                used -= self._drop_oldest(connection, tenant, used - self._config.max_response_bytes)
-        self._num_bytes[tenant] = used
+                dropped = self._drop_oldest(connection, tenant, used - self._config.max_response_bytes)
+                change[tenant] += _num_bytes(response) - dropped
 
     def one(self, tenant: str, response_id: str) -> KeptResponse:
         """Return a response of a tenant.
@@ -111,17 +106,17 @@ class ResponseStore:
         Raises:
             RequestError: the tenant has no such response.
         """
-        self._num_bytes.pop(tenant, None)
-        with self._database.begin() as connection:
-            self._one(connection, tenant, response_id)
+        with self._tenant_bytes.changes() as change, self._database.begin() as connection:
+            change[tenant] -= _num_bytes(self._one(connection, tenant, response_id))
             connection.execute(delete(responses).where(responses.c.response_id == response_id))
 
     def drop_expired(self) -> None:
         """Delete expired responses, at most `MAX_DROPPED`."""
         chosen = select(responses.c.number).where(responses.c.created_s <= self._oldest_s()).limit(MAX_DROPPED)
-        with self._database.begin() as connection:
-            if connection.execute(delete(responses).where(responses.c.number.in_(chosen))).rowcount:
-                self._num_bytes.clear()
+        dropping = delete(responses).where(responses.c.number.in_(chosen)).returning(responses.c.tenant, _BYTES)
+        with self._tenant_bytes.changes() as change, self._database.begin() as connection:
+            for tenant, num_bytes in connection.execute(dropping):
+                change[tenant] -= num_bytes
 
     def _one(self, connection: Connection, tenant: str, response_id: str) -> KeptResponse:
         response = self._find(connection, tenant, response_id)
@@ -155,6 +150,10 @@ class ResponseStore:
                 num_dropped += size
             connection.execute(delete(responses).where(c.number.in_(dropped)))
         return num_dropped
+
+
+def _num_bytes(response: KeptResponse) -> int:
+    return len(response.input_items) + len(response.body)
 
 
 def _broken(response_id: str, *, is_known: bool) -> RequestError:

@@ -12,9 +12,9 @@ from deployments.batches.result_file import output_ids
 from deployments.batches.store import BatchStore
 from deployments.batches.tables import files
 from deployments.batches.tenant_bytes import TenantBytes
-from deployments.batches.values import MIN_FILE_BYTES, BatchStatus
+from deployments.batches.values import MIN_FILE_BYTES, BatchStatus, KeptResponse
 from engine.errors import RequestError
-from tests.deployments.batches.batch_world import a_batch, a_line, config, upload
+from tests.deployments.batches.batch_world import LIMITS, a_batch, a_line, config, upload
 
 NOW_S = 1_700_000_000
 
@@ -65,6 +65,41 @@ def test_files_are_summed_up_once_however_they_come_and_go(
     before = store._tenant_bytes("red")
     store.finish(batch.batch_id, BatchStatus.COMPLETED)
     assert store._tenant_bytes("red") == before == 5000 + MIN_FILE_BYTES + 7000
+    assert summed == []
+
+
+def test_responses_are_summed_up_once_however_they_come_and_go(
+    store: BatchStore, now_s: list[int], summed: list[str]
+) -> None:
+    """One that was deleted or had expired let the next one sum up all: seconds for 100,000, once a minute."""
+    kept = store.responses
+
+    def keep(*names: str, num_bytes: int) -> None:
+        for name in names:
+            body = b"x" * (num_bytes - 2)
+            kept.keep(
+                KeptResponse(
+                    response_id=name, tenant="blue", previous_id=None, created_s=now_s[0], input_items=b"[]", body=body
+                )
+            )
+
+    keep("a", "b", num_bytes=LIMITS["max_response_bytes"] // 4)
+    del summed[:]
+    kept.forget("blue", "a")
+    now_s[0] += LIMITS["responses_last_s"] - 1
+    keep("c", num_bytes=LIMITS["max_response_bytes"])
+    assert not kept.several("blue", ["b"]), "it made room"
+    now_s[0] += 1
+    keep("d", num_bytes=LIMITS["max_response_bytes"] // 4)
+    now_s[0] += LIMITS["responses_last_s"] - 1
+    store.drop_expired()
+    names = "efgh"
+    keep(*names, num_bytes=LIMITS["max_response_bytes"] // 4)
+    assert [one.response_id for one in kept.several("blue", ["d", *names])] == [*names]
+    now_s[0] += LIMITS["responses_last_s"]
+    store.drop_expired()
+    keep(*"ijkl", num_bytes=LIMITS["max_response_bytes"] // 4)
+    assert len(kept.several("blue", [*"ijkl"])) == 4
     assert summed == []
 
 
