@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Mapping
 
 
 class ResultFile:
@@ -32,21 +33,22 @@ class ResultFile:
             os.close(self._file)
             raise
 
-    def append(self, custom_id: str, line: bytes) -> None:
-        """Append a line; it is on disk when this returns.
+    def append(self, lines: Mapping[str, bytes]) -> None:
+        """Append lines, by their custom ids; they are on disk when this returns.
 
         Raises:
-            OSError: the line could not be written and does not count; the call may be retried.
+            OSError: they could not be written and do not count; the call may be retried.
         """
+        text = b"".join(lines.values())
         if self._has_torn_tail:
             os.ftruncate(self._file, self._size)
         self._has_torn_tail = True
-        if os.pwrite(self._file, line, self._size) != len(line):
+        if os.pwrite(self._file, text, self._size) != len(text):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(self._file)
         self._has_torn_tail = False
-        self._size += len(line)
-        self.custom_ids.add(custom_id)
+        self._size += len(text)
+        self.custom_ids.update(lines)
 
     def close(self) -> None:
         """Close the file."""

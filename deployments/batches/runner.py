@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -45,6 +45,9 @@ T = TypeVar("T")
 
 Ask = Callable[[InsideCall], Awaitable[InsideAnswer]]
 """Answers a request; with a 503 if no gateway can be reached now."""
+
+MAX_GIVEN_UP, MAX_GIVEN_UP_BYTES = 100, MAX_LINE_BYTES
+"""How many lines are given up at once, and of how many bytes: others wait meanwhile."""
 
 _MESSAGE_BY_END = {
     BatchStatus.COMPLETED: (
@@ -182,7 +185,7 @@ class BatchRunner:
             answer = await self._answer("POST", self._batch.endpoint, line_id, line.body)
             if answer is not None:
                 text = answered_line(line_id, line.custom_id, answer.status, answer.body)
-                await self._write(line.custom_id, text, is_good=200 <= answer.status < 300)
+                await self._write({line.custom_id: text}, is_good=200 <= answer.status < 300)
 
     async def _has_no_room(self) -> bool:
         # Answers may be a thousand times as long as their questions. Those under way are still written.
@@ -194,14 +197,31 @@ class BatchRunner:
         if not self._num_left:
             return
         async with self._input() as reader:
-            while (line := await self._disk.surely(self._next, reader)) is not None:
-                text = failed_line(self._line_id(), line.custom_id, *_MESSAGE_BY_END[end])
-                await self._write(line.custom_id, text, is_good=False)
+            has_more = True
+            while has_more:
+                rest: dict[str, bytes] = {}
+                has_more = await self._disk.surely(self._give_up_some, reader, end, rest)
+                if rest:
+                    await self._write(rest, is_good=False)
 
-    async def _write(self, custom_id: str, text: bytes, *, is_good: bool) -> None:
+    def _give_up_some(self, reader: LineReader, end: BatchStatus, rest: dict[str, bytes]) -> bool:
+        """Add the error lines of the next unanswered lines to `rest`, which a retried call goes on with.
+
+        Returns whether there may be more.
+        """
+        num_bytes = 0
+        while len(rest) < MAX_GIVEN_UP and num_bytes < MAX_GIVEN_UP_BYTES:
+            line = self._next(reader)
+            if line is None:
+                return False
+            num_bytes += len(line.body)
+            rest[line.custom_id] = failed_line(self._line_id(), line.custom_id, *_MESSAGE_BY_END[end])
+        return True
+
+    async def _write(self, lines: Mapping[str, bytes], *, is_good: bool) -> None:
         file = self._results if is_good else self._failures
         assert file is not None
-        await self._disk.surely(file.append, custom_id, text)
+        await self._disk.surely(file.append, lines)
 
     async def _answer(self, method: str, path: str, line_id: str, body: bytes = b"") -> InsideAnswer | None:
         """Ask until there is a final answer; return None if the batch is over first."""

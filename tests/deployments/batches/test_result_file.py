@@ -26,8 +26,7 @@ def test_a_file_that_was_cut_anywhere_has_its_whole_lines_and_goes_on(
     file = ResultFile(str(path))
     left = [name for name in LINES if name not in file.custom_ids]
     assert left == list(LINES)[len(file.custom_ids) :]
-    for name in left:
-        file.append(name, LINES[name])
+    file.append({name: LINES[name] for name in left})
     file.close()
     assert path.read_bytes() == WHOLE
 
@@ -42,7 +41,7 @@ def test_what_a_full_disk_has_cut_is_no_part_of_the_file(tmp_path: Path, full_at
             # The others come between the failure and its second try.
             name = left.pop(0)
             try:
-                file.append(name, LINES[name])
+                file.append({name: LINES[name]})
             except OSError:
                 left.append(name)
         file.close()
@@ -57,8 +56,8 @@ def test_a_short_line_over_a_long_one_that_was_cut_leaves_nothing_of_it(tmp_path
     with fateful_files(Fate(full_at=frozenset({1}))):
         file = ResultFile(str(path))
         with pytest.raises(OSError, match="No space left"):
-            file.append("b", LINES["b"])
-        file.append("c", LINES["c"])
+            file.append({"b": LINES["b"], "a": LINES["a"]})
+        file.append({"c": LINES["c"]})
         file.close()
     assert path.read_bytes() == LINES["c"]
 
@@ -67,7 +66,7 @@ def test_a_line_counts_once_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.Mo
     file = ResultFile(str(tmp_path / "out"))
     synced: list[tuple[int, set[str]]] = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append((os.fstat(number).st_size, {*file.custom_ids})))
-    file.append("a", LINES["a"])
+    file.append({"a": LINES["a"]})
     assert synced == [(len(LINES["a"]), set())]
     file.close()
 

@@ -153,6 +153,27 @@ async def test_counts_move_while_it_runs_and_a_cancelled_batch_keeps_what_it_has
         await world.server.cancel("blue", batch.batch_id)
 
 
+@pytest.mark.parametrize(("bound", "num_writes"), [("MAX_GIVEN_UP", 2), ("MAX_GIVEN_UP_BYTES", 20), (None, 1)])
+async def test_lines_are_given_up_many_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch, bound: str | None, num_writes: int
+) -> None:
+    """Each waited for the disk on its own: a batch of 50,000 lines took minutes to be cancelled."""
+    world.ask.never_answers = True
+    batch = a_batch(world.store, *lines(*map(str, range(20))))
+    await world.server.resume(world.store)
+    while not world.ask.calls:
+        await asyncio.sleep(0)
+    if bound is not None:
+        monkeypatch.setattr(runner, bound, 10 if bound == "MAX_GIVEN_UP" else 1)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    await world.server.cancel("blue", batch.batch_id)
+    batch = await world.end(batch)
+    assert set(world.ended(batch).values()) == {"batch_cancelled"}
+    assert batch.counts == BatchCounts(total=20, failed=20)
+    assert len(synced) == num_writes
+
+
 async def test_a_batch_ends_though_others_have_all_turns(tmp_path: Path) -> None:
     """One that was cancelled or had expired stayed for as long as the lines of others, which may be a day."""
     world = open_world(tmp_path, max_concurrent_requests=1)
