@@ -34,9 +34,10 @@ NUM_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_0
 
 
 class GatewayMetrics:
-    """One gateway's metrics of generations: by base model, plus a few series for each requested name.
+    """One gateway's metrics of generations: by base model, plus a few series for each tenant and each requested name.
 
-    Histograms are by base model: each has dozens of lines, too many to repeat for thousands of names.
+    Histograms are by base model: each has dozens of lines, too many to repeat for thousands of names. No series is by
+    tenant and name: the product of both may be more than a scrape can bring. The ledger of usage has it.
 
     Args:
         slo: the objectives that answers are checked against; None for none.
@@ -76,6 +77,12 @@ class GatewayMetrics:
         self._requests = self._counter(
             "antiphon:requests", "Answers that have ended.", ("tenant", "model_name", "outcome")
         )
+        self._tokens_by_name = self._counter(
+            "antiphon:name_tokens", "The same tokens, by requested name.", ("model_name", "kind")
+        )
+        self._requests_by_name = self._counter(
+            "antiphon:name_requests", "The same answers, by requested name.", ("model_name", "outcome")
+        )
         self._slo_met = self._counter("antiphon:slo_met", "Answers inside every objective.", ("model_name",))
         self._slo_violated = self._counter(
             "antiphon:slo_violated",
@@ -98,7 +105,8 @@ class GatewayMetrics:
             self._slo_met.labels(timeline.model).inc(not missed)
         if missed:
             self._slo_violated.labels(timeline.model, missed[0]).inc()
-        self._requests.labels(timeline.tenant, timeline.model, timeline.outcome).inc()
+        self._requests.labels(timeline.tenant, timeline.base, timeline.outcome).inc()
+        self._requests_by_name.labels(timeline.model, timeline.outcome).inc()
         if timeline.outcome not in GOOD_OUTCOMES:
             self._failed.labels(timeline.base, timeline.outcome).inc()
         elif timeline.outcome != CANCELLED:
@@ -113,7 +121,8 @@ class GatewayMetrics:
             ("cached", timeline.num_cached_tokens),
             ("output", timeline.num_tokens),
         ):
-            self._tokens.labels(timeline.tenant, timeline.model, kind).inc(count)
+            self._tokens.labels(timeline.tenant, timeline.base, kind).inc(count)
+            self._tokens_by_name.labels(timeline.model, kind).inc(count)
 
     def count_first_token(self, model: str, waited_s: float) -> None:
         """Record the time to the first token of an answer."""
@@ -135,7 +144,8 @@ class GatewayMetrics:
         if not gone:
             return
         self._names -= gone
-        for metric in (self._tokens, self._requests, self._slo_met, self._slo_violated, self._first_by_name):
+        by_name = self._tokens_by_name, self._requests_by_name, self._first_by_name
+        for metric in (*by_name, self._slo_met, self._slo_violated):
             # `remove_by_labels` would look through all series for each name: minutes for thousands of both.
             samples = [sample for family in metric.collect() for sample in family.samples]
             for values in {tuple(s.labels.values()) for s in samples if s.labels["model_name"] in gone}:

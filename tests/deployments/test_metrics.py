@@ -34,6 +34,25 @@ def test_an_adapter_costs_a_few_lines_however_much_is_told_of_its_base() -> None
     assert 'antiphon:time_to_first_token_seconds_sum{gateway="g",model_name="sql"} 0.2' in told
 
 
+def test_tenants_and_names_add_up_and_do_not_multiply() -> None:
+    """A gateway that had answered for 5,000 names and ten tenants had 22 MB to tell: no scrape brought any of it."""
+    metrics = GatewayMetrics(Slo(e2e_s=1.0))
+    for tenant in ("blue", "red", "green"):
+        for n in range(20):
+            timeline = Timeline(
+                request_id="r", tenant=tenant, model=f"trial-{n}", base="chat", arrived_unix_s=0.0, outcome="stop"
+            )
+            timeline.num_prompt_tokens = 7
+            metrics.count_answer(timeline)
+    told = lines(metrics)
+    assert not [line for line in told if "tenant=" in line and "trial-" in line]
+    blue = '{gateway="g",kind="input",model_name="chat",tenant="blue"}'
+    assert f"antiphon:tokens_total{blue} 140.0" in told
+    assert 'antiphon:requests_total{gateway="g",model_name="chat",outcome="stop",tenant="red"} 20.0' in told
+    assert 'antiphon:name_tokens_total{gateway="g",kind="input",model_name="trial-3"} 21.0' in told
+    assert 'antiphon:name_requests_total{gateway="g",model_name="trial-3",outcome="stop"} 3.0' in told
+
+
 def test_names_that_are_served_no_more_leave_nothing_behind() -> None:
     metrics = GatewayMetrics(Slo(e2e_s=1.0))
     answered(metrics, "sql")

@@ -112,7 +112,7 @@ def test_figures_begin_anew_with_a_server_that_has_restarted(tmp_path: Path) -> 
 
 def test_series_of_thousands_of_adapters_are_not_kept(tmp_path: Path) -> None:
     """They took 6 MB for each scrape, of which thirty are kept."""
-    series = 'antiphon:tokens_total{{gateway="g",kind="input",model_name="adapter-{}",tenant="t"}} 1.0\n'
+    series = 'antiphon:name_tokens_total{{gateway="g",kind="input",model_name="adapter-{}"}} 1.0\n'
     api = Api(metrics=[Response(RUNNING + "".join(map(series.format, range(50_000))))])
     script = """
     const before = performance.memory.usedJSHeapSize;
