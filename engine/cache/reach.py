@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import cycle, takewhile
 
 from engine.cache.layout import TILE_TOKENS
 from engine.cache.prefix_index import BlockName
@@ -76,17 +77,20 @@ class Reach:
 
     def longest(self, names: Sequence[BlockName], has: Callable[[BlockName], bool]) -> int:
         """Return how many leading blocks of a chain can be reused if exactly the parts that satisfy `has` are there."""
-        count, last = len(names), -1
-        # Each table may shorten the result of the one before; repeat until no table shortens it.
-        while count != last:
-            last = count
-            for table, window in enumerate(self.windows):
-                count = self._longest(names[:count], table, window, has)
+        count, num_agreeing = len(names), 0
+        # Each table may shorten the result of the one before; it agrees with its own.
+        for table, window in cycle(enumerate(self.windows)):
+            found = self._longest(names[:count], table, window, has)
+            num_agreeing = num_agreeing + 1 if found == count else 1
+            count = found
+            if num_agreeing == len(self.windows):
+                break
         return count
 
     def _longest(self, names: Sequence[BlockName], table: int, window: int, has: Callable[[BlockName], bool]) -> int:
         if not window:
-            return next((i for i, name in enumerate(names) if not has(name_in(name, table))), len(names))
+            parts = (name_in(name, table) for name in names) if table else names
+            return sum(1 for _ in takewhile(has, parts))
         end = len(names)
         for i in range(end - 1, -1, -1):
             # The token after `end` blocks sees nothing before its window.

@@ -131,6 +131,14 @@ class BlockTables:
         num_shared = self.num_found(self.shareable(live))
         return live.num_tokens - num_shared * self._block_tokens
 
+    def num_lacking(self, live: LiveRequest) -> int:
+        """Return what `num_to_compute` does, or did a short while ago."""
+        now_s = self._clock()
+        if now_s >= live.next_count_s:
+            live.num_lacking = self.num_to_compute(live)
+            live.next_count_s = now_s + len(live.names) * SEEK_AGAIN_BLOCK_S
+        return live.num_lacking
+
     def shareable(self, live: LiveRequest) -> list[BlockName]:
         """Return the names of the blocks that a request need not compute if they are cached."""
         if not self._has_index or live.needs_every_token:

@@ -95,6 +95,8 @@ class LiveRequest:
         await_until_s: how long it waits for that fetch.
         next_open_s: when to look again whether there is room for it, while it waits.
         next_look_s: when to look again whether its deadline can be kept, while it waits.
+        num_lacking, next_count_s: tokens that were not in the cache when it was last looked up whether it passes others
+            (`engine.scheduling.overtaking`), and when to look again.
         notes: notes for its trace.
         prompt_logprobs: log-probabilities of the prompt tokens from the second on, as far as computed.
         drafter: source of draft tokens for its answer; None until first used.
@@ -117,6 +119,8 @@ class LiveRequest:
     await_until_s: float = 0.0
     next_open_s: float = 0.0
     next_look_s: float = 0.0
+    num_lacking: int = 0
+    next_count_s: float = 0.0
     ticket: int | None = None
     state_from: int | None = None
     num_begun: int = 0

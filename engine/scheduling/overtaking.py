@@ -31,7 +31,7 @@ def passes(num_tokens: float, num_before: float) -> bool:
 def in_turn(
     candidates: Iterable[LiveRequest],
     draft: StepDraft,
-    num_to_compute: Callable[[LiveRequest], int],
+    num_lacking: Callable[[LiveRequest], int],
     is_at_risk: Callable[[LiveRequest], bool],
 ) -> Iterator[LiveRequest]:
     """Yield the requests that may take a share of the step, each when it is its turn.
@@ -41,7 +41,7 @@ def in_turn(
     prompt whose tokens are scored: rows of logits are what bounds that one.
 
     Args:
-        num_to_compute: returns how many tokens of a waiting request are not in the cache.
+        num_lacking: returns how many tokens of a waiting request are not in the cache.
         is_at_risk: returns whether a request might miss its deadline if others passed; then none does.
     """
     ordered = sorted(candidates, key=BY_RANK)
@@ -63,7 +63,7 @@ def in_turn(
             continue
         # The cache may have held so much of it that the step completes it.
         completes = begun + draft.share(live) == live.num_tokens
-        for other in (*(() if completes else _passing(live, ordered[place:], num_to_compute)), live):
+        for other in (*(() if completes else _passing(live, ordered[place:], num_lacking)), live):
             if draft.share(other):
                 yield other
         if not completes:
@@ -71,7 +71,7 @@ def in_turn(
 
 
 def _passing(
-    live: LiveRequest, behind: Sequence[LiveRequest], num_to_compute: Callable[[LiveRequest], int]
+    live: LiveRequest, behind: Sequence[LiveRequest], num_lacking: Callable[[LiveRequest], int]
 ) -> Iterator[LiveRequest]:
     """Yield those behind a request that pass it: a turn of a chat does whose long past is in the cache."""
     num_lookups = 0
@@ -79,6 +79,6 @@ def _passing(
         num_tokens = other.num_wanted
         if other.row is None and num_lookups < MAX_LOOKUPS and not passes(num_tokens, live.num_wanted):
             num_lookups += 1
-            num_tokens = num_to_compute(other)
+            num_tokens = num_lacking(other)
         if passes(num_tokens, live.num_wanted):
             yield other

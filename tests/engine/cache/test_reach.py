@@ -83,6 +83,19 @@ def test_what_one_table_lacks_another_one_may_want_again() -> None:
     assert reach.longest(NAMES[:4], lambda name: name not in missing) == 1
 
 
+@pytest.mark.parametrize("windows", [(0,), (3,), (0, 3)])
+def test_of_each_part_it_is_asked_once_if_the_tables_agree(windows: tuple[int, ...]) -> None:
+    asked: list[bytes] = []
+    here = {name_in(name, table) for name in NAMES[:6] for table in range(len(windows))}
+
+    def has(name: bytes) -> bool:
+        asked.append(name)
+        return name in here
+
+    assert Reach(windows, 1, 1).longest(NAMES, has) == 6
+    assert len(set(asked)) == len(asked)
+
+
 def test_a_step_fills_blocks_in_every_table() -> None:
     assert [Reach(windows, 4, 9).step_blocks for windows in ((0,), (0, 5, 5))] == [3, 9]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from engine.cache.prefix_index import BlockName
+from engine.cache.reach import Reach
 from engine.errors import OverloadError
 from engine.scheduling import overtaking
 from engine.scheduling.overtaking import MIN_RATIO
@@ -188,3 +191,27 @@ def test_a_turn_of_a_chat_whose_past_is_cached_passes_a_document() -> None:
     harness.step()
     harness.add(a_request("turn", (*LONG[:120], 1, 2, 3)))
     assert shape(harness) == [("document", 16, 29), ("turn", 120, 123)]
+
+
+def test_what_is_cached_of_a_prompt_that_waits_is_not_looked_up_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For 24 long prompts with a common beginning, that was 35 ms of each step."""
+    now_s, lookups = 0.0, []
+    harness = Harness(WIDE, clock=lambda: now_s)
+    harness.add(a_request("past", LONG[:120], max_tokens=1))
+    harness.finish()
+    harness.add(a_request("document", LONG[::-1]))
+    harness.step()
+    harness.add(a_request("waits", (*LONG[:120], *(5,) * 60)))
+    longest = Reach.longest
+
+    def looked_up(reach: Reach, names: Sequence[BlockName], has: Callable[[BlockName], bool]) -> int:
+        lookups.append(now_s)
+        return longest(reach, names, has)
+
+    monkeypatch.setattr(Reach, "longest", looked_up)
+    for _ in range(3):
+        assert {name for name, _, _ in shape(harness)} == {"document"}
+    assert lookups == [0.0]
+    now_s = 1.0
+    harness.step()
+    assert lookups == [0.0, 1.0]
