@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Self
 
@@ -197,10 +197,14 @@ async def collect(generations: Sequence[AsyncGenerator[GenerationEvent, None]]) 
 
 def joined_calls(deltas: Iterable[CallDelta]) -> tuple[ToolCall, ...]:
     """Join pieces of calls into whole calls."""
-    calls: list[ToolCall] = []
+    firsts: list[CallDelta] = []
+    pieces: list[list[str]] = []
     for delta in deltas:
-        if delta.index == len(calls):
-            calls.append(ToolCall(call_id=delta.call_id or "", name=delta.name or "", arguments=""))
-        call = calls[delta.index]
-        calls[delta.index] = replace(call, arguments=call.arguments + delta.arguments)
-    return tuple(calls)
+        if delta.index == len(firsts):
+            firsts.append(delta)
+            pieces.append([])
+        pieces[delta.index].append(delta.arguments)
+    return tuple(
+        ToolCall(call_id=first.call_id or "", name=first.name or "", arguments="".join(arguments))
+        for first, arguments in zip(firsts, pieces, strict=True)
+    )

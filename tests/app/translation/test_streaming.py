@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.translation.streaming import MAX_READY_EVENTS, EventBatches, collect
-from deployments.answer_events import EndReason, Finished, GenerationEvent, Started, TextDelta
+from app.translation.streaming import MAX_READY_EVENTS, EventBatches, collect, joined_calls
+from deployments.answer_events import CallDelta, EndReason, Finished, GenerationEvent, Started, TextDelta
+from deployments.generation import ToolCall
 
 END = Finished(reason=EndReason.STOP, num_prompt_tokens=1, num_completion_tokens=1, num_cached_tokens=0)
 
@@ -149,3 +150,20 @@ async def test_cancelling_a_collection_ends_every_source() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert all(source.is_closed for source in sources)
+
+
+def test_the_pieces_of_a_call_are_joined_once() -> None:
+    """Added one by one, all that came before is copied for each: of 120,000 tokens, that took seconds."""
+
+    class Piece(str):
+        __slots__ = ()
+
+        def __radd__(self, before: str) -> str:
+            raise AssertionError("a copy of all pieces before it")
+
+    pieces = [CallDelta(index=index, arguments=Piece(text)) for index, text in [(0, "{"), (1, "[]"), (0, "}")]]
+    heads = [CallDelta(index=index, call_id=f"id{index}", name="f") for index in range(2)]
+    assert joined_calls([*heads, *pieces]) == (
+        ToolCall(call_id="id0", name="f", arguments="{}"),
+        ToolCall(call_id="id1", name="f", arguments="[]"),
+    )
