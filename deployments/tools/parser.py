@@ -89,8 +89,11 @@ class CallParser:
 
     def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
         """Return content and call deltas that are final after this text: the content comes before the calls."""
-        self._held += text
         self.num_read += len(text)
+        # A long value may be held. A string is lengthened without a copy only if a local name alone refers to it.
+        held, self._held = self._held, ""
+        held += text
+        self._held = held
         content: list[str] = []
         calls: list[CallDelta] = []
         while self._step(content, calls):

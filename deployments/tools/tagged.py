@@ -132,7 +132,7 @@ class TagScan:
         self._parameter: Parameter | None = None
         self._num = 0
         self._is_at_front = True
-        self._num_searched, self._is_in_string = 0, False
+        self._num_searched, self._num_untagged, self._is_in_string = 0, 0, False
         self.is_complete = False
         self.is_broken = False
         """Whether neither a parameter that may have its name nor the end follows, which no grammar allows."""
@@ -168,7 +168,7 @@ class TagScan:
         self._parameter = self._by_name.get(name) or _any_parameter(name)
         self._num += 1
         self._is_at_front = True
-        self._num_searched, self._is_in_string = 0, False
+        self._num_searched, self._num_untagged, self._is_in_string = 0, 0, False
         opening = "{" if self._num == 1 else ", "
         quote = '"' if self._parameter.is_plain else ""
         return len(OPENING) + len(name) + 1, f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}"
@@ -178,6 +178,8 @@ class TagScan:
         is_whole = end >= 0
         if not parameter.is_plain:
             if not is_whole:
+                # It comes again, in front of its next piece.
+                self._num_untagged = max(0, len(text) - len(CLOSING) + 1)
                 return 0, ""
             self._parameter = None
             return end + len(CLOSING), parameter.value(text[:end])
@@ -193,7 +195,7 @@ class TagScan:
 
     def _find_end(self, parameter: Parameter, text: str) -> int:
         """Return where the tag that closes the value begins, or -1; one in a string of JSON closes nothing."""
-        while (end := text.find(CLOSING, self._num_searched)) >= 0:
+        while (end := text.find(CLOSING, max(self._num_searched, self._num_untagged))) >= 0:
             num_quotes = _ESCAPE.sub("", text[self._num_searched : end]).count('"')
             self._is_in_string ^= parameter.is_json and num_quotes % 2 == 1
             if not self._is_in_string:
