@@ -75,7 +75,7 @@ class HarmonyParts:
         self._num_read = 0
         self.content_range = range(0)
         self._calls: list[CallDelta] = []
-        self._arguments: list[str] = []
+        self._arguments: list[list[str]] = []
 
     @property
     def is_thinking(self) -> bool:
@@ -90,7 +90,7 @@ class HarmonyParts:
     @property
     def has_calls(self) -> bool:
         """Whether there are calls, all of them complete."""
-        return bool(self._arguments) and all(map(_is_object, self._arguments))
+        return bool(self._arguments) and all(map(_is_object, map("".join, self._arguments)))
 
     @property
     def num_held(self) -> int:
@@ -141,7 +141,7 @@ class HarmonyParts:
         if name in self._tools:
             self._kind = _Kind.CALL
             self._calls.append(CallDelta(index=len(self._arguments), call_id=self._new_call_id(), name=name))
-            self._arguments.append("")
+            self._arguments.append([])
             return
         self._kind = _Kind.THOUGHTS if channel[:1] == ["analysis"] else _Kind.CONTENT
         self._needs_paragraph = self._kind in self._said
@@ -152,7 +152,7 @@ class HarmonyParts:
             self._header += text
         elif self._kind is _Kind.CALL:
             self._calls.append(CallDelta(index=len(self._arguments) - 1, arguments=text))
-            self._arguments[-1] += text
+            self._arguments[-1].append(text)
         else:
             num_chars = len(text)
             if self._needs_paragraph:
