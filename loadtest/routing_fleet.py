@@ -95,6 +95,7 @@ class Replica:
         self._device: OrderedDict[int, float] = OrderedDict()
         self._host: OrderedDict[int, None] = OrderedDict()
         self._changed: dict[int, bool] = {}
+        self._moved: dict[int, None] = {}
         self._seen_by_gateway: dict[int, list[str]] = {}
         self._is_told = False
         self._news = True
@@ -131,7 +132,7 @@ class Replica:
         added = tuple(mark for mark, is_there in self._changed.items() if is_there)
         dropped = tuple(mark for mark, is_there in self._changed.items() if not is_there)
         is_whole = not self._is_told
-        adapters = (tuple(self._device), tuple(mark for mark in self._host if mark not in self._device))
+        moved = self._moved
         found = [
             LoadReport(
                 model="m",
@@ -150,12 +151,15 @@ class Replica:
                 is_whole=is_whole,
                 landmarks_added=added,
                 landmarks_dropped=dropped,
-                adapters=adapters if self._news else None,
+                adapters_on_device=tuple(mark for mark in moved if mark in self._device),
+                adapters_coming=tuple(mark for mark in moved if mark in self._host and mark not in self._device),
+                adapters_dropped=tuple(mark for mark in moved if mark not in self._host and mark not in self._device),
                 seen=self._seen_by_gateway.pop(gateway, ()),
             )
             for gateway in range(gateways)
         ]
         self._changed.clear()
+        self._moved.clear()
         self._is_told, self._news = True, False
         return found
 
@@ -189,10 +193,11 @@ class Replica:
         self._device[adapter] = ready_s
         self._host[adapter] = None
         self._host.move_to_end(adapter)
+        self._moved[adapter] = None
         if len(self._device) > DEVICE_ADAPTERS:
-            self._device.popitem(last=False)
+            self._moved[self._device.popitem(last=False)[0]] = None
         if len(self._host) > HOST_ADAPTERS:
-            self._host.popitem(last=False)
+            self._moved[self._host.popitem(last=False)[0]] = None
         return ready_s
 
 

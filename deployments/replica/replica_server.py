@@ -19,6 +19,7 @@ from deployments.channel.token_frames import coalesce
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.replica.engine_thread import EngineThread
+from deployments.routing.report import FORMAT
 from deployments.routing.reporter import ReplicaName, Reporter
 from engine.errors import EngineError, FailedAloneError, GrammarError, OverloadError, RequestError
 from engine.request import Emission, FinishReason, RequestId
@@ -126,8 +127,10 @@ class ReplicaServer:
         """Serve one call for a vector; cancelling it frees the request in the engine."""
         return await self._until_ended(call)
 
-    async def watch(self, address: TokenAddress) -> None:
-        """Send load reports to a gateway from now on."""
+    async def watch(self, address: TokenAddress, report_format: str = "") -> None:
+        """Send load reports to a gateway from now on, if it reads what this release reports."""
+        if report_format != FORMAT:
+            return
         try:
             await self._dialer.connect(address)
         except OSError as error:

@@ -58,8 +58,8 @@ class ReplicaState:
     heard_at_s: float = 0.0
     source: object = None
     landmarks: dict[int, None] = field(default_factory=dict)
-    device: frozenset[int] = frozenset()
-    coming: frozenset[int] = frozenset()
+    device: set[int] = field(default_factory=set)
+    coming: set[int] = field(default_factory=set)
     sent: dict[str, Sent] = field(default_factory=dict)
     unseen: dict[str, Sent] = field(default_factory=dict)
     sent_landmarks: Counter[int] = field(default_factory=Counter)
@@ -69,6 +69,8 @@ class ReplicaState:
         """Apply a report. Changes without a preceding whole report over the same connection are ignored."""
         if report.is_whole:
             self.landmarks.clear()
+            self.device.clear()
+            self.coming.clear()
         elif source is not self.source:
             return
         self.report, self.heard_at_s, self.source, self.lost_until_s = report, now_s, source, None
@@ -77,8 +79,10 @@ class ReplicaState:
         self.landmarks.update(dict.fromkeys(report.landmarks_added))
         while len(self.landmarks) > MAX_LANDMARKS:
             del self.landmarks[next(iter(self.landmarks))]
-        if report.adapters is not None:
-            self.device, self.coming = map(frozenset, report.adapters)
+        self.device.difference_update(report.adapters_dropped, report.adapters_coming)
+        self.coming.difference_update(report.adapters_dropped, report.adapters_on_device)
+        self.device.update(report.adapters_on_device)
+        self.coming.update(report.adapters_coming)
         for request_id in report.seen:
             self.unseen.pop(request_id, None)
         while self.unseen and now_s - next(iter(self.unseen.values())).at_s > UNSEEN_S:
@@ -88,7 +92,8 @@ class ReplicaState:
         """Void everything that the replica has reported."""
         self.report, self.source = None, None
         self.landmarks.clear()
-        self.device = self.coming = frozenset()
+        self.device.clear()
+        self.coming.clear()
 
     def send(self, request_id: str, sent: Sent) -> None:
         """Record a request sent to this replica."""

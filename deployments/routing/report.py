@@ -37,7 +37,9 @@ class LoadReport:
         adapter_load_s: time to read an adapter; 0 if none has been read.
         landmark_blocks: stride of landmarks in blocks; 0 without a prefix cache.
         is_whole: landmarks and adapters are complete and replace all earlier reports.
-        adapters: marks of those on the device, and of those in host memory or being read; None if unchanged.
+        adapters_on_device: marks of those that are now on the device.
+        adapters_coming: marks of those that are now in host memory or being read.
+        adapters_dropped: marks of those that are in none of these places any more.
         seen: the receiving gateway's requests accepted since the previous report; the numbers include them.
     """
 
@@ -58,8 +60,16 @@ class LoadReport:
     is_whole: bool = False
     landmarks_added: Sequence[int] = ()
     landmarks_dropped: Sequence[int] = ()
-    adapters: tuple[Sequence[int], Sequence[int]] | None = None
+    adapters_on_device: Sequence[int] = ()
+    adapters_coming: Sequence[int] = ()
+    adapters_dropped: Sequence[int] = ()
     seen: Sequence[str] = ()
+
+
+FORMAT = " ".join(f"{field.name}:{field.type}" for field in fields(LoadReport))
+"""Names what this release reports. A gateway closes a connection, and loses its streams, on a report that it cannot
+read; so one that asks for reports says which it reads, and a replica of another release sends it none.
+"""
 
 
 def adapter_mark(digest: AdapterDigest) -> int:
@@ -129,10 +139,6 @@ def _are_marks(value: Any) -> bool:
     return isinstance(value, tuple) and all(type(mark) is int and 0 <= mark < 1 << 64 for mark in value)
 
 
-def _are_adapters(value: Any) -> bool:
-    return value is None or (isinstance(value, tuple) and len(value) == 2 and all(map(_are_marks, value)))
-
-
 def _are_names(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) <= MAX_SEEN and all(map(_is_name, value))
 
@@ -143,7 +149,6 @@ _IS_VALID = {
     "float": _is_rate,
     "bool": lambda value: isinstance(value, bool),
     "Sequence[int]": _are_marks,
-    "tuple[Sequence[int], Sequence[int]] | None": _are_adapters,
     "Sequence[str]": _are_names,
 }
 """Validators by the annotation of a field."""

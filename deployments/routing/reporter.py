@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from adapters.identity import AdapterDigest
 from deployments.generation_calls import TokenAddress
 from deployments.routing.estimate import KEEPALIVE_S, REPORT_PERIOD_S
 from deployments.routing.report import MAX_SEEN, LoadReport, adapter_mark, encode_report
@@ -45,7 +46,7 @@ class _Told:
     """The last reported state, known to every watcher that is not new."""
 
     landmarks: frozenset[int] = frozenset()
-    adapters: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+    places: Mapping[AdapterDigest, str] = field(default_factory=dict)
     numbers: tuple[object, ...] = ()
     at_s: float = 0.0
 
@@ -104,12 +105,11 @@ class Reporter:
         now_s = self._clock()
         load, told = self._load(), self._told
         places = self._stock.places()
-        device = frozenset(adapter_mark(digest) for digest, place in places.items() if place == "device")
-        adapters = (device, frozenset(map(adapter_mark, places)) - device)
+        moved = {} if places == told.places else _moves(told.places, places)
         turnover_s = self._turnover.observe(load, now_s)
         numbers = (load.queued_tokens, load.num_running, load.num_waiting, len(self._watchers))
-        has_news = (load.landmarks, adapters, numbers) != (told.landmarks, told.adapters, told.numbers)
-        is_due = has_news or now_s - told.at_s >= KEEPALIVE_S
+        has_news = (load.landmarks, numbers) != (told.landmarks, told.numbers)
+        is_due = has_news or bool(moved) or now_s - told.at_s >= KEEPALIVE_S
         for address, watcher in list(self._watchers.items()):
             if not is_due and not watcher.is_new and not watcher.seen:
                 continue
@@ -124,14 +124,14 @@ class Reporter:
                 is_whole=watcher.is_new,
                 landmarks_added=tuple(load.landmarks - known),
                 landmarks_dropped=tuple(known - load.landmarks),
-                adapters=(tuple(device), tuple(adapters[1])) if watcher.is_new or adapters != told.adapters else None,
+                **(_moves({}, places) if watcher.is_new else moved),
                 seen=tuple(watcher.seen),
             )
             watcher.is_new, watcher.seen = False, []
             self._send(address, encode_report(report))
         if is_due:
             told.at_s = now_s
-        told.landmarks, told.adapters, told.numbers = load.landmarks, adapters, numbers
+        told.landmarks, told.places, told.numbers = load.landmarks, places, numbers
 
     async def _run(self) -> None:
         while self._watchers:
@@ -145,6 +145,16 @@ class Reporter:
                     watcher.is_new = True
                 await asyncio.sleep(KEEPALIVE_S)
             await asyncio.sleep(REPORT_PERIOD_S)
+
+
+def _moves(known: Mapping[AdapterDigest, str], places: Mapping[AdapterDigest, str]) -> dict[str, Any]:
+    """Return a report's fields for the adapters that are not where a gateway knows them to be."""
+    moved = [(adapter_mark(digest), place) for digest, place in places.items() if known.get(digest) != place]
+    return {
+        "adapters_on_device": tuple(mark for mark, place in moved if place == "device"),
+        "adapters_coming": tuple(mark for mark, place in moved if place != "device"),
+        "adapters_dropped": tuple(map(adapter_mark, known.keys() - places.keys())),
+    }
 
 
 class Turnover:

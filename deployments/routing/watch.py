@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.generation_calls import TokenAddress
 from deployments.handle_calls import ask_all
 from deployments.routing.board import Board, board_of
-from deployments.routing.report import LoadReport
+from deployments.routing.report import FORMAT, LoadReport
 from engine.request import RequestId
 
 _logger = logging.getLogger(__name__)
@@ -63,7 +63,8 @@ class ReplicaWatch:
     async def _ask(self, address: TokenAddress) -> None:
         now_s = time.monotonic()
         due = [name for name, board in self.boards.items() if self._paces[name].is_due(board.unheard(), now_s)]
-        await asyncio.gather(*(ask_all(self._handles[name], "watch", address, timeout_s=ASK_TIMEOUT_S) for name in due))
+        asked = (ask_all(self._handles[name], "watch", address, FORMAT, timeout_s=ASK_TIMEOUT_S) for name in due)
+        await asyncio.gather(*asked)
 
 
 class _Pace:

@@ -59,7 +59,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/gateway/replica_calls.py": "tests/deployments/gateway/test_gateway.py runs with both kinds of source",
     "deployments/replica/model_replica.py": "every test of tests/e2e asks it, and several kill it",
     "deployments/pooled.py": "tests/deployments/gateway/test_embedding.py and test_reranking.py pass its values",
-    "deployments/replica/replica_server.py": "tests/deployments/gateway/test_gateway.py calls, cancels and kills it",
     "deployments/classifiers/cross_encoder.py": "test_reranking.py compares its scores with transformers",
     "deployments/classifiers/sequence_window.py": "test_reranking.py reads the windows of several kinds",
     "engine/buffers.py": "tests/parity compares what is computed from them with transformers",

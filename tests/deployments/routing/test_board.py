@@ -12,7 +12,7 @@ from deployments.routing.report import LoadReport
 def report_of(replica_id: str, **changes: object) -> LoadReport:
     fields: dict[str, object] = {
         "max_running": 16, "landmark_blocks": 1, "prefill_tokens_per_s": 1000.0, "adapter_load_s": 0.5,
-        "is_whole": True, "adapters": ((), ()),
+        "is_whole": True,
     }  # fmt: skip
     return LoadReport(model="m", replica_id=replica_id, **fields | changes)  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ def test_a_cold_adapter_has_one_home_and_a_hot_one_several() -> None:
         for i in range(num):
             now_s = start_s + i * gap_s
             for name in names:
-                board.hear(report_of(name, adapters=((), ())), now_s, name)
+                board.hear(report_of(name), now_s, name)
             (best, *_) = board.choose(asked(f"{adapter}-{i}", 10_000 * adapter + i, adapter=adapter), names, now_s)
             chosen.add(best)
             board.end(f"{adapter}-{i}")
@@ -152,7 +152,7 @@ def test_what_replicas_measure_later_counts_for_those_that_have_not() -> None:
 
 def test_a_loaded_adapter_draws_its_requests_wherever_it_is() -> None:
     for adapter in range(8):
-        board = board_with(report_of("a", adapters=((adapter,), ())), report_of("b"))
+        board = board_with(report_of("a", adapters_on_device=(adapter,)), report_of("b"))
         assert board.choose(asked(adapter=adapter), AB, 0.0)[0] == "a"
 
 

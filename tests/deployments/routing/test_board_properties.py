@@ -26,7 +26,9 @@ reports = st.builds(
     is_whole=st.booleans(),
     landmarks_added=st.lists(st.integers(0, 9), max_size=10),
     landmarks_dropped=st.lists(st.integers(0, 9), max_size=3),
-    adapters=st.none() | st.tuples(st.lists(st.integers(1, 3)), st.lists(st.integers(1, 3))),
+    adapters_on_device=st.lists(st.integers(1, 3)),
+    adapters_coming=st.lists(st.integers(1, 3)),
+    adapters_dropped=st.lists(st.integers(1, 3)),
 )
 requests = st.builds(
     Asked,

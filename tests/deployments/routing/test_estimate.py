@@ -20,7 +20,7 @@ from deployments.routing.report import LoadReport
 DEFAULTS = LoadReport(model="m", replica_id="")
 REST = LoadReport(
     model="m", replica_id="a", max_running=8, landmark_blocks=2, block_tokens=16, prefill_tokens_per_s=1000.0,
-    adapter_load_s=0.8, turnover_s=0.5, is_whole=True, adapters=((7,), (8,)),
+    adapter_load_s=0.8, turnover_s=0.5, is_whole=True, adapters_on_device=(7,), adapters_coming=(8,),
 )  # fmt: skip
 ASKED = Asked(request_id="r", num_tokens=200, block_marks=tuple(range(1, 13)))
 
@@ -85,6 +85,20 @@ def test_an_adapter_is_loaded_beside_the_queue(adapter: int | None, load_s: floa
     asked = replace(ASKED, adapter=adapter)
     assert expected(REST, asked).first_token_s == pytest.approx(load_s + 0.2)
     assert expected(replace(REST, queued_tokens=3000), asked).first_token_s == pytest.approx(3.2)
+
+
+def test_an_adapter_is_where_it_was_last_told_to_be() -> None:
+    state = state_of(REST)
+    changes = replace(REST, is_whole=False, adapters_on_device=(), adapters_coming=())
+    state.hear(replace(changes, adapters_on_device=(8, 9), adapters_dropped=(7,)), 0.0, "link")
+    assert (state.device, state.coming) == ({8, 9}, set())
+    state.hear(replace(changes, adapters_coming=(8,)), 0.0, "link")
+    state.hear(changes, 0.0, "link")
+    assert (state.device, state.coming) == ({9}, {8})
+    state.hear(REST, 0.0, "link")
+    assert (state.device, state.coming) == ({7}, {8})
+    state.forget()
+    assert (state.device, state.coming) == (set(), set())
 
 
 def test_what_was_sent_counts_until_it_is_seen_and_its_prefix_until_it_ends() -> None:

@@ -32,8 +32,8 @@ class Handle:
     def __init__(self, servers: list[ReplicaServer]) -> None:
         self.servers = servers
 
-    def broadcast(self, method: str, address: TokenAddress) -> Broadcasted:
-        return Broadcasted(*(getattr(server, method)(address) for server in self.servers))
+    def broadcast(self, method: str, *arguments: object) -> Broadcasted:
+        return Broadcasted(*(getattr(server, method)(*arguments) for server in self.servers))
 
 
 async def test_only_replicas_that_were_not_heard_are_asked_and_of_models_that_have_several(
