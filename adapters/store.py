@@ -10,7 +10,7 @@ import fcntl
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +105,7 @@ class AdapterStore:
         """A revision, and the name that each later one changed."""
         self._open_entries: dict[str, AdapterEntry] | None = None
 
-    def add(self, ref: AdapterRef, base: str, *, percent: int = 100) -> int:
+    def add(self, ref: AdapterRef, base: str, *, percent: int = 100, served: Collection[str] | None = None) -> int:
         """Make a content the newest version of its name, with a share of the name's traffic; return its number.
 
         Numbers are never reused, even after a removal.
@@ -114,11 +114,18 @@ class AdapterStore:
         If the newest version already has this content, it keeps its number. If the name is at its limit of versions,
         the oldest ones without traffic are removed.
 
+        Args:
+            served: the base models that there are now: a name that belongs to any other is free, and loses what it
+                stood for. None if all are.
+
         Raises:
             AdapterError: the name is invalid, belongs to another base, or has too many versions with traffic.
         """
         check_name(ref.name)
         entry = self._catalogue.entries.get(ref.name)
+        if entry is not None and served is not None and entry.base not in served:
+            self.remove(ref.name)
+            entry = None
         versions = () if entry is None else entry.versions
         if entry is not None and entry.base != base:
             raise AdapterError(ref.name, f"the name stands for an adapter of the base model {entry.base}")

@@ -198,7 +198,7 @@ class RegistryServer:
                     )
                 before = self.catalogue
                 try:
-                    await asyncio.to_thread(self._store.add, ref, base.name, percent=wanted.percent)
+                    await asyncio.to_thread(self._store.add, ref, base.name, percent=wanted.percent, served=self._bases)
                     gone = self.catalogue.gone(ref.name, before)
                     self._displaced += [Displaced(base.name, old) for old in gone]
                 finally:
@@ -353,7 +353,8 @@ class RegistryServer:
         if wanted.name in self._taken:
             raise AdapterError(wanted.name, f"{self._taken[wanted.name]} has this name")
         entry = self.catalogue.entries.get(wanted.name)
-        if entry is not None and entry.split and not wanted.replaces:
+        # One of a model that is not configured any more is listed nowhere, and in nobody's way.
+        if entry is not None and entry.base in self._bases and entry.split and not wanted.replaces:
             raise AdapterError(wanted.name, "it is loaded already; 'load_inplace' makes another version of it")
 
     def _check_not_lost(self, entry: AdapterEntry, numbers: Collection[int]) -> None:

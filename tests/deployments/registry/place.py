@@ -32,6 +32,7 @@ class Place:
         self.prefixes: tuple[str, ...] = ()
         self.allowed: tuple[str, ...] = ()
         self.max_versions = 64
+        self.bases = ("m",)
         self.seen: dict[str, dict[str, Signature]] = {}
 
     def open(self) -> RegistryServer:
@@ -39,9 +40,10 @@ class Place:
             self.store.close()
         self.store = AdapterStore(self.store_path, max_versions=self.max_versions)
         bases = [
-            AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, watched=str(self.dropin), allowed=self.allowed),
-            AdapterBase(name="other", module_shapes={}, max_rank=16),
+            AdapterBase(name=name, module_shapes=SHAPES, max_rank=16, watched=str(self.dropin), allowed=self.allowed)
+            for name in self.bases
         ]
+        bases.append(AdapterBase(name="other", module_shapes={}, max_rank=16))
         sources = AdapterSources(self.prefixes, max_bytes=MAX_SOURCE_BYTES, timeout_s=30.0)
         files = FileStore(str(self.copies))
         return RegistryServer(

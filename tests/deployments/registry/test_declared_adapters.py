@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import pytest
+
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.registry import reference, signatures
+from engine.errors import RequestError
 from tests.deployments.registry.place import Place, a_declared, contents, wanted
 
 
@@ -164,3 +167,21 @@ async def test_what_a_process_left_that_ended_while_it_unloaded_is_freed_by_the_
     assert {(base, ref.digest) for base, ref in displaced} == {("m", gone.digest), ("other", gone.digest)}
     await registry.discard([ref for _, ref in displaced])
     assert [path.name for path in place.copies.iterdir()] == [contents(registry, "b")[0][1]]
+
+
+async def test_an_adapter_of_a_model_that_is_gone_is_in_nobody_s_way(place: Place) -> None:
+    """Nothing listed it, and yet nobody could have its name, not even with `load_inplace`."""
+    place.put("x", seed=1)
+    place.bases = ("m", "old")
+    (old,) = (await place.open().register(replace(wanted("x"), base="old"))).entries["x"].versions
+    place.bases = ("m",)
+    place.put("x", seed=2)
+    registry = place.open()
+    await registry.declare({}, "2")
+    with pytest.raises(RequestError, match="no such folder"):
+        await registry.register(wanted("x", "nowhere"))
+    assert registry.catalogue.entries["x"].base == "old", "the model may come back"
+    entry = (await registry.register(wanted("x"))).entries["x"]
+    assert (entry.base, entry.split, len(entry.versions)) == ("m", ((2, 100),), 1)
+    assert [displaced.ref.digest for displaced in registry.take_displaced()] == [old.ref.digest]
+    assert place.open().catalogue.entries["x"].versions == entry.versions
