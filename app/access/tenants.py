@@ -20,7 +20,7 @@ from app.access.limits import over_limit, quota_headers
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
 from deployments.accounts.joint_admission import JointAdmission
-from deployments.accounts.values import Charge, TenantLimits
+from deployments.accounts.values import OF_BATCHES, Charge, TenantLimits
 from deployments.answer_events import GenerationEvent, Started, TextDelta, Verdict
 from deployments.errors import UnavailableError, unknown_model
 from deployments.generation import AnyRequest, ChatPrompt, GenerationRequest, ModelCard, TextPrompt
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
 RETRY_AFTER_S = 2.0
-BATCHES = " (batches)"
-"""Follows the name of a tenant whose batches are meant; no name of a tenant has a space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +172,7 @@ class TenantGateway:
         self._meter = meter
         self._tenant = tenant
         self._headers = headers
-        self._counted_as = tenant.name + (BATCHES if is_batch else "")
+        self._counted_as = tenant.name + (OF_BATCHES if is_batch else "")
         self._joint: JointAdmission | None = None
 
     def models(self) -> Sequence[ModelCard]:

@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.accounts.joint_admission import JointAdmission
 from deployments.accounts.spool import MAX_PENDING, Spool
 from deployments.accounts.values import (
+    OF_BATCHES,
     Admission,
     Charge,
     KeyChanges,
@@ -55,7 +56,7 @@ class Meter:
 
     Attributes:
         spool: records that the ledger may not have yet.
-        refused: number of refusals by tenant and limit.
+        refused: number of refusals by tenant and limit, those of its batches with its others.
         num_unchecked: requests admitted because the accounts could not be reached.
         tenant_by_key: tenant of each run-time key by its digest, as of the last exchange with the accounts; None before
             the first.
@@ -116,7 +117,7 @@ class Meter:
                 self._has_ended.set()
             raise
         if admission.refused_by is not None:
-            self.refused[joint.tenant, admission.refused_by] += 1
+            self.refused[joint.tenant.removesuffix(OF_BATCHES), admission.refused_by] += 1
         elif not admission.is_counted:
             self.num_unchecked += 1
         return admission

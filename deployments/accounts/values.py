@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 GATEWAY_LOST = "gateway_lost"
 """Outcome of an answer recorded by the replica because its gateway died."""
+OF_BATCHES = " (batches)"
+"""Follows the name of a tenant whose batches are counted apart for its limits; no name of a tenant has a space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from deployments.accounts.joint_admission import JointAdmission
 from deployments.accounts.ledger import Ledger
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
-from deployments.accounts.values import Admission, Charge, TenantLimits, UsageQuestion
+from deployments.accounts.values import OF_BATCHES, Admission, Charge, TenantLimits, UsageQuestion
 from deployments.config import AccountsConfig
 from deployments.errors import UnavailableError
 from deployments.timeline import Timeline
@@ -272,6 +272,15 @@ async def test_answers_at_once_are_those_of_all_gateways(handle: LocalHandle, tm
     first.release(Charge("blue", LIMITS, 0, 1))
     await first.settle()
     assert (await second.begin(JointAdmission("blue", LIMITS, 1, 1))).refused_by is None
+
+
+async def test_what_limits_refuse_is_counted_for_tenants_that_there_are(handle: LocalHandle, tmp_path: Path) -> None:
+    """Refused lines of batches had a tenant of their own in the metrics."""
+    meter, limits = a_meter(handle, tmp_path), TenantLimits(requests_per_minute=1)
+    for tenant in ("blue", f"blue{OF_BATCHES}"):
+        for _ in range(3):
+            await meter.begin(JointAdmission(tenant, limits, 1, 1))
+    assert meter.refused == {("blue", "requests_per_minute"): 4}
 
 
 async def test_as_many_as_a_limit_has_room_for_are_admitted_of_those_that_come_at_once(
