@@ -84,12 +84,13 @@ class Room:
         """Take the next turn; False if nobody waits who may have a place."""
         for flow in self._waiting_by_flow:
             if self._has_place(flow):
-                turns = self._waiting_by_flow.pop(flow)
+                turns = self._waiting_by_flow[flow]
                 turn = turns.popleft()
-                if turns:
-                    self._waiting_by_flow[flow] = turns
                 if not turn.cancelled():
                     self._enter(flow)
                     turn.set_result(None)
+                    self._waiting_by_flow.move_to_end(flow)
+                if not turns:
+                    del self._waiting_by_flow[flow]
                 return True
         return False

@@ -72,6 +72,20 @@ async def test_flows_take_turns_however_many_callers_they_have() -> None:
     assert order == "aabcabaaa"
 
 
+async def test_those_who_have_given_up_cost_their_flow_no_turn() -> None:
+    """Under overload the first to give up are those of a busy flow, whose others then waited until they did, too."""
+    visits, order = Visits(1), ""
+    for name in ("a0", "a1", "a2", "a3", "b1", "b2", "b3", "a4", "a5"):
+        await visits.come(name)
+    for name in ("a1", "a2", "a3"):
+        await visits.cancel(name)
+    while visits.inside:
+        (name,) = visits.inside
+        order += name[0]
+        await visits.leave(name)
+    assert order == "aababb"
+
+
 async def test_so_many_places_are_given_and_no_more() -> None:
     visits = Visits(2)
     for name in ("a1", "a2", "a3", "a4"):
