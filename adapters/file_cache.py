@@ -48,9 +48,9 @@ class FileCache:
         if os.path.isdir(ref.path):
             return ref
         here = self._store.moved(ref)
-        if not self._is_here(here):
+        while not self._is_here(here):
             self._fetch(ref, here)
-        self._evict(keep=here.digest)
+        self._evict()
         return here
 
     def _is_here(self, here: AdapterRef) -> bool:
@@ -73,6 +73,8 @@ class FileCache:
         try:
             if adapter_digest(incoming, ref.name) != ref.digest:
                 raise AdapterError(ref.name, "the files of this version have been overwritten; load it again")
+            # It is as old as its first byte, which may have come long ago.
+            os.utime(incoming)
             self._store.move(incoming, here)
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
@@ -84,7 +86,7 @@ class FileCache:
                 while content := self._read(ref, file, copy.tell()):
                     copy.write(content)
 
-    def _evict(self, keep: AdapterDigest) -> None:
+    def _evict(self) -> None:
         """Evict until the bound holds; delete abandoned incoming folders."""
         folders = self._folders()
         left = sum(num_bytes for _, num_bytes, _ in folders)
@@ -93,7 +95,7 @@ class FileCache:
                 if age_s > ABANDONED_S:
                     left -= num_bytes
                     shutil.rmtree(path, ignore_errors=True)
-            elif left > self._max_bytes and age_s >= RECENT_S and path.name != keep:
+            elif left > self._max_bytes and age_s >= RECENT_S:
                 left -= num_bytes
                 self._store.delete(AdapterDigest(path.name))
 

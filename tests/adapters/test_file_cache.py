@@ -141,6 +141,37 @@ def test_what_others_have_just_located_is_not_taken_from_them(nodes: Nodes) -> N
     assert nodes.kept() == {refs[1].digest}
 
 
+def test_what_took_long_to_fetch_is_as_new_as_what_did_not(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its age counted from the first byte: the next replica to locate anything deleted it before it was read."""
+
+    def digest(folder: str, name: str) -> str:
+        os.utime(folder, (0, time.time() - RECENT_S - 1))
+        return adapter_digest(folder, name)
+
+    refs = [nodes.ref(f"a{seed}", seed) for seed in range(2)]
+    first, second = (nodes.cache(max_bytes=1) for _ in refs)
+    monkeypatch.setattr("adapters.file_cache.adapter_digest", digest)
+    first.locate(refs[0])
+    second.locate(refs[1])
+    assert nodes.kept() == {ref.digest for ref in refs}
+
+
+def test_what_another_was_first_to_fetch_is_as_new_as_if_it_had_not_been(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = nodes.ref("a")
+    first, second = nodes.cache(max_bytes=1), nodes.cache(max_bytes=1)
+
+    def digest(folder: str, name: str) -> str:
+        found = adapter_digest(folder, name)
+        monkeypatch.undo()
+        os.utime(second.locate(ref).path, (0, time.time() - RECENT_S - 1))
+        return found
+
+    monkeypatch.setattr("adapters.file_cache.adapter_digest", digest)
+    assert os.path.isdir(first.locate(ref).path)
+
+
 def test_a_clock_that_is_set_back_keeps_nothing_over_the_bound(nodes: Nodes) -> None:
     """What had been used before, and half-copied, stayed until the clock had caught up, for hours or days."""
     refs = [nodes.ref(f"a{seed}", seed) for seed in range(2)]
