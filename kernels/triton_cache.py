@@ -58,6 +58,9 @@ def fill_cache(
     """Compile those launches that are not cached yet, in worker processes; return how many there were.
 
     A kernel that does not compile is logged, and fails again when it is launched.
+
+    Raises:
+        BrokenProcessPool: a process was killed, e.g. for its memory. What was compiled until then is kept.
     """
     folder, common = Path(triton.knobs.cache.dir), _common(target)
     missing = [(launch, stamp) for launch in launches if not (stamp := folder / _name(launch, common)).exists()]
@@ -71,6 +74,9 @@ def fill_cache(
         begun = [(pair, pool.submit(_fill, pair[0], target)) for pair in missing]
         for number, ((launch, stamp), done) in enumerate(begun, start=1):
             error = done.exception()
+            if isinstance(error, BrokenProcessPool):
+                # Not this kernel's failure: none of the rest is compiled.
+                raise error
             tell(number, len(missing))
             if error is None:
                 stamp.touch()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+from triton.backends.compiler import GPUTarget
 
+from kernels.recording import Launch
+from kernels.triton_cache import fill_cache
 from tests.architecture.source_tree import ROOT
 from tests.interpreter.uninterpreted import run_uninterpreted
 
@@ -59,3 +63,21 @@ def test_a_launch_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
     script = tmp_path / "launch.py"
     script.write_text(LAUNCHES)
     run_uninterpreted(str(script), TRITON_CACHE_DIR=str(tmp_path / "cache"), PYTHONPATH=str(ROOT))
+
+
+def test_killed_processes_are_no_kernels_that_do_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each kernel was logged as one that does not compile, and all were counted as compiled."""
+    # Whoever imports the kernel's module is killed, as by a system that is out of memory.
+    (tmp_path / "kernel_that_kills.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    launches = [
+        Launch(module="kernel_that_kills", kernel="any", signature=(), constants=(("A", at),), aligned=(), options=())
+        for at in range(2)
+    ]
+    with pytest.raises(BrokenProcessPool):
+        fill_cache(launches, GPUTarget("cuda", 90, 32), num_processes=1)
+    assert "does not compile" not in caplog.text
+    assert not any((tmp_path / "cache").iterdir())
