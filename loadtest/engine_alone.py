@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -80,9 +80,14 @@ class EngineAlone:
         """Compute one step, or wait a little for what other threads do, which need the GIL.
 
         Raises:
-            RuntimeError: the engine failed on a request.
+            RuntimeError: the engine failed on a request, or as a whole; then it takes no other.
         """
-        emissions = self.engine.step()
+        try:
+            emissions = self.engine.step()
+        except Exception:
+            # It does not know any more what it has under way.
+            self.engine.stop()
+            raise
         for emission in emissions:
             if emission.finish_reason is FinishReason.FAILED:
                 raise RuntimeError(f"the engine failed: {emission.error}")
@@ -105,21 +110,22 @@ class EngineAlone:
         before = self.engine.snapshot()
         started_s, started = time.time(), time.perf_counter()
         event_ms: dict[RequestId, list[float]] = {}
-        for prompt, length, adapter in zip(prompts, answer_tokens, adapters or [None] * len(prompts), strict=True):
-            event_ms[self.add(prompt, length, adapter)] = []
-        num_open = len(event_ms)
         middle, middle_s = before, 0.0
         full_end: tuple[EngineSnapshot, float] | None = None
-        while num_open:
-            emissions = self.step()
-            now_s = time.perf_counter() - started
-            for emission in emissions:
-                event_ms[emission.request_id] += [now_s * 1000] * len(emission.token_ids)
-                num_open -= emission.finish_reason is not None
-            if full_end is None and num_open < len(event_ms):
-                full_end = self.engine.snapshot(), now_s
-            if not middle_s and all(event_ms.values()):
-                middle, middle_s = self.engine.snapshot(), now_s
+        with self._ending(event_ms):
+            for prompt, length, adapter in zip(prompts, answer_tokens, adapters or [None] * len(prompts), strict=True):
+                event_ms[self.add(prompt, length, adapter)] = []
+            num_open = len(event_ms)
+            while num_open:
+                emissions = self.step()
+                now_s = time.perf_counter() - started
+                for emission in emissions:
+                    event_ms[emission.request_id] += [now_s * 1000] * len(emission.token_ids)
+                    num_open -= emission.finish_reason is not None
+                if full_end is None and num_open < len(event_ms):
+                    full_end = self.engine.snapshot(), now_s
+                if not middle_s and all(event_ms.values()):
+                    middle, middle_s = self.engine.snapshot(), now_s
         return Generated(
             exchanges=tuple(
                 _exchange(started_s, times, len(prompt))
@@ -129,6 +135,23 @@ class EngineAlone:
             prefill_split=_split(before, middle, middle_s),
             full_split=_split(middle, *_since(middle, middle_s, full_end)),
         )
+
+    @contextmanager
+    def _ending(self, request_ids: Iterable[RequestId]) -> Iterator[None]:
+        """End a batch's requests if it fails: the next batch would get their tokens, and run beside them."""
+        try:
+            yield
+        except Exception:
+            for request_id in request_ids:
+                self.engine.cancel(request_id)
+            while self.engine.is_alive and (self.engine.step() or self._has_requests):
+                pass
+            raise
+
+    @property
+    def _has_requests(self) -> bool:
+        found = self.engine.snapshot()
+        return found.num_running + found.num_waiting > 0
 
     def close(self) -> None:
         """Free the engine."""
