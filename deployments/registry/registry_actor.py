@@ -96,10 +96,13 @@ class Registry:
         """
         self._followers.confirm(gateway, store, revision, in_use)
         found = self._store.since(store, revision)
-        if isinstance(found, CatalogueChange) and self._given_by_gateway.get(gateway) == revision:
+        if not isinstance(found, CatalogueChange):
+            self._given_by_gateway.pop(gateway, None)
+        elif self._given_by_gateway.get(gateway) == revision:
             # It could not use the change that it got, as a gateway of another release.
             return self._server.catalogue
-        self._given_by_gateway[gateway] = revision
+        else:
+            self._given_by_gateway[gateway] = revision
         return found
 
     async def register(self, wanted: Registration) -> AdapterEntry:

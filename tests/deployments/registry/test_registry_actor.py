@@ -303,6 +303,8 @@ async def test_a_gateway_that_cannot_use_a_change_gets_the_whole_catalogue(
     registry = await actor.open(monkeypatch)
     actor.gateways.answer = "other"
     before = registry._server.catalogue
+    assert await registry.catalogue("old", before.store, before.revision) is None
+    registry._followers = Followers()
     await registry.register(actor.put("a"))
     found = [await registry.catalogue("old", before.store, before.revision) for _ in range(3)]
     assert isinstance(found[0], CatalogueChange)
