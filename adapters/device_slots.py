@@ -56,8 +56,9 @@ class DeviceSlots:
         self._lent = LentPages()
         self.lacks_room = False
         self._reserve_s = reserve_s
-        # Least recently used first.
-        self._slot_by_digest: OrderedDict[AdapterDigest, _Slot] = OrderedDict()
+        self._slot_by_digest: dict[AdapterDigest, _Slot] = {}
+        # Those without a pin, least recently used first: hundreds may wait, and each looks for one in every step.
+        self._unpinned: OrderedDict[AdapterDigest, _Slot] = OrderedDict()
         # Replaced on every change, so that other threads may read it and tell by its identity that it is the same.
         self._pinned: frozenset[AdapterDigest] = frozenset()
 
@@ -103,7 +104,7 @@ class DeviceSlots:
             self._free(victim)
         is_own = self._own_bytes + num_bytes <= self._max_bytes
         slot = _Slot(num_bytes=num_bytes, pages=() if is_own else self._lent.take(num_pages))
-        self._slot_by_digest[digest] = slot
+        self._slot_by_digest[digest] = self._unpinned[digest] = slot
         self._own_bytes += slot.own_bytes
         return evicted
 
@@ -139,7 +140,7 @@ class DeviceSlots:
         slot.reserved_until_s = 0.0
         if slot.pins == 1:
             self._pinned |= {digest}
-        self._slot_by_digest.move_to_end(digest)
+            del self._unpinned[digest]
 
     def unpin(self, digest: AdapterDigest) -> None:
         """Undo one `pin`. Raise KeyError if there is none."""
@@ -149,6 +150,7 @@ class DeviceSlots:
         slot.pins -= 1
         if not slot.pins:
             self._pinned -= {digest}
+            self._unpinned[digest] = slot
 
     def drop(self, digest: AdapterDigest) -> None:
         """Free the slot of an adapter that has not landed; a landed one stays."""
@@ -173,6 +175,7 @@ class DeviceSlots:
         assert self._own_bytes == sum(slot.own_bytes for slot in slots) <= self._max_bytes
         self._lent.check(page for slot in slots for page in slot.pages)
         assert self._pinned == {digest for digest, slot in self._slot_by_digest.items() if slot.pins}
+        assert self._unpinned.keys() == self._slot_by_digest.keys() - self._pinned
         for slot in slots:
             assert slot.pins >= 0
             assert slot.has_landed or slot.pins == 0
@@ -180,7 +183,7 @@ class DeviceSlots:
     def _victims(self, num_bytes: int, num_pages: int, now_s: float) -> list[AdapterDigest] | None:
         """Return the LRU adapters to evict to make room, or None if evicting all evictable ones is not enough."""
         num_left, bytes_left, pages_free = len(self._slot_by_digest), self._own_bytes, self._lent.num_free
-        may_go = ((digest, slot) for digest, slot in self._slot_by_digest.items() if _is_evictable(slot, now_s))
+        may_go = ((digest, slot) for digest, slot in self._unpinned.items() if _is_evictable(slot, now_s))
         victims: list[AdapterDigest] = []
         while num_left >= self._num_slots or (
             bytes_left + num_bytes > self._max_bytes and not 0 < num_pages <= pages_free
@@ -196,6 +199,7 @@ class DeviceSlots:
 
     def _free(self, digest: AdapterDigest) -> None:
         slot = self._slot_by_digest.pop(digest)
+        del self._unpinned[digest]
         self._own_bytes -= slot.own_bytes
         self._lent.release(slot.pages)
 

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from adapters import device_slots
 from adapters.device_slots import DeviceSlots
 from adapters.identity import AdapterDigest
 
@@ -17,6 +18,23 @@ def place(slots: DeviceSlots, digest: AdapterDigest, now_s: float = 0.0) -> list
     if evicted is not None:
         slots.land(digest, now_s)
     return evicted
+
+
+def test_pinned_slots_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 500 waiting adapters looked at all 256 slots in every step: 20 ms."""
+    slots, looked_at = DeviceSlots(3, 10, reserve_s=0), list[object]()
+    for digest in (A, B):
+        place(slots, digest)
+        slots.pin(digest)
+    slots.try_take(C, 1, 0)
+    is_evictable = device_slots._is_evictable
+    monkeypatch.setattr(
+        device_slots, "_is_evictable", lambda slot, now_s: looked_at.append(slot) or is_evictable(slot, now_s)
+    )
+    assert slots.try_take(D, 1, 0) is None
+    assert len(looked_at) == 1
+    slots.unpin(A)
+    assert slots.try_take(D, 1, 0) == [A]
 
 
 def test_the_least_recently_used_unpinned_adapter_goes_first() -> None:
