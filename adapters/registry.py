@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
 from adapters.errors import AdapterError
@@ -119,23 +119,27 @@ def sub_folders(root: str) -> list[str]:
     Raises:
         AdapterError: there is no such folder.
     """
-    if not os.path.isdir(root):
-        raise AdapterError(os.path.basename(root), f"there is no folder {root}")
-    return [
-        name for name in sorted(os.listdir(root)) if not name.startswith(".") and _is_adapter(os.path.join(root, name))
-    ]
+    return [name for name in _names_in(root) if _is_adapter(os.path.join(root, name))]
 
 
-def nested_adapters(root: str) -> list[str]:
+def nested_adapters(root: str, known: Collection[str] = ()) -> list[str]:
     """Return the paths in `root` of adapters that are not in sub-folders of it, and therefore not found.
 
     These are `root` itself (`os.curdir`), and those one level too deep, one for each sub-folder that has any.
+
+    Args:
+        known: sub-folders that need no look because they are adapters.
+
+    Raises:
+        AdapterError: there is no such folder.
     """
     found = [os.curdir] if _is_adapter(root) else []
-    for name in sorted(os.listdir(root)):
+    for name in _names_in(root):
+        if name in known:
+            continue
         folder = os.path.join(root, name)
         # A link may lead to a folder that adapters may not be loaded from.
-        if name.startswith(".") or os.path.islink(folder) or _is_adapter(folder):
+        if os.path.islink(folder) or _is_adapter(folder):
             continue
         try:
             inner = sorted(os.listdir(folder))
@@ -144,6 +148,12 @@ def nested_adapters(root: str) -> list[str]:
         paths = (os.path.join(name, each) for each in inner if not each.startswith("."))
         found += islice((path for path in paths if os.path.lexists(os.path.join(root, path, CONFIG_FILE))), 1)
     return found
+
+
+def _names_in(root: str) -> list[str]:
+    if not os.path.isdir(root):
+        raise AdapterError(os.path.basename(root), f"there is no folder {root}")
+    return sorted(name for name in os.listdir(root) if not name.startswith("."))
 
 
 def _is_adapter(folder: str) -> bool:
@@ -157,13 +167,22 @@ def signatures(root: str) -> dict[str, Signature]:
         AdapterError: there is no such folder.
     """
     found = {}
-    for name in sub_folders(root):
-        folder = os.path.join(root, name)
-        tensors = next((file for file in _TENSOR_FILES if os.path.lexists(os.path.join(folder, file))), TENSOR_FILE)
-        try:
-            stats = [os.stat(os.path.join(folder, file)) for file in (CONFIG_FILE, tensors)]
-        except OSError:
+    # Two lookups for each of perhaps thousands, again and again, and maybe on a network's disk.
+    for name in _names_in(root):
+        config = _state_of(os.path.join(root, name, CONFIG_FILE))
+        if config is None:
             continue
-        # Programs can set mtime freely, and inode numbers are reused.
-        found[name] = " ".join(f"{s.st_mtime_ns} {s.st_ctime_ns} {s.st_size} {s.st_ino}" for s in stats)
+        tensors = next(filter(None, (_state_of(os.path.join(root, name, file)) for file in _TENSOR_FILES)), None)
+        if tensors is not None:
+            found[name] = f"{config} {tensors}"
     return found
+
+
+def _state_of(file: str) -> str | None:
+    """Return what changes when a file does, or None if there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    # Programs can set mtime freely, and inode numbers are reused.
+    return f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_size} {found.st_ino}"

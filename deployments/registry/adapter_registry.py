@@ -299,7 +299,7 @@ class RegistryServer:
                 # The files may still be incomplete; their next change triggers another try.
                 _logger.warning("drop-in folder: %s", error.message)
             seen[name] = signature
-        for path in await asyncio.to_thread(nested_adapters, root):
+        for path in await asyncio.to_thread(nested_adapters, root, found.keys()):
             if (folder := os.path.join(root, os.path.dirname(path))) not in self._too_deep:
                 self._too_deep.add(folder)
                 what = "the adapter in it" if path == os.curdir else path
