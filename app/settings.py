@@ -6,6 +6,7 @@ below `app` does not see it. Paths are relative to the folder in which `serve ru
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -371,7 +372,7 @@ class Settings(SettingsNode):
             raise ValueError("models must declare at least one base model")
         names = [name for model in self.models for name in (model.name, *(a.name for a in model.adapters))]
         names += [reranker.name for reranker in self.rerankers]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise ValueError(f"names of models, adapters and cross-encoders must be unique: {', '.join(twice)}")
         keys = [key for tenant in self.tenants for key in tenant.keys_sha256]
