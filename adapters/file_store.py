@@ -21,6 +21,7 @@ import numpy as np
 from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE, open_under, refuse_pickle
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest, read_adapter
+from adapters.private_file import make_private_folder
 from adapters.tensor_file import MAX_FILE_BYTES, TensorFile
 from adapters.validate import ModuleShapes, validate
 
@@ -50,7 +51,7 @@ class FileStore:
         Raises:
             OSError: the files cannot be written, which is no fault of the adapter; or whatever `fill` raises.
         """
-        os.makedirs(self._folder, exist_ok=True)
+        make_private_folder(Path(self._folder))
         incoming = tempfile.mkdtemp(prefix=INCOMING, dir=self._folder)
         try:
             fill(incoming)

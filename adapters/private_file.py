@@ -1,10 +1,21 @@
-"""A SQLite file that only the server's user may open: whatever the umask, as it may hold what clients have sent."""
+"""SQLite files and folders for the server's user only: whatever the umask, as they may hold what clients have sent."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and those above it, if they are missing; one that exists keeps its rights.
+
+    Raises:
+        OSError: it cannot be made, or is something else.
+    """
+    # `mkdir` with `parents` would let others into those above it.
+    for path in reversed((folder, *folder.parents)):
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def make_private(path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue, CatalogueChange
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
-from adapters.private_file import make_private
+from adapters.private_file import make_private, make_private_folder
 from adapters.registry import Signature, check_name
 
 MAX_CHANGES = 10_000
@@ -79,7 +79,7 @@ class AdapterStore:
     ) -> None:
         self._lock_file = None
         if path != ":memory:":
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(Path(path).parent)
             make_private(Path(path))
             self._lock_file = open(f"{path}.lock", "a+")  # noqa: SIM115 - held open as long as the store is
             try:

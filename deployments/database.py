@@ -9,7 +9,7 @@ from sqlalchemy import Engine, MetaData, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from adapters.private_file import make_private
+from adapters.private_file import make_private, make_private_folder
 
 TROUBLES = (OSError, OperationalError)
 """Errors raised by a full or failing disk: nothing was done, and the operation may be retried."""
@@ -29,7 +29,7 @@ def open_database(url: str, tables: MetaData) -> Engine:
     engine = create_engine(parsed)
     if parsed.get_backend_name() == "sqlite":
         if (folder := sqlite_folder(url)) is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder)
             # With `uri=true`, SQLite reads the name as a URI of its own.
             if "uri" not in parsed.query:
                 make_private(Path(str(parsed.database)))

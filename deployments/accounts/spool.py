@@ -19,6 +19,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
+from adapters.private_file import make_private_folder
 from deployments.accounts.values import UsageRecord
 
 _logger = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class Spool:
         Raises:
             OSError: the new file cannot be created; the old one stays in use.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         path = self._folder / f"{self._name}.{self._num_files}.jsonl"
         # Gets its final name once locked: a gateway that scans in between would take it for an orphan and remove it.
         nameless = path.with_suffix(".new")

@@ -21,6 +21,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from adapters.private_file import make_private_folder
 from deployments.batches.lines import ContentGoneError, open_content
 from deployments.batches.pages import delete_rows, forget_ended, read_page
 from deployments.batches.response_store import ResponseStore
@@ -79,7 +80,7 @@ class BatchStore:
         self.uploads = Uploads(self._uploads, self._check_room)
         self._file_bytes = TenantBytes(files.c.tenant, func.max(files.c.num_bytes, MIN_FILE_BYTES))
         for path in (folder, self._files, self._uploads):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(path)
         self._lock = _taken(folder / "lock")
         try:
             self._engine = open_database(f"sqlite:///{folder / 'batches.sqlite'}", metadata)

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from adapters.errors import FULL_DISK
+from adapters.private_file import make_private_folder
 from engine.cache.prefix_index import BlockName
 from engine.errors import ConfigError
 from engine.ports import KeptBlock
@@ -141,7 +142,7 @@ def _open_free(folder: Path, title: str, header: bytes) -> int:
 
     It is the one written last among those with this header, which keep their content, else the first one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     paths = [folder / f"{title}-{number}.blocks" for number in range(MAX_FILES)]
     fitting = sorted((path for path in paths if _begins_with(path, header)), key=os.path.getmtime, reverse=True)
     for path in (*fitting, *paths):
