@@ -274,8 +274,12 @@ def with_engine_stages(timeline: Timeline, trace_by_attempt: Mapping[RequestId, 
     for attempt in timeline.attempts:
         trace = trace_by_attempt.get(attempt)
         if trace is not None:
+            queued_s = trace.queued_unix_s - timeline.arrived_unix_s
+            if timeline.end_s is not None:
+                # Nor may one end after the answer, with a clock that is ahead or was set meanwhile.
+                queued_s = min(queued_s, timeline.end_s - trace.end_s)
             # With an engine's clock that is behind, a stage must not begin before the request arrived.
-            stages += _engine_stages(trace, max(0.0, trace.queued_unix_s - timeline.arrived_unix_s))
+            stages += _engine_stages(trace, max(0.0, queued_s))
     return sorted(stages, key=lambda stage: (stage.start_s, stage.end_s))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -81,6 +82,18 @@ def test_what_engines_tell_is_put_in_its_place() -> None:
     ]  # fmt: skip
     assert stages[1] == Stage("queue", 0.5, pytest.approx(0.6))
     assert stages[-1] == Stage("decode", pytest.approx(0.9), pytest.approx(2.5))
+
+
+@pytest.mark.parametrize(("step_s", "queued_s"), [(0.0, 0.5), (3600.0, 1.0), (-3600.0, 0.0)])
+def test_a_clock_that_is_set_moves_no_stage_out_of_its_answer(step_s: float, queued_s: float) -> None:
+    """Set forward by an hour, the engine's part of a timeline came an hour after the answer's end."""
+    timeline = a_timeline()
+    timeline.attempts.append(RequestId("a"))
+    timeline.end_s = 3.0
+    trace = replace(TRACE, queued_unix_s=TRACE.queued_unix_s + step_s)
+    stages = with_engine_stages(timeline, {RequestId("a"): trace})
+    assert stages[0].start_s == queued_s
+    assert stages[-1].end_s == pytest.approx(queued_s + TRACE.end_s)
 
 
 def test_a_store_keeps_the_last_requests_and_all_their_answers() -> None:
