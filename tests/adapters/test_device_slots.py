@@ -57,6 +57,20 @@ def test_a_pinned_or_travelling_adapter_is_never_evicted() -> None:
     assert slots.try_take(C, 1, 100) == [A]
 
 
+def test_an_adapter_is_pinned_until_the_last_that_pinned_it_is_done() -> None:
+    """The host cache counts on it: it would evict the memory of an adapter in use."""
+    slots = DeviceSlots(1, 10, reserve_s=0)
+    place(slots, A)
+    slots.pin(A)
+    slots.pin(A)
+    slots.unpin(A)
+    assert slots.pinned == {A}
+    slots.check()
+    slots.unpin(A)
+    assert not slots.pinned
+    slots.check()
+
+
 def test_as_many_go_as_make_room_for_the_bytes_and_none_where_they_would_not_do() -> None:
     slots = DeviceSlots(8, 10, reserve_s=0)
     for digest, num_bytes in ((A, 3), (B, 3), (C, 4)):

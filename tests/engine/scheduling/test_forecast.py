@@ -55,7 +55,11 @@ def test_its_prompt_waits_for_those_that_running_requests_still_compute() -> Non
 def test_it_waits_for_no_row_that_another_flow_gives_up() -> None:
     backlog = Backlog(running=(Load(1, 30, 5), Load(1, 40, 5)))
     assert forecast(Load(50, 3, 5), backlog, CAPACITY, COSTS, 0.0).start_s > 30 * 0.012
-    assert forecast(Load(50, 3, 5), backlog._replace(takes_row=True), CAPACITY, COSTS, 0.0).start_s < 2 * 0.012
+    backlog = backlog._replace(takes_row=True)
+    assert forecast(Load(50, 3, 5), backlog, CAPACITY, COSTS, 0.0).start_s < 2 * 0.012
+    # Those of its flow that came before it do.
+    backlog = backlog._replace(waiting=(Load(1, 5, 5),))
+    assert forecast(Load(50, 3, 5), backlog, CAPACITY, COSTS, 0.0).start_s > 30 * 0.012
 
 
 def test_it_tells_whose_deadline_it_would_break() -> None:
@@ -66,6 +70,13 @@ def test_it_tells_whose_deadline_it_would_break() -> None:
     for hopeless_or_easy_s in (0.1, 0.2):
         backlog = Backlog(running=(Load(1, 10, 5, hopeless_or_easy_s),))
         assert forecast(Load(50, 3, 5), backlog, CAPACITY, COSTS, 0.0).breaks_s == 0
+
+
+def test_those_who_wait_for_a_row_make_no_step_longer() -> None:
+    """Else deadlines would count as lost behind a long queue, and new requests might break them."""
+    backlog = Backlog(running=(Load(1, 10, 5, 0.122), Load(1, 30, 5)), waiting=(Load(1, 5, 5),) * 5)
+    # Ten steps of two rows, and five milliseconds for the prompt of the asking one.
+    assert forecast(Load(50, 3, 5), backlog, CAPACITY, COSTS, 0.0).breaks_s == pytest.approx(0.12)
 
 
 @given(load=LOADS, running=RUNNING, waiting=MANY, place=st.integers(0, 6), another=LOADS, takes_row=st.booleans())

@@ -121,3 +121,10 @@ def test_what_a_long_context_takes_is_not_charged_to_short_prompts(pair_s: float
     assert 0.9 * size * token_s <= costs.prompt_s(size) <= 1.1 * (size * token_s + pairs_of(0, 2 * size) * pair_s)
     pairs = pairs_of((longest - 1) * size, longest * size)
     assert costs.prompt_s(size, pairs) == pytest.approx(size * token_s + pairs * pair_s, rel=0.2)
+
+
+def test_a_step_of_few_rows_takes_time_however_much_larger_ones_differ() -> None:
+    costs = StepCosts()
+    for num_decodes in (8, 9) * 20:
+        costs.observe(num_decodes=num_decodes, num_prompt_tokens=0, took_s=num_decodes - 7.0, now_s=0.0)
+    assert costs.step_s(9) > costs.step_s(8) > costs.step_s(1) > 0

@@ -28,12 +28,17 @@ def spec(folder: Path) -> DecoderSpec:
 
 def test_it_reads_as_much_as_it_can_and_keeps_nothing(folder: Path, spec: DecoderSpec) -> None:
     config = EngineConfig(
-        model_path=str(folder), draft_model=str(folder), kv_cache_bytes=1 << 30, kv_disk_bytes=1 << 30, max_num_seqs=64
+        model_path=str(folder),
+        draft_model=str(folder),
+        kv_cache_bytes=1 << 30,
+        kv_disk_bytes=1 << 30,
+        max_num_seqs=64,
+        max_prefill_tokens_with_decodes=8,
     )
     found = draft_config(config, spec, replace(spec, max_position=CONTEXT // 2))
     assert (found.model_path, found.draft_model, found.max_num_seqs) == (str(folder), None, MAX_TEXTS)
     assert (found.max_model_len, found.kv_cache_bytes, found.kv_disk_bytes) == (CONTEXT // 2, None, 0)
-    assert not found.enable_prefix_cache
+    assert (found.enable_prefix_cache, found.max_prefill_tokens_with_decodes) == (False, None)
     assert draft_config(replace(config, max_model_len=9, max_num_seqs=2), spec, spec).max_model_len == 9
     assert draft_config(replace(config, max_model_len=9, max_num_seqs=2), spec, spec).max_num_seqs == 2
 

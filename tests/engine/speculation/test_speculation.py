@@ -165,7 +165,8 @@ def test_what_is_right_takes_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert harness.finish() == 4
     assert drafts_of(harness) == [8, 8]
     assert harness.tokens("a") == answer_alone(a_request("a", max_tokens=20), 64).token_ids
-    assert harness.scheduler.counters.num_accepted_tokens == 16
+    counters = harness.scheduler.counters
+    assert (counters.num_drafts, counters.num_draft_tokens, counters.num_accepted_tokens) == (2, 16, 16)
 
 
 def test_no_draft_reaches_beyond_the_answer_s_bound_or_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
