@@ -47,11 +47,7 @@ def draw_behind(
     for tokens, row, token_id in zip(found, rows, drawn.token_ids, strict=True):
         tokens.add(row.row, token_id, drawn)
     while True:
-        right = [
-            index
-            for index, row in enumerate(rows)
-            if row.draft_ids and _is_right(found[index].token_ids, row.draft_ids)
-        ]
+        right = [index for index, row in enumerate(rows) if _is_right(found[index].token_ids, row.draft_ids)]
         if not right:
             return found
         nexts = [len(found[index].token_ids) for index in right]
