@@ -37,9 +37,8 @@ class TokenChooser:
             self._params = params
             knobs = [(p.temperature, _logarithm(p.min_p), p.top_k, p.top_p) for p in params]
             seeds = [(_signed(p.seed), 0) for p in params]
-            self._numbers = torch.cat(
-                (torch.tensor(knobs, dtype=torch.float64).view(torch.int64).flatten(), torch.tensor(seeds).flatten())
-            )
+            parts = torch.tensor(knobs, dtype=torch.float64).view(torch.int64), torch.tensor(seeds, dtype=torch.int64)
+            self._numbers = torch.cat([part.flatten() for part in parts])
         self._numbers[4 * rows + 1 :: 2] = torch.tensor(positions)
         self._staging.send(self._numbers)
         sent = self._staging.device

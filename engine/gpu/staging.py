@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from engine.gpu.runtime import CudaRuntime
@@ -27,8 +28,10 @@ class Staging:
         index, self._next = self._next, (self._next + 1) % NUM_BUFFERS
         self._waits[index]()
         count = len(numbers)
-        self._buffers[index][:count] = numbers
-        self.device[:count].copy_(self._buffers[index][:count], non_blocking=True)
+        held = self._buffers[index][:count]
+        # By torch, all threads of the process would copy a large step, and each step would wait for the slowest.
+        np.copyto(held.numpy(), numbers.numpy())
+        self.device[:count].copy_(held, non_blocking=True)
         self._waits[index] = self._runtime.fence()
 
     def send_list(self, numbers: Sequence[int]) -> None:

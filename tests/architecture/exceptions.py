@@ -71,7 +71,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/expert_products.py": "tests/parity/test_families.py and test_expert_adapters.py compare them with others",
     "engine/errors.py": "tests of those who raise them read their fields",
     "engine/gpu/choosing.py": "tests/kernels/gpu/test_token_choice.py compares it with the reference",
-    "engine/gpu/staging.py": "tests/engine/gpu/test_inputs.py sends every step of random requests by it",
     "engine/costs.py": "tests/app/cli/test_capacity.py and tests/loadtest/test_gpu.py hold it against known models",
     "engine/scheduling/pins.py": "tests/engine/scheduling/test_scheduler_properties.py holds it to its bound",
     "engine/request.py": "test_scheduler_properties.py and test_sampler.py make requests of every kind",
