@@ -7,6 +7,9 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+#if defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int64_t LANES = 16;

@@ -91,6 +91,8 @@ static inline void multiply_tiles(const int8_t *q, int64_t stride, int64_t rows,
 // A tile's sums stay in registers, as in panels.h.
 #if defined(__AVX512VNNI__)
 constexpr int64_t MAX_ROWS = 12, TILE_PANELS_INT8 = 2;
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int64_t MAX_ROWS = 5, TILE_PANELS_INT8 = 1;
 #else
 constexpr int64_t MAX_ROWS = 4, TILE_PANELS_INT8 = 1;
 #endif
@@ -148,6 +150,12 @@ static inline void multiply_tile(const int8_t *q, int64_t stride, const int8_t *
                 const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(column), x);
                 rows[r][p] += (LaneNumbers)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
             }
+#elif defined(__ARM_FEATURE_DOTPROD)
+            int32_t four;
+            std::memcpy(&four, q + r * stride + k, sizeof four);
+            const int8x16_t spread = (int8x16_t)vdupq_n_s32(four);
+            for (int64_t p = 0; p < PANELS * PANEL_LANES; p++)
+                rows[r][p] = (LaneNumbers)vdotq_s32((int32x4_t)rows[r][p], (int8x16_t)columns[p], spread);
 #else
             for (int64_t i = 0; i < STEP; i++)
                 for (int64_t p = 0; p < PANELS * PANEL_LANES; p++)

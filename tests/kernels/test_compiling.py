@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,6 +67,30 @@ def test_options_in_the_name_of_a_compiler_are_its_last_and_make_another_library
     assert asked == "--version"
     assert compiled.split()[-5:-3] == ["-g", "-march=x86-64"]
     assert compiling.build(tmp_path / "cache", f"env {compiler}") != first
+
+
+def compile_for_arm(compiler: str, processor: str, source: str, *flags: str) -> str:
+    """Return what a compiler for 64-bit ARM writes to its output, given the source on its input."""
+    target = ["--target=aarch64-linux-gnu"] if compiler == "clang++" else []
+
+    def run(text: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        command = [compiler, *target, *compiling.FLAGS, f"-mcpu={processor}", "-xc++", "-", "-o-", *flags]
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+    # Clang compiles for every processor, but may find no headers.
+    if shutil.which(compiler) is None or run("#include <thread>", "-E").returncode:
+        pytest.skip(f"{compiler} does not compile for ARM here")
+    done = run(source, *flags)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("source", "instruction"), [("packed_linear_int8/cpu.cpp", "sdot")])
+def test_64_bit_arm_gets_instructions_of_its_own(source: str, instruction: str) -> None:
+    """Bytes were widened to 32 bits before their products."""
+    path = next(path for path in compiling.SOURCES if str(path).endswith(f"/{source}"))
+    compiled = compile_for_arm("aarch64-linux-gnu-g++", "neoverse-n1", f'#include "{path}"\n', "-S", "-O1")
+    assert f"\t{instruction}" in compiled
 
 
 def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
