@@ -28,7 +28,8 @@ inline void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    asm volatile("yield");
+    // Not `yield`, which takes no time on processors without hardware threads.
+    asm volatile("isb");
 #endif
 }
 

@@ -85,9 +85,9 @@ def compile_for_arm(compiler: str, processor: str, source: str, *flags: str) -> 
     return done.stdout
 
 
-@pytest.mark.parametrize(("source", "instruction"), [("packed_linear_int8/cpu.cpp", "sdot")])
+@pytest.mark.parametrize(("source", "instruction"), [("packed_linear_int8/cpu.cpp", "sdot"), ("program.cpp", "isb")])
 def test_64_bit_arm_gets_instructions_of_its_own(source: str, instruction: str) -> None:
-    """Bytes were widened to 32 bits before their products."""
+    """Bytes were widened before their products; and threads that wait slept at once, as `yield` takes no time."""
     path = next(path for path in compiling.SOURCES if str(path).endswith(f"/{source}"))
     compiled = compile_for_arm("aarch64-linux-gnu-g++", "neoverse-n1", f'#include "{path}"\n', "-S", "-O1")
     assert f"\t{instruction}" in compiled
