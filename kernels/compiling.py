@@ -115,12 +115,13 @@ def _digest(command: Sequence[str], flags: Sequence[str]) -> str:
 
 
 def _processor() -> str:
-    """Return what -march=native depends on, because machines with different processors may share a cache folder."""
+    """Return what the target flags depend on, because machines with different processors may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+    # On ARM, the lines of "CPU" tell the model.
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features", "CPU "))}))
 
 
 def _run(command: Sequence[str]) -> None:

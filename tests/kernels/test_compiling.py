@@ -69,6 +69,23 @@ def test_options_in_the_name_of_a_compiler_are_its_last_and_make_another_library
     assert compiling.build(tmp_path / "cache", f"env {compiler}") != first
 
 
+def test_processors_of_the_same_features_but_other_models_have_libraries_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ARM, numbers tell the model; Neoverse N1 and Cortex-A76 shared a library tuned for whichever came first."""
+    compiler, _ = quick_compiler(tmp_path)
+    read, libraries = Path.read_text, set()
+    for part in ("0xd0c", "0xd0b"):
+        told = f"Features\t: fp asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: {part}\n"
+        monkeypatch.setattr(
+            compiling.Path,
+            "read_text",
+            lambda path, encoding, told=told: told if path == Path("/proc/cpuinfo") else read(path, encoding),
+        )
+        libraries.add(compiling.build(tmp_path / "cache", str(compiler)))
+    assert len(libraries) == 2
+
+
 def compile_for_arm(compiler: str, processor: str, source: str, *flags: str) -> str:
     """Return what a compiler for 64-bit ARM writes to its output, given the source on its input."""
     target = ["--target=aarch64-linux-gnu"] if compiler == "clang++" else []
