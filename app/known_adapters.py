@@ -18,6 +18,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from adapters.identity import AdapterDigest, AdapterRef
+from adapters.private_file import make_private_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class KnownAdapters:
             return
         text = json.dumps({key: astuple(ref) for key, ref in self._now.items()})
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self._path.parent)
             descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
             try:
                 with open(descriptor, "w") as file:
