@@ -17,7 +17,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from ray.serve.exceptions import RayServeException
 
 from app.cli import preflight, serve_environment, worker_forks
 from app.cli.config_file import read_config
-from app.cli.server_process import COLOUR, REASON, end_without
+from app.cli.server_process import COLOUR, REASON, end_without, kill_session
 from deployments.config import GATEWAY
 from engine import machine
 
@@ -41,12 +41,19 @@ DRAIN_MARGIN_S = 5.0
 POLL_S = 0.1
 STATUS_PERIOD_S = 1.0
 LACKS_MEMORY = "of our processes: the memory limit of this container or service is too low for the configuration."
+NOT_IN_TIME = "timed out during startup"
+"""In the plain `Exception` that Ray raises if its own processes are not up in time, for some of them 15 seconds."""
+TOO_BUSY = (
+    "Ray's own processes did not start in time, twice. This machine may be too busy, or have too little CPU or memory; "
+    "raylet.out and dashboard_agent.log tell more, in"
+)
 JOINING = "A cluster must be running there (`ray start --head`), with this machine's Ray token: see docs/operations.md"
 
 MAX_NOTES = 12
 _LINE = re.compile(r"(?:WARNING|ERROR) \S+ \S+ (?P<part>\S+) \S+ -- (?P<text>.*)")
 
 if TYPE_CHECKING:
+    from ray.client_builder import BaseContext
     from ray.serve.schema import ApplicationStatusOverview
 
 _logger = logging.getLogger(__name__)
@@ -139,20 +146,42 @@ def _start_ray(address: str, *, has_dashboard: bool) -> Path:
     """Start or join a cluster; return the folder of its logs on this machine.
 
     Exits with the reason if there is no cluster to join or it does not accept this machine's token; Ray does not tell
-    the two apart.
+    the two apart. Ray may be too slow for its own time limits on a busy machine: one that it starts gets a second try,
+    which finds its files in memory.
     """
     connect = partial(ray.init, address, namespace="serve", include_dashboard=has_dashboard)
+    if worker_forks.are_possible(address):
+        connect = partial(_with_forks, partial(connect, _system_config=worker_forks.SYSTEM_CONFIG))
     try:
-        if not worker_forks.are_possible(address):
-            context = connect()
-        else:
-            with worker_forks.forked_workers(serve_environment.of_this_process):
-                context = connect(_system_config=worker_forks.SYSTEM_CONFIG)
+        context = connect() if address != "local" else _in_time(connect)
     except ConnectionError as error:
         if address == "local":
             raise
         sys.exit(f"{REASON}{str(error).rstrip('.')}. {JOINING}")
     return Path(context.address_info["session_dir"]) / "logs"
+
+
+def _with_forks(connect: Callable[[], BaseContext]) -> BaseContext:
+    with worker_forks.forked_workers(serve_environment.of_this_process):
+        return connect()
+
+
+def _in_time(connect: Callable[[], BaseContext]) -> BaseContext:
+    """Start a cluster, with a second try if its processes were too slow; exit with the reason if they are again."""
+    for is_last in (False, True):
+        try:
+            return connect()
+        except Exception as error:
+            if NOT_IN_TIME not in str(error):
+                raise
+            if is_last:
+                logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "session_latest", "logs")
+                sys.exit(f"{REASON}{TOO_BUSY} {logs}")
+        sys.stdout.write("Ray's own processes did not start in time; trying once more.\n")
+        if os.getsid(0) == os.getpid():
+            # Ray forgets the processes of a failed start, which would go on beside the others for ever.
+            kill_session(os.getpid(), but=(os.getpid(),))
+    raise AssertionError
 
 
 def _lacking(config: str) -> str | None:

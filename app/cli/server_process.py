@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 GRACE_S = 20.0
@@ -124,12 +124,12 @@ def tell(text: str) -> None:
         sys.stdout.flush()
 
 
-def kill_session(session_id: int) -> None:
-    """Kill every process of a session, repeatedly until none is left; refuses this process's own session."""
-    if session_id == os.getsid(0):
+def kill_session(session_id: int, *, but: Collection[int] = ()) -> None:
+    """Kill every process of a session but some pids, repeatedly until none is left; refuses to kill this process."""
+    if session_id == os.getsid(0) and os.getpid() not in but:
         raise ValueError("refusing to kill the session that this process is in")
     for _ in range(50):
-        pids = session_members(session_id)
+        pids = set(session_members(session_id)).difference(but)
         if not pids:
             return
         for pid in pids:

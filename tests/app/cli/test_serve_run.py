@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +30,44 @@ def test_a_cluster_that_cannot_be_joined_is_one_line(address: str, monkeypatch: 
     assert text.startswith(f"{REASON}Failed to connect to Ray cluster. ")
     assert "token" in text
     assert "\n" not in text
+
+
+SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+
+
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_a_start_that_ray_was_too_slow_for_is_tried_once_more(
+    num_failures: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy machine it ended with a traceback that named neither a reason nor a log."""
+    left = [SLOW] * num_failures
+
+    def start(*args: Any, **options: Any) -> Any:
+        if left:
+            raise Exception(left.pop())
+        return SimpleNamespace(address_info={"session_dir": str(tmp_path)})
+
+    monkeypatch.setattr(ray, "init", start)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    killed: list[int] = []
+    monkeypatch.setattr(serve_run.os, "getsid", lambda pid: os.getpid())
+    monkeypatch.setattr(serve_run, "kill_session", lambda session_id, *, but: killed.extend(but))
+    if num_failures == 1:
+        assert serve_run._start_ray("local", has_dashboard=False) == tmp_path / "logs"
+    else:
+        with pytest.raises(SystemExit, match=f"^{REASON}.*too busy.* {tmp_path}/ray/session_latest/logs$"):
+            serve_run._start_ray("local", has_dashboard=False)
+    assert capsys.readouterr().out.count("once more") == 1
+    assert killed == [os.getpid()]
+
+
+def test_another_failure_of_ray_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise ValueError("no such option")
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(ValueError, match="no such option"):
+        serve_run._start_ray("local", has_dashboard=False)
 
 
 async def test_a_gateway_that_dies_while_it_drains_ends_no_answer_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import errno
 import io
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -258,6 +260,17 @@ def test_what_cannot_be_printed_ends_no_server(start: Start) -> None:
     start.until_printed("up")
     server.stop()
     assert "ended gracefully" in start.printed.getvalue()
+
+
+def test_a_session_may_be_killed_but_for_its_leader() -> None:
+    code = (
+        "import os, subprocess, sys; from app.cli.server_process import kill_session, session_members\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "kill_session(os.getpid(), but=(os.getpid(),))\n"
+        "print(child.wait(), session_members(os.getpid()) == [os.getpid()])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("-9 True\n", "")
 
 
 def test_ones_own_session_is_never_killed() -> None:
