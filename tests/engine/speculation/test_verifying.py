@@ -97,6 +97,15 @@ def test_rows_of_every_kind(kinds: list[dict[str, Any]], seed: int, data: st.Dat
             assert next_id == all_ids[place]
 
 
+def test_what_is_right_has_log_probabilities_of_its_own() -> None:
+    logits = torch.randn(1, 4, VOCAB, generator=torch.Generator().manual_seed(0))
+    plain = a_row(0, (), num_logprobs=2)
+    expected = one_by_one(admitted([plain]), logits, plain, 4)
+    rows = [plain._replace(draft_ids=tuple(expected[0][:3]))]
+    assert drafted(admitted(rows), logits, rows) == [expected]
+    assert len(expected[1]) == 4
+
+
 def test_tokens_that_a_grammar_forces_are_a_part_of_what_is_right() -> None:
     vocab = json.loads((BUNDLED / "config.json").read_text())["vocab_size"]
     grammars = GrammarStore(str(BUNDLED), vocab, [EOS])
