@@ -69,6 +69,6 @@ def _read(path: Path) -> dict[str, AdapterRef]:
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         _logger.warning("%s cannot be read, so all adapters are read again: %s", path, error)
         return {}

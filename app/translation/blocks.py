@@ -79,7 +79,8 @@ class BlockReader:
         """Yield the changes of blocks that a piece of the answer causes."""
         if delta.reasoning:
             yield from self._grow(BlockKind.THOUGHTS, delta.reasoning)
-        if delta.text or delta.text_scores:
+        # Scores may come after their text, but only while it is open.
+        if delta.text or (delta.text_scores and self._open is not None and self._open.kind is BlockKind.TEXT):
             yield from self._grow(BlockKind.TEXT, delta.text, delta.text_scores)
         for call in delta.calls:
             if call.call_id is not None:

@@ -127,7 +127,8 @@ class AnswerWriter:
             while self._content and self._content[0].stop <= token.start:
                 self._content.popleft()
             is_content = bool(self._content) and self._content[0].start < token.end and token.start < token.end
-            if is_content and token.score is not None:
+            # What has no bytes is a mark; where it ends an incomplete character, that one's place is its own.
+            if is_content and token.score is not None and token.score.raw:
                 yield token.score
 
     def finished(

@@ -42,7 +42,7 @@ NUM_LOCK_TRIES, NUM_LOCK_TRIES_IN_ROLLOUT = 25, 300
 starts while its predecessor finishes what it has begun, for which Serve gives that 20 s."""
 CONFIRM_POLL_S = 0.02
 RELEASE_TIMEOUT_S = 600.0
-MAX_RELEASING = 64
+MAX_RELEASING = 256
 """How many contents are released at once. Gateways and replicas take a few hundred calls at a time, which requests need
 too, and a drop-in folder of thousands may have been emptied."""
 

@@ -24,6 +24,11 @@ MAX_FIRST_TOKENS = 16
 class Detokenizer(Protocol):
     """The incremental decoder of one answer."""
 
+    @property
+    def holds_text(self) -> bool:
+        """Whether text is held back, of which a later token decides."""
+        ...
+
     def feed(self, token_id: int) -> str:
         """Return the text that is final after this token, possibly empty."""
         ...
@@ -43,6 +48,11 @@ class ByteDetokenizer:
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether the last character is incomplete."""
+        return bool(self._utf8.getstate()[0])
 
     def feed(self, token_id: int) -> str:
         """Return the characters that this token completes."""
@@ -88,6 +98,11 @@ class PieceDetokenizer:
         self._has_begun = has_begun
         self._held: list[int] = []
 
+    @property
+    def holds_text(self) -> bool:
+        """Whether tokens are held that are decoded with later ones."""
+        return bool(self._held)
+
     def feed(self, token_id: int) -> str:
         """Return the new text that no later token can change."""
         kind = self._kind_of(token_id)
@@ -127,6 +142,11 @@ class MarkDetokenizer:
         self._new_plain = new_plain
         self._text_by_id = text_by_id
         self._plain = first
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether the text before the next mark is."""
+        return self._plain.holds_text
 
     def feed(self, token_id: int) -> str:
         """Return the text that is final after this token."""

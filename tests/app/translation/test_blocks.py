@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.translation.blocks import Block, BlockKind, BlockReader
-from deployments.answer_events import TextDelta, TokenScore
+from deployments.answer_events import CallDelta, TextDelta, TokenScore
 from deployments.gateway.answer_shape import AnswerParts
 from deployments.gateway.answer_writer import AnswerWriter
 from deployments.generation import GenerationRequest
@@ -126,13 +126,42 @@ def test_a_token_of_which_a_stop_string_left_the_beginning_keeps_its_log_probabi
     assert [score.token_id for score in text.scores] == [0, 1, 2]
 
 
-@given(tokens=st.lists(st.sampled_from([b"a", b"\xff", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", b""]), max_size=8))
+@given(
+    tokens=st.lists(st.sampled_from([b"a", b"\xff", b"\xc3", b"a\xc3", b"\xa9", b"\xe2\x82", b"\xac", b""]), max_size=8)
+)
 def test_the_tokens_of_a_character_have_its_place(tokens: list[bytes]) -> None:
     """Bytes that are no text are shown as another character; special tokens have no text and no log-probability."""
     (block,), (whole,) = (blocks_of([b"x", *tokens], cuts) for cuts in (range(1, 9), ()))
     told = [score.token_id for score in block.scores]
     assert told == [0, *(place for place, token in enumerate(tokens, 1) if token)]
     assert (block.text, block.scores) == (whole.text, whole.scores)
+
+
+@given(cuts=st.sets(st.integers(1, 6)))
+def test_a_token_that_ends_in_a_character_is_of_its_text_though_its_space_is_dropped(cuts: set[int]) -> None:
+    """As those of many vocabularies: a space, and half an emoji."""
+    _, text = blocks_of(["<think>", "a", "</think>", "\n\n", b" \xf0\x9f", b"\x98\x80", " hi"], cuts)
+    assert (text.text, [score.token_id for score in text.scores]) == ("😀 hi", [4, 5, 6])
+
+
+@given(cuts=st.sets(st.integers(1, 6)))
+def test_a_mark_that_ends_a_character_is_not_of_its_text(cuts: set[int]) -> None:
+    channel, message, end = (SIGN_BY_MARK[mark] for mark in (CHANNEL, MESSAGE, END))
+    (text,) = blocks_of([channel, "final", message, "a", b"\xf0\x9f", end], cuts, parts=HarmonyParts())
+    assert (text.text, [score.token_id for score in text.scores]) == ("a\ufffd", [3, 4])
+
+
+def test_scores_that_come_too_late_open_no_text() -> None:
+    """The rest of a call would have been another one, without a name."""
+    reader, score = BlockReader(), TokenScore(0, "a", b"a", 0.0)
+    for delta in (
+        TextDelta(text="a"),
+        TextDelta(calls=(CallDelta(index=0, call_id="id", name="f", arguments="{"),)),
+        TextDelta(scores=(score,), text_scores=(score,)),
+        TextDelta(calls=(CallDelta(index=0, arguments="}"),)),
+    ):
+        list(reader.feed(delta))
+    assert [(block.kind, block.text) for block in reader.blocks] == [(BlockKind.TEXT, "a"), (BlockKind.CALL, "{}")]
 
 
 @given(cuts=st.sets(st.integers(1, 12)))
