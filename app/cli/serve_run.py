@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import ray
 from ray import serve
+from ray._common.utils import get_default_ray_temp_dir
 from ray.exceptions import RayError
 from ray.serve import scripts
 from ray.serve.exceptions import RayServeException
@@ -175,7 +176,7 @@ def _in_time(connect: Callable[[], BaseContext]) -> BaseContext:
             if NOT_IN_TIME not in str(error):
                 raise
             if is_last:
-                logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "session_latest", "logs")
+                logs = Path(get_default_ray_temp_dir(), "session_latest", "logs")
                 sys.exit(f"{REASON}{TOO_BUSY} {logs}")
         sys.stdout.write("Ray's own processes did not start in time; trying once more.\n")
         if os.getsid(0) == os.getpid():
