@@ -102,6 +102,21 @@ def compile_for_arm(compiler: str, processor: str, source: str, *flags: str) -> 
     return done.stdout
 
 
+@pytest.mark.parametrize(
+    ("compiler", "processor"),
+    [
+        ("aarch64-linux-gnu-g++", "cortex-a72"),
+        ("aarch64-linux-gnu-g++", "neoverse-n1"),
+        ("clang++", "neoverse-n1"),
+    ],
+)
+def test_the_kernels_are_valid_for_64_bit_arm(compiler: str, processor: str) -> None:
+    """Its branches, which no compiler for x86 sees: with dot products of bytes and without."""
+    source = "".join(f'#include "{path}"\n' for path in compiling.SOURCES)
+    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-command-line-argument")
+    compile_for_arm(compiler, processor, source, "-fsyntax-only", *warnings)
+
+
 @pytest.mark.parametrize(("source", "instruction"), [("packed_linear_int8/cpu.cpp", "sdot"), ("program.cpp", "isb")])
 def test_64_bit_arm_gets_instructions_of_its_own(source: str, instruction: str) -> None:
     """Bytes were widened before their products; and threads that wait slept at once, as `yield` takes no time."""
