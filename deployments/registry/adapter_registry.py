@@ -313,7 +313,7 @@ class RegistryServer:
         async with self._lock:
             told = await asyncio.to_thread(self._store.told, name)
         entry = self.catalogue.entries.get(name)
-        versions = () if entry is None else entry.versions
+        versions = () if entry is None or entry.base != base.name else entry.versions
         # Unchanged content keeps the routing that was set by hand. Content put back after an unload is registered.
         if told != ref.digest or all(version.ref.digest != ref.digest for version in versions):
             place = os.path.join(base.watched, name)

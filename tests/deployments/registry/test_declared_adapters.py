@@ -185,3 +185,17 @@ async def test_an_adapter_of_a_model_that_is_gone_is_in_nobody_s_way(place: Plac
     assert (entry.base, entry.split, len(entry.versions)) == ("m", ((2, 100),), 1)
     assert [displaced.ref.digest for displaced in registry.take_displaced()] == [old.ref.digest]
     assert place.open().catalogue.entries["x"].versions == entry.versions
+
+
+async def test_what_a_model_that_is_gone_had_can_be_dropped_in_for_another(place: Place) -> None:
+    """It counted as registered already, and nobody served it."""
+    place.put("x", seed=1)
+    place.bases = ("m", "old")
+    registry = place.open()
+    registry._bases["m"] = replace(registry._bases["m"], watched=None)
+    assert await registry.look()
+    assert registry.catalogue.entries["x"].base == "old"
+    place.bases = ("m",)
+    registry = place.open()
+    assert await registry.look()
+    assert registry.catalogue.entries["x"].base == "m"
