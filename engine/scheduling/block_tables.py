@@ -133,6 +133,8 @@ class BlockTables:
 
     def num_lacking(self, live: LiveRequest) -> int:
         """Return what `num_to_compute` does, or did a short while ago."""
+        if self.found_no_room(live):
+            return live.num_tokens
         now_s = self._clock()
         if now_s >= live.next_count_s:
             live.num_lacking = self.num_to_compute(live)

@@ -215,3 +215,22 @@ def test_what_is_cached_of_a_prompt_that_waits_is_not_looked_up_in_each_step(mon
     now_s = 1.0
     harness.step()
     assert lookups == [0.0, 1.0]
+
+
+def test_a_turn_that_finds_no_room_does_not_hold_up_short_prompts() -> None:
+    """What was cached of it was remembered for longer than that there was no room for the rest of it."""
+    size, now_s = WIDE.block_tokens, 0.0
+    past = tuple(1 + index * index % 23 for index in range(300 * size))
+    document = tuple(1 + (index * 7 + index // 13) % 22 for index in range(750 * size))
+    config = replace(WIDE, max_model_len=len(document) + 50, num_blocks=750 + 300 + 2)
+    harness = Harness(config, clock=lambda: now_s)
+    harness.add(a_request("past", past, max_tokens=1))
+    harness.finish()
+    harness.add(a_request("document", document[:-2], max_tokens=1))
+    harness.step()
+    harness.add(a_request("turn", (*past, 1, 2, 3), max_tokens=1))
+    now_s += 0.001
+    assert {name for name, _, _ in shape(harness)} == {"document"}
+    harness.add(a_request("short", (7, 8, 9), max_tokens=1))
+    now_s += 0.001
+    assert "short" in {name for name, _, _ in shape(harness)}
