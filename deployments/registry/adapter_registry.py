@@ -199,9 +199,10 @@ class RegistryServer:
                 before = self.catalogue
                 try:
                     await asyncio.to_thread(self._store.add, ref, base.name, percent=wanted.percent, served=self._bases)
+                finally:
+                    # Those of a model that is gone may have left their name to one that could not be added.
                     gone = self.catalogue.gone(ref.name, before)
                     self._displaced += [Displaced(base.name, old) for old in gone]
-                finally:
                     await self._delete_unused((ref,))
                 if gone:
                     _logger.info("%d old versions of the adapter %r make room for a new one", len(gone), ref.name)

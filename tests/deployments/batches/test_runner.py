@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import tempfile
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from deployments.batches import runner
+from deployments.batches.lines import InputLine, LineReader
 from deployments.batches.result_file import ResultFile
 from deployments.batches.runner import BatchRunner
 from deployments.batches.server import RESTART_S
@@ -172,6 +174,30 @@ async def test_lines_are_given_up_many_at_a_time(
     assert set(world.ended(batch).values()) == {"batch_cancelled"}
     assert batch.counts == BatchCounts(total=20, failed=20)
     assert len(synced) == num_writes
+
+
+async def test_lines_that_were_read_before_the_disk_failed_are_given_up_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.ask.never_answers = True
+    batch = a_batch(world.store, *lines(*"abcde"))
+    await world.server.resume(world.store)
+    while not world.ask.calls:
+        await asyncio.sleep(0)
+    read, num_read = BatchRunner._next, 0
+
+    def failing(self: BatchRunner, reader: LineReader) -> InputLine | None:
+        nonlocal num_read
+        num_read += 1
+        if num_read == 3:
+            raise OSError(errno.EIO, "the disk")
+        return read(self, reader)
+
+    monkeypatch.setattr(BatchRunner, "_next", failing)
+    await world.server.cancel("blue", batch.batch_id)
+    batch = await world.end(batch)
+    assert set(world.ended(batch).values()) == {"batch_cancelled"}
+    assert batch.counts == BatchCounts(total=5, failed=5)
 
 
 async def test_a_batch_ends_though_others_have_all_turns(tmp_path: Path) -> None:
