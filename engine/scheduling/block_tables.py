@@ -32,7 +32,7 @@ from engine.step import Snapshot, StepRow
 
 SEEK_AGAIN_S, SEEK_AGAIN_BLOCK_S = 0.25, 1e-4
 """Looking up a long prompt takes milliseconds, which would otherwise be added to each step while it waits. The second
-is for each of its blocks, some fifty times what its lookup takes."""
+is for each of its blocks, fifty times what its lookup takes, or more."""
 LONG_BLOCKS, LOOK_AGAIN_BLOCK_S = 256, 1e-5
 """The same for a prompt that found no room, if so many of its blocks are cached: the time for each of them is some
 twenty times that of its lookup."""
