@@ -101,26 +101,21 @@ class TritonLora:
         self.has_experts = any(segment.weights.has_experts for segment in segments)
         of_tokens, of_samples = _numbers(segments), _numbers(samples)
         self._size(len(of_tokens) // 3, len(of_samples) // 3)
-        if segments:
-            self._send(of_tokens, of_samples)
+        if not segments:
+            return
+        numbers = [self._tokens.most, 0, self._samples.most, 0, *of_tokens]
+        if samples:
+            numbers += [0] * (self._samples_at - len(numbers)) + of_samples
+        self._staging.send_list(numbers)
 
     def expect(
-        self,
-        max_tiles: int,
-        scope: AdapterScope = AdapterScope.WHOLE_MODEL,
-        *,
-        has_experts: bool = True,
-        table: torch.Tensor | None = None,
+        self, max_tiles: int, scope: AdapterScope = AdapterScope.WHOLE_MODEL, *, has_experts: bool = True
     ) -> None:
         """Clear the tiles, and size the grids of the next launches for `max_tiles`, as a recording needs.
 
-        Args:
-            has_experts: ignored for a model without experts.
-            table: of an adapter that as many tokens, and samples, have meanwhile: the first in a tile of its own, as
-                a token alone is computed otherwise.
+        `has_experts` is ignored for a model without experts.
         """
-        tiles = [] if table is None else _tiles(table, 0, 1) + _tiles(table, 1, max_tiles)
-        self._send(tiles, tiles)
+        self._staging.send_list([0, 0, 0, 0])
         self._size(max_tiles, max_tiles)
         self.scope = scope if max_tiles else AdapterScope.NOTHING
         self.has_experts = has_experts and self.is_mixture and self.scope > AdapterScope.NOTHING
@@ -212,13 +207,6 @@ class TritonLora:
         )
         expert_expand(y, shrunk, routing, tables, entry=entry, height=height)
 
-    def _send(self, of_tokens: Sequence[int], of_samples: Sequence[int]) -> None:
-        """Enqueue the copy of the numbers of tiles."""
-        numbers = [len(of_tokens) // 3, 0, len(of_samples) // 3, 0, *of_tokens]
-        if of_samples:
-            numbers += [0] * (self._samples_at - len(numbers)) + [*of_samples]
-        self._staging.send_list(numbers)
-
     def _size(self, of_tokens: int, of_samples: int) -> None:
         """Set how many tiles the grids of the next launches are for."""
         self._tokens, self._samples = replace(self._tokens, most=of_tokens), replace(self._samples, most=of_samples)
@@ -229,11 +217,7 @@ def _numbers(segments: Sequence[AdapterSegment]) -> list[int]:
     for segment in segments:
         if not isinstance(segment.weights, TabledAdapter):
             raise EngineError("an adapter reached the kernels without having been laid out for them")
-        numbers += _tiles(segment.weights.table, segment.start, segment.end)
+        address = segment.weights.table.data_ptr()
+        for start, end in cut(segment.start, segment.end):
+            numbers += [start, end, address]
     return numbers
-
-
-def _tiles(table: torch.Tensor, start: int, end: int) -> list[int]:
-    """Return the numbers of the tiles of a run of tokens."""
-    address = table.data_ptr()
-    return [number for tile in cut(start, end) for number in (*tile, address)]

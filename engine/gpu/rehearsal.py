@@ -20,8 +20,6 @@ from engine.decoder.decoder import Decoder, DecoderBatch
 from engine.fallback.decoder import FallbackDecoder
 from engine.gpu.adapters import TritonLora
 from engine.gpu.choosing import TokenChooser
-from engine.gpu.stand_ins import StandInAdapter, fill_randomly
-from engine.hardware import DTYPE_BY_NAME
 from engine.kv_cache import KvCache
 from engine.request import SamplingParams
 from engine.scheduling.live_request import PENDING
@@ -32,14 +30,10 @@ LOGIT_COPIES = 10
 
 Penalties take the memory of 7.5 and their tables 1.25, log-probabilities 7, each beside a copy.
 """
-TRIED_TOKENS, LEAST_TRIED_TOKENS = 5000, 300
-"""Context of rows tried: of one alone, of which each program reads several tiles, and at least of each of many."""
-SHARED_BLOCKS = 61
-"""Blocks that all rows tried read in turn, to save memory. A prime number, so that few tiles are alike."""
 
 
 class Rehearsal:
-    """Steps over a cache of their own, of one block, to which their tokens are not written.
+    """Steps over a cache of one block, whose tokens are not written to it.
 
     Args:
         adapters: those of the decoder's backend.
@@ -78,31 +72,18 @@ class Rehearsal:
         self._choose(logits[0, :1], [SamplingParams(max_tokens=1)], [0])
 
     def decodes(self) -> Iterator[Callable[[], torch.Tensor]]:
-        """Yield decode steps that return their logits, of one row and of all, with an adapter and without.
+        """Yield decode steps that return their logits, of one row and of all, with adapters and without.
 
-        Each can be repeated until the next is asked for, and computes the same: rows of different lengths over random
-        keys, each with a token and a block of its own.
+        Each can be repeated until the next is asked for, and computes the same: rows with tokens and blocks of their
+        own, at their first position.
         """
-        spec, config = self._decoder.spec, self._config
-        adapter = StandInAdapter(spec, config.max_adapter_rank, DTYPE_BY_NAME[config.dtype], self._device)
-        try:
-            for count in (1, config.max_num_seqs):
-                longest = self._longest(count)
-                cache = self._cache(count + min(SHARED_BLOCKS, longest // config.block_tokens))
-                fill_randomly(cache, spec.num_layers)
-                batch = self._decode_batch(count, longest, cache.null_block)
-                for table in (None, adapter.table):
-                    self._adapters.expect(0 if table is None else count, table=table)
-                    yield partial(self._logits, batch, cache)
-        finally:
-            self._adapters.expect(0)
-
-    def _longest(self, count: int) -> int:
-        """Return the last position of the longest row of a step of `count` rows."""
-        if self._decoder.spec.state_bytes(1):
-            # Beyond the first position, a step goes on from the states that the one before it has left.
-            return 0
-        return min(self._config.max_model_len - 1, max(LEAST_TRIED_TOKENS, TRIED_TOKENS // count))
+        for count in (1, self._config.max_num_seqs):
+            cache = self._cache(count)
+            batch = self._decode_batch(count, cache.null_block)
+            for has_adapters in (False, True):
+                self._adapters.expect(count if has_adapters else 0)
+                yield partial(self._logits, batch, cache)
+        self._adapters.expect(0)
 
     def _logits(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
         return self._decoder.forward(batch, cache).logits
@@ -116,27 +97,19 @@ class Rehearsal:
             device=self._device,
         )
 
-    def _decode_batch(self, count: int, longest: int, null_block: int) -> DecoderBatch:
-        """Return a step of `count` rows of one token, each in a block of its own behind blocks that all rows share."""
+    def _decode_batch(self, count: int, null_block: int) -> DecoderBatch:
+        """Return a step of `count` rows with one token each, whose table names a block of its own."""
         batch = self._batch([(at, 1) for at in range(count)], count, null_block)
         (attention,), places = batch.attention, torch.arange(count, device=self._device)
-        positions = longest - places * 7 % (longest // 2 + 1)
-        num_before = positions // attention.block_tokens
-        blocks = torch.arange(attention.tables.shape[1], device=self._device)
-        tables = (count + blocks % max(1, null_block - count)).repeat(count, 1)
-        tables.scatter_(1, num_before[:, None], places[:, None])
+        rows = attention.rows.clone()
+        rows[:, 3] = places
+        tables = attention.tables.repeat(count, 1)
+        tables[:, 0] = places
         return replace(
             batch,
             token_ids=places % self._decoder.spec.vocab_size,
-            positions=positions,
-            attention=(
-                replace(
-                    attention,
-                    slots=places * attention.block_tokens + positions % attention.block_tokens,
-                    rows=torch.stack((places, positions, torch.ones_like(places), places), dim=1),
-                    tables=tables,
-                ),
-            ),
+            positions=torch.zeros_like(places),
+            attention=(replace(attention, slots=places * attention.block_tokens, rows=rows, tables=tables),),
         )
 
     def _batch(self, rows: list[tuple[int, int]], num_decodes: int, null_block: int) -> DecoderBatch:

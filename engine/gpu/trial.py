@@ -20,9 +20,8 @@ from kernels import overlap
 
 _logger = logging.getLogger(__name__)
 
-TOLERANCE = 0.1
-"""Allowed difference, relative to the largest logit: without fused kernels, other roundings are as right, and with
-random keys and adapters they grow from layer to layer. What fails on a device computes nothing, or nonsense."""
+TOLERANCE = 0.02
+"""Allowed difference, relative to the largest logit: without fused kernels, other roundings are as right."""
 
 Step = Callable[[], torch.Tensor]
 

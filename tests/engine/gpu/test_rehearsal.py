@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import pydoc
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from engine.decoder.decoder import Decoder
 from engine.decoder.reading import read_spec
-from engine.gpu import runtime as runtime_module
 from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.rehearsal import Rehearsal, _steps
 from engine.gpu.runtime import CudaRuntime
-from engine.gpu.trial import ONE_STREAM, SWITCHES, settle
 from engine.kv_cache import KvCache
-from kernels.paged_attention.launch import paged_attention
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
 from tests.engine.gpu.test_inputs import CONFIG
@@ -130,25 +125,17 @@ def test_layers_with_states_launch_the_same_for_chunks_of_any_length() -> None:
     run_uninterpreted("-c", CHUNKS)
 
 
-def rehearsal_of(
-    folder: Path, name: str = "llama-3.1-8b", cache_dtype: torch.dtype = torch.float32
-) -> tuple[Rehearsal, TritonBackend, CudaRuntime]:
-    """Return the rehearsal of a tiny model, which launches what is not recorded on the device that is here."""
+@pytest.mark.skipif(torch.cuda.is_available(), reason="every start of an engine does it there")
+def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tiny |= {"num_key_value_heads": 1, "vocab_size": 70, "eos_token_id": 2, "hidden_act": "silu", "head_dim": 16}
-    (folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME[name] | tiny))
-    spec, runtime = read_spec(str(folder)), CudaRuntime(DEVICE)
-    config = replace(CONFIG, max_num_seqs=3, max_batched_tokens=6, max_model_len=100)
+    tiny |= {"num_key_value_heads": 1, "vocab_size": 70, "eos_token_id": 2, "hidden_act": "silu"}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | tiny))
+    spec, runtime = read_spec(str(tmp_path)), CudaRuntime(DEVICE)
+    config = replace(CONFIG, max_num_seqs=3, max_batched_tokens=6, max_model_len=8)
     adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens)
     backend = TritonBackend(adapters, config.max_num_seqs)
     weights = random_weights("", spec, torch.float32, runtime.device)
     decoder = Decoder(spec, weights, backend, config.max_model_len)
-    choose = TokenChooser(runtime, config.max_num_seqs)
-    return Rehearsal(decoder, adapters, choose, config, cache_dtype, runtime.device), backend, runtime
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="every start of an engine does it there")
-def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches: list[KvCache] = []
     make = KvCache.of
 
@@ -157,64 +144,9 @@ def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, monkeypatch: py
         return caches[-1]
 
     monkeypatch.setattr(KvCache, "of", kept)
-    rehearsal, backend, _ = rehearsal_of(tmp_path)
-    rehearsal.run()
+    Rehearsal(decoder, adapters, TokenChooser(runtime, 3), config, torch.float32, runtime.device).run()
     assert not caches[0].data.any()
     assert backend.lora(()) is None
-
-
-@pytest.fixture
-def all_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    for switch in SWITCHES:
-        monkeypatch.setattr(switch.module, switch.attribute, True)
-
-
-def forgets_old_keys(rows: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Attend to no more than one tile."""
-    return paged_attention(rows=rows.clamp(max=15), **options)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="every start of an engine does it there")
-@pytest.mark.parametrize(
-    "broken", [("engine.gpu.adapters.lora_expand", lambda *_, **__: None), ("engine.gpu.backend.paged_attention", None)]
-)
-@pytest.mark.usefixtures("all_on")
-def test_a_kernel_that_computes_nothing_of_use_once_it_is_recorded_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, Any]
-) -> None:
-    """No row had an adapter, nor more keys than a program reads: a start gave nothing up."""
-    place, instead = broken
-    rehearsal, _, runtime = rehearsal_of(tmp_path)
-    right = pydoc.locate(place)
-    assert callable(right)
-
-    def launched(*args: Any, **options: Any) -> Any:
-        is_broken = torch.cuda.is_current_stream_capturing() and not ONE_STREAM.is_off
-        return (instead or forgets_old_keys if is_broken else right)(*args, **options)
-
-    monkeypatch.setattr(runtime_module, "NUM_WARM_UPS", 0)
-    monkeypatch.setattr(place, launched)
-    assert settle(rehearsal.decodes, runtime)
-    assert [switch.name for switch in SWITCHES if switch.is_off] == ["one-stream"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="every start of an engine does it there")
-@pytest.mark.parametrize(("name", "cache_dtype"), [("llama-3.1-8b", torch.int8), ("qwen3-0.6b", torch.float8_e4m3fn)])
-def test_steps_that_are_tried_compute_the_same_each_time_and_leave_no_adapter(
-    tmp_path: Path, name: str, cache_dtype: torch.dtype
-) -> None:
-    """And what they compute depends on the adapter, and is of use: no number but a finite one."""
-    rehearsal, backend, _ = rehearsal_of(tmp_path, name, cache_dtype)
-    found = []
-    with torch.inference_mode():
-        for step in rehearsal.decodes():
-            found.append(step().cpu().clone())
-            assert torch.equal(step().cpu(), found[-1])
-    assert [len(logits) for logits in found] == [1, 1, 3, 3]
-    assert all(logits.isfinite().all() for logits in found)
-    assert not any(torch.allclose(*pair, atol=0.1 * pair[0].abs().max()) for pair in (found[:2], found[2:]))
-    assert backend.lora(()) is None
-    assert not backend.adapters._tokens.count.any()
 
 
 def test_every_size_is_there_and_the_last_step_is_the_fullest() -> None:

@@ -52,9 +52,9 @@ def is_wrong(with_this: Switch, factor: float) -> Step:
     [
         (refuses(ONE_STREAM), (ONE_STREAM,)),
         (refuses(IN_TURN), (ONE_STREAM, IN_TURN)),
-        (is_wrong(ONE_STREAM, 1.2), (ONE_STREAM,)),
+        (is_wrong(ONE_STREAM, 1.1), (ONE_STREAM,)),
         (is_wrong(APART, torch.nan), (ONE_STREAM, IN_TURN, APART)),
-        (is_wrong(ONE_STREAM, 1.05), ()),
+        (is_wrong(ONE_STREAM, 1.01), ()),
     ],
 )
 def test_as_much_is_given_up_as_is_needed_and_said(
