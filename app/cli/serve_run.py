@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 
 import ray
 from ray import serve
-from ray._common.utils import get_default_ray_temp_dir
 from ray.exceptions import RayError
 from ray.serve import scripts
 from ray.serve.exceptions import RayServeException
@@ -176,6 +175,8 @@ def _in_time(connect: Callable[[], BaseContext]) -> BaseContext:
             if NOT_IN_TIME not in str(error):
                 raise
             if is_last:
+                from ray._common.utils import get_default_ray_temp_dir
+
                 logs = Path(get_default_ray_temp_dir(), "session_latest", "logs")
                 sys.exit(f"{REASON}{TOO_BUSY} {logs}")
         sys.stdout.write("Ray's own processes did not start in time; trying once more.\n")
