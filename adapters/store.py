@@ -22,7 +22,7 @@ from adapters.private_file import make_private, make_private_folder
 from adapters.registry import Signature, check_name
 
 MAX_CHANGES = 10_000
-"""After so many changes, the whole catalogue is no more to send."""
+"""How many changes are kept: after so many, they are forgotten, and whoever is behind gets the whole catalogue."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS version (
     name TEXT NOT NULL, number INTEGER NOT NULL, base TEXT NOT NULL, digest TEXT NOT NULL, path TEXT NOT NULL,
