@@ -1,41 +1,15 @@
 // Products with weights of few bits: levels in groups of inputs that share a scale. Levels are converted exactly to x's
 // type in registers and multiplied by a tile of rows; the sums of a chunk of inputs are multiplied by the group's scales.
 // For tile registers, and for many rows where they are multiplied as float32, a chunk of panels is converted in the
-// nearest cache. See packed_linear_int4/reference.py and packed_logits_int8/reference.py.
+// nearest cache. With AVX2 alone, bfloat16 inputs become integers (level_pairs.h). See
+// packed_linear_int4/reference.py and packed_logits_int8/reference.py.
 #pragma once
 
-#include "panels.h"
+#include "level_pairs.h"
 
 #include <limits>
 
 namespace levels {
-
-// Integers of 4 bits with a zero point per group; the 16 values of e2m1; signed bytes.
-enum class Levels { INT4, E2M1, INT8 };
-
-template <Levels LEVELS> constexpr int64_t STEP = LEVELS == Levels::INT8 ? 4 : 8; // inputs per word of 32 bits
-constexpr int64_t MAX_CHUNK = 128;                                                // inputs of one sum at most
-
-// The bit of a word where input k < STEP begins: even inputs are in the lower half, so that pairs convert to bfloat16.
-template <Levels LEVELS> INLINE int64_t place(int64_t k) { return k / 2 * (32 / STEP<LEVELS>) + k % 2 * 16; }
-
-constexpr int64_t UNIT_PANELS = 4, UNIT_ROWS = 128, UNIT_COLUMNS = UNIT_PANELS * COLUMNS;
-
-// Panels of words [depth / STEP][16] one after the other, each with scales and zero points [groups][16].
-template <Levels LEVELS> struct Weights {
-    const uint32_t *words, *next; // the words and, if known, those that this thread multiplies next
-    const float *scales;
-    const uint8_t *zeros; // of INT4 only
-    int64_t depth, group;
-
-    int64_t panel_words() const { return depth / STEP<LEVELS> * COLUMNS; }
-    int64_t panel_groups() const { return depth / group * COLUMNS; }
-
-    Weights from(int64_t panel) const {
-        const int64_t groups = panel * panel_groups(), at = panel * panel_words();
-        return {words + at, next ? next + at : nullptr, scales + groups, zeros ? zeros + groups : nullptr, depth, group};
-    }
-};
 
 // One bit of sign, two of exponent, one of fraction: twice the value is an integer.
 INLINE Lanes e2m1(LaneBits bits) {
@@ -257,6 +231,10 @@ static inline void multiply_converted(int64_t rows, const float *x, int64_t stri
 // totals[rows][64] = x[rows][depth] * at most UNIT_PANELS panels.
 template <Levels LEVELS, typename T>
 static void multiply(int64_t rows, const T *x, int64_t panels, const Weights<LEVELS> &weights, float *totals) {
+#if defined(HAS_LEVEL_PAIRS)
+    if constexpr (sizeof(T) == 2)
+        return multiply_whole<LEVELS>(rows, x, panels, weights, totals);
+#endif
     int64_t first = 0;
 #if defined(__AMX_BF16__)
     if constexpr (sizeof(T) == 2)

@@ -3,7 +3,9 @@
     y = x W^T + b,        W[o, i] = scale[o, g] * (level[o, i] - zero[o, g]),    g = i // group
 
 Levels are integers from 0 to 15, zero points from 0 to 16. Inputs are not quantized and the integer differences are
-exact: a group's sum is multiplied by its scale in float32, and only the result is rounded.
+exact: a group's sum is multiplied by its scale in float32, and only the result is rounded. An exception are processors
+with AVX2 alone: of bfloat16 inputs, those that are small next to the largest of their group lose bits
+(`kernels/level_pairs.h`).
 
 Alternatively levels index the values of e2m1, without zero points: W[o, i] = scale[o, g] * E2M1[level[o, i]].
 

@@ -3,7 +3,7 @@
     logits = x W^T,        W[o, i] = scale[o, g] * level[o, i],        g = i // group
 
 Levels are integers from -127 to 127. Inputs are not quantized and levels are exact in bfloat16: a group's sum is
-multiplied by its scale in float32, and nothing is rounded.
+multiplied by its scale in float32, and nothing is rounded, except as in `kernels.packed_linear_int4.reference`.
 
     panels    [out / 16][in / 4][16]    a 32-bit word holds four inputs of an output: 0, 2 from the lowest bits up, 1, 3
                                         from bit 16 up, so that pairs unpack into halves of bfloat16

@@ -106,6 +106,8 @@ def test_plain_vectors_compute_the_same(tmp_path: Path, name: str, processor: st
 import torch
 from kernels import compiling, native
 from kernels.packed_linear.reference import to_panels
+from kernels.packed_linear_int4 import reference as int4
+from kernels.packed_logits_int8 import reference as int8
 from kernels.program import Pool
 compiling._target_flags = lambda: ("-march={processor}",)
 pool = Pool(native.NativeKernels(compiling.build(compiling.Path({str(tmp_path)!r}), {f"{name} {warnings}"!r})), 2)
@@ -114,6 +116,17 @@ for dtype in (torch.float32, torch.bfloat16):
         x, weight, y = torch.randn(rows, 64).to(dtype), torch.randn(90, 64).to(dtype), torch.empty(rows, 90)
         pool.call("packed_logits", dtype, rows, (x, to_panels(weight), None, y), (64, 90))
         torch.testing.assert_close(y, x.float() @ weight.float().T, atol=1e-3, rtol=1e-4)
+        levels, scales, zeros = int4.to_levels(weight)
+        held, scaled, wide = int4.to_int4_panels(levels), int4.beside_panels(scales), torch.empty(rows, 90, dtype=dtype)
+        beside = int4.beside_panels(zeros)
+        pool.call("packed_linear_int4", dtype, rows, (x, held, scaled, beside, None, wide), (64, 90, 64))
+        torch.testing.assert_close(wide, int4.packed_linear_int4(x, levels, scales, zeros, None), atol=3e-2, rtol=1e-2)
+        pool.call("packed_linear_mxfp4", dtype, rows, (x, held, scaled, None, wide), (64, 90, 64))
+        torch.testing.assert_close(wide, int4.packed_linear_mxfp4(x, levels, scales, None), atol=3e-2, rtol=1e-2)
+        levels, scales = int8.to_bytes(weight, 64)
+        held, scaled = int8.to_byte_panels(levels), int4.beside_panels(scales)
+        pool.call("packed_logits_int8", dtype, rows, (x, held, scaled, None, y), (64, 90, 64))
+        torch.testing.assert_close(y, int8.packed_logits_int8(x, levels, scales), atol=1e-3, rtol=1e-4)
 x, panels = torch.randn(7, 64).bfloat16(), to_panels(torch.randn(90, 64).bfloat16())
 x[0, 0], x[1, 0] = float("nan"), float("inf")
 y, narrow = torch.empty(7, 90), torch.empty(7, 90, dtype=torch.bfloat16)

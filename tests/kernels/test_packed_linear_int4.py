@@ -70,6 +70,39 @@ def test_a_row_s_product_is_the_same_among_few_and_among_many(pool: Pool, dtype:
 
 @settings(deadline=None, max_examples=40)
 @given(
+    rows=st.sampled_from([1, 5, 20]),
+    dtype=st.sampled_from(DTYPES),
+    exponent=st.integers(-140, 110),
+    spread=st.integers(0, 30),
+    seed=st.integers(0, 99),
+)
+def test_inputs_of_any_size_are_multiplied_with_no_more_error_than_a_part_of_their_group_s_largest(
+    pool: Pool, rows: int, dtype: torch.dtype, exponent: int, spread: int, seed: int
+) -> None:
+    """Processors without products of bfloat16 may round them to 16 bits, and what is nearly subnormal to zero."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.exp2(exponent - spread * torch.rand(rows, 256, generator=generator, dtype=torch.float64))
+    x = (torch.randn(rows, 256, generator=generator, dtype=torch.float64) * sizes).to(dtype)
+    levels = torch.randint(16, (20, 256), generator=generator, dtype=torch.uint8)
+    scales, zeros = torch.rand(20, 2, generator=generator), torch.full((20, 2), 8, dtype=torch.uint8)
+    found = multiply(pool, x, (levels, scales, zeros))
+    expected = packed_linear_int4(x.double(), levels, scales, zeros, None)
+    largest = x.double().abs().view(rows, 2, 128).amax(dim=2).sum(dim=1, keepdim=True)
+    room = largest * 8 * 128 * 2**-16 + expected.abs() * 2**-8 + 2.0**-110
+    assert ((found.double() - expected).abs() <= room).all()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 12, 40])
+def test_inputs_of_like_sizes_are_multiplied_exactly(pool: Pool, rows: int) -> None:
+    """Where all sums are integers that float32 can tell apart."""
+    x, levels = torch.randint(-64, 65, (rows, 64)).bfloat16(), torch.randint(16, (40, 64), dtype=torch.uint8)
+    zeros = torch.randint(17, (40, 2), dtype=torch.uint8)
+    found = multiply(pool, x, (levels, torch.ones(40, 2), zeros))
+    assert torch.equal(found, packed_linear_int4(x, levels, torch.ones(40, 2), zeros, None))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
     rows=st.one_of(st.integers(1, 40), st.sampled_from([64, 129])),
     out=st.integers(1, 100),
     num_groups=st.integers(1, 5),
