@@ -10,6 +10,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from deployments.answer_events import EndReason, Finished, GenerationEvent, Moderated, Started, Verdict
 from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
+from deployments.gateway import answer_safety
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.generation import ChatMessage, ChatPrompt, Moderation, TextPrompt, TokenPrompt, ToolCall, ToolSpec
 from deployments.timeline import Recorder, Timeline
@@ -20,6 +21,12 @@ from tests.deployments.in_process import Judge, ask, events_of, text_of
 
 NO_MEMORY = RuntimeError("not enough memory")
 LENIENT = SafetyConfig(model_path="unused", screen_input=False, screen_output=False)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A classifier that stays away is soon given up."""
+    monkeypatch.setattr(answer_safety, "OUTPUT_PATIENCE_S", 2.0)
 
 
 class ScriptedJudge:
