@@ -18,7 +18,7 @@ class EngineSettings(SettingsNode):
     device: Literal["cpu", "cuda"] | None = Field(default=None, description="Device; null: cpu.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         default=None,
-        description="Data type of the weights; null: bfloat16 if the device multiplies it fast, else float32.",
+        description="Data type of the weights; null: bfloat16 if that is faster here, else float32.",
     )
     quantization: Literal["int8", "fp8", "int4"] | None = Field(
         default=None,

@@ -20,7 +20,7 @@ class EngineConfig:
         model_path: folder in Hugging Face layout (config.json, safetensors, tokenizer).
         tokenizer_path: folder with the tokenizer.json used for constrained decoding; None: the model's folder.
         device: "cpu" or "cuda"; None: "cpu".
-        dtype: "float32", "bfloat16" or "float16"; None: bfloat16 if the device multiplies it fast, else float32.
+        dtype: "float32", "bfloat16" or "float16"; None: bfloat16 if that is faster here, else float32.
         quantization: "int8" (our own CPU kernels) or "fp8" (e4m3, GPUs of compute capability 9.0 and above): weights
             and activations of linear layers are quantized to one byte. "int4": weights are quantized to 4 bits, with up
             to 128 inputs per scale; activations are not. None: `dtype`, or the format of the checkpoint, if its weights

@@ -51,7 +51,7 @@ class Hardware:
         free_bytes: on a CPU, free memory beside the weights; on a GPU, memory that this process may still take, or,
             after a full step was measured, what is left for the cache.
         host_bytes: free host memory; on a CPU the same as `free_bytes`.
-        has_fast_bfloat16: whether the device has instructions that multiply bfloat16.
+        has_fast_bfloat16: whether bfloat16 is faster than float32.
         has_fp8: whether it has instructions that convert e4m3.
         has_fp8_products: whether it multiplies e4m3 matrices with a scale per row.
     """

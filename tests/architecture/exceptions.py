@@ -63,7 +63,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/classifiers/sequence_window.py": "test_reranking.py reads the windows of several kinds",
     "engine/buffers.py": "tests/parity compares what is computed from them with transformers",
     "engine/build.py": "tests/parity builds every engine by it",
-    "engine/cpu/build.py": "tests/parity builds every engine on a CPU by it",
     "engine/decoder/model_spec.py": "tests/engine/test_spec.py and fallback/test_reading.py read what it is of both",
     "engine/decoder/decoder.py": "tests/parity/test_families.py compares its logits with transformers",
     "engine/decoder/reading.py": "tests/engine/test_spec.py reads what it refuses, and families of every kind",
