@@ -23,9 +23,9 @@ NO_MEMORY = RuntimeError("not enough memory")
 LENIENT = SafetyConfig(model_path="unused", screen_input=False, screen_output=False)
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A classifier that stays away is soon given up."""
+@pytest.fixture
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up a classifier soon that stays away."""
     monkeypatch.setattr(answer_safety, "OUTPUT_PATIENCE_S", 2.0)
 
 
@@ -115,6 +115,7 @@ async def test_what_nobody_asks_for_is_not_judged() -> None:
     assert judge.texts == []
 
 
+@pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("failure", [UnavailableError("gone", retry_after_s=1), EngineError("gone")])
 async def test_a_verdict_that_blocks_nothing_may_fail(failure: Exception) -> None:
     """Where the classifier itself failed, and was there, the answer failed with it at its end."""
@@ -148,6 +149,7 @@ async def test_what_was_judged_to_be_shown_is_not_judged_again() -> None:
     )
 
 
+@pytest.mark.usefixtures("little_patience")
 async def test_a_score_lets_everything_through_and_tells(gateway: OpenGateway, serving: Serving) -> None:
     judge = Judge("Where")
     opened = await gateway(judge, safety=LENIENT)
