@@ -151,10 +151,10 @@ def _kernels(spec: ModelSpec, block_tokens: int) -> native.NativeKernels | None:
 def _widens_bfloat16(spec: ModelSpec, config: EngineConfig) -> bool:
     """Return whether bfloat16 is faster than float32 without instructions for it.
 
-    Our kernels read half as much, and widen it in registers. Torch's products, which other models may need, are slow.
+    Our kernels read half as much, and widen it in registers; torch's products are slow.
     """
     has_wide_registers = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return has_wide_registers and isinstance(spec, DecoderSpec) and _kernels(spec, config.block_tokens) is not None
+    return has_wide_registers and _kernels(spec, config.block_tokens) is not None
 
 
 def _can_run(spec: ModelSpec, block_tokens: int) -> bool:
