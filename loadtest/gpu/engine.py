@@ -113,18 +113,20 @@ Tracer = Callable[[Sequence[tuple[Result, Callable[[], object]]]], None]
 """Called with each traced row's result and a function that runs it again."""
 
 BF16_DECODE = Work(model="llama-3.1-8b", batch=64, context=1024, target=0.80, is_traced=True)
-FP8_DECODE = Work(model="llama-3.1-8b", batch=64, context=1024, quantization="fp8", kv_cache_dtype="fp8")
+FP8_DECODE = Work(
+    model="llama-3.1-8b", batch=64, context=1024, quantization="fp8", kv_cache_dtype="fp8", is_traced=True
+)
 SMALL_DECODE = Work(model="qwen3-0.6b", batch=1, context=1024, target=0.60, is_traced=True)
 CROWDED_DECODE = Work(model="qwen3-0.6b", batch=256, context=512, is_traced=True)
 WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
     "llama-3.1-8b": (
         Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, target=0.70),
-        Work(model="llama-3.1-8b", batch=1, context=1024, target=0.90),
+        Work(model="llama-3.1-8b", batch=1, context=1024, target=0.90, is_traced=True),
         BF16_DECODE,
         Work(model="llama-3.1-8b", batch=32, context=8192, target=0.80),
-        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1, target=1 / 1.06),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1, target=1 / 1.06, is_traced=True),
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8, target=1 / 1.08),
-        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=64, target=1 / 1.12),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=64, target=1 / 1.12, is_traced=True),
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="int8"),
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="fp8"),
         Work(model="llama-3.1-8b", batch=32, context=8192, kv_cache_dtype="fp8"),
