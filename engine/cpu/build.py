@@ -51,9 +51,8 @@ def cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights
         ConfigError: options are out of range or exclude each other, or the weights do not fit into free memory.
     """
     draft_spec = None if config.draft_model is None else read_checkpoint_spec(config.draft_model)
-    hardware = replace(hardware, has_fast_bfloat16=hardware.has_fast_bfloat16 or _widens_bfloat16(spec, config))
     left = _beside_weights(config, spec, draft_spec, hardware)
-    resolved = resolve(config, spec, left)
+    resolved = _resolve(config, spec, left)
     threads = start_threads(spec, resolved)
     # Our kernels have their own thread pool; two pools that spin while waiting for each other are slower than none.
     torch.set_num_threads(resolved.num_threads if threads is None else 1)
@@ -71,7 +70,7 @@ def cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights
     if draft_spec is not None:
         # A share of what this model's cache and adapters certainly leave.
         half = replace(left, free_bytes=left.free_bytes // 2)
-        draft_config = resolve_draft(config, spec, draft_spec, partial(resolve, hardware=half))
+        draft_config = resolve_draft(config, spec, draft_spec, partial(_resolve, hardware=half))
         draft_model = _draft_model(draft_config, spec, draft_spec, threads, pause_wish)
     return Parts(
         config=resolved,
@@ -148,13 +147,14 @@ def _kernels(spec: ModelSpec, block_tokens: int) -> native.NativeKernels | None:
     return native.load() if _can_run(spec, block_tokens) else None
 
 
-def _widens_bfloat16(spec: ModelSpec, config: EngineConfig) -> bool:
-    """Return whether bfloat16 is faster than float32 without instructions for it.
+def _resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> ResolvedConfig:
+    """Resolve the configuration; bfloat16 is fast also without instructions for it, given wide registers.
 
-    Our kernels read half as much, and widen it in registers; torch's products are slow.
+    Our kernels read half as much, and widen it there; torch's products are slow.
     """
     has_wide_registers = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return has_wide_registers and _kernels(spec, config.block_tokens) is not None
+    widens = has_wide_registers and _kernels(spec, config.block_tokens) is not None
+    return resolve(config, spec, replace(hardware, has_fast_bfloat16=hardware.has_fast_bfloat16 or widens))
 
 
 def _can_run(spec: ModelSpec, block_tokens: int) -> bool:
@@ -168,7 +168,7 @@ def _beside_weights(
     roomy = replace(hardware, free_bytes=UNLIMITED_BYTES, host_bytes=UNLIMITED_BYTES)
 
     def weight_bytes(config: EngineConfig, spec: ModelSpec) -> int:
-        resolved = resolve(config, spec, roomy)
+        resolved = _resolve(config, spec, roomy)
         return held_bytes(spec, resolved, in_panels=_kernels(spec, resolved.block_tokens) is not None)
 
     own_bytes = weight_bytes(config, spec)
