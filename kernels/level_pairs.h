@@ -41,9 +41,9 @@ template <Levels LEVELS> INLINE LaneBits level_pair(LaneBits words, int64_t i) {
     return (LaneBits)_mm256_shuffle_epi8(bytes, (__m256i)(bits | 0x80008000u));
 }
 
-// Rows of inputs as integers, pairs of which are words, and the scale and the sum of each chunk of each row.
+// Rows of inputs as integers, and the scale and the sum of each chunk of each row.
 struct WholeRows {
-    std::vector<uint32_t> pairs;
+    std::vector<int16_t> numbers;
     std::vector<float> scales;
     std::vector<int32_t> sums;
 };
@@ -87,12 +87,11 @@ static inline void round_chunk(const bfloat16 *x, int64_t count, int16_t *whole,
 static inline const WholeRows &round_rows(int64_t rows, const bfloat16 *x, int64_t depth, int64_t chunk) {
     thread_local WholeRows whole;
     const int64_t chunks = depth / chunk;
-    whole.pairs.resize(std::max<size_t>(whole.pairs.size(), rows * depth / 2));
+    whole.numbers.resize(std::max<size_t>(whole.numbers.size(), rows * depth));
     whole.scales.resize(std::max<size_t>(whole.scales.size(), rows * chunks));
     whole.sums.resize(std::max<size_t>(whole.sums.size(), rows * chunks));
     for (int64_t i = 0; i < rows * chunks; i++)
-        round_chunk(x + i * chunk, chunk, reinterpret_cast<int16_t *>(whole.pairs.data() + i * chunk / 2),
-                    whole.scales[i], whole.sums[i]);
+        round_chunk(x + i * chunk, chunk, whole.numbers.data() + i * chunk, whole.scales[i], whole.sums[i]);
     return whole;
 }
 
@@ -102,14 +101,16 @@ static inline void add_chunk(const WholeRows &rows, int64_t row, const Weights<L
                              int64_t chunk, float *totals, const Pairs &pairs) {
     constexpr int64_t PAIRS = STEP<LEVELS> / 2;
     LaneNumbers sums[ROWS][PANEL_LANES] = {};
-    const uint32_t *x = rows.pairs.data() + (row * weights.depth + start) / 2;
+    const int16_t *x = rows.numbers.data() + row * weights.depth + start;
     for (int64_t word = 0; word < chunk / STEP<LEVELS>; word++)
         for (int64_t i = 0; i < PAIRS; i++) {
             LaneBits columns[PANEL_LANES];
             for (int64_t p = 0; p < PANEL_LANES; p++)
                 columns[p] = pairs(p, word, i);
             for (int64_t r = 0; r < ROWS; r++) {
-                const LaneBits pair = LaneBits{} + x[r * weights.depth / 2 + word * PAIRS + i];
+                uint32_t two;
+                std::memcpy(&two, x + r * weights.depth + word * STEP<LEVELS> + 2 * i, sizeof two);
+                const LaneBits pair = LaneBits{} + two;
                 for (int64_t p = 0; p < PANEL_LANES; p++)
                     add_pairs(sums[r][p], columns[p], pair);
             }
