@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as cuda_driver
 from triton.compiler import CompiledKernel
 
 from kernels.recording import ALIGNMENT, TYPE_BY_DTYPE, Launch, recording
@@ -97,7 +98,10 @@ def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
 
 
 def _fill(launch: Launch, target: GPUTarget) -> None:
-    compile_launch(launch, target)
+    kernel = compile_launch(launch, target)
+    # Triton 3.6 launches each signature by a C function of its own, which it compiles at the first launch.
+    if hasattr(cuda_driver, "make_launcher") and target.backend == "cuda" and torch.cuda.is_available():
+        cuda_driver.CudaLauncher(kernel.src, kernel.metadata)
 
 
 def _common(target: GPUTarget) -> bytes:
