@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import torch
+from triton.errors import TritonError
 
 from engine.gpu import backend, runtime
 from engine.gpu.runtime import CudaRuntime
@@ -76,14 +77,14 @@ def settle(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> bool:
 
 
 def _is_right(step: Step, gpu: CudaRuntime) -> bool:
-    # A copy, because all steps write to one buffer.
-    launched = step().clone()
     try:
+        # A copy, because all steps write to one buffer.
+        launched = step().clone()
         replay, logits = gpu.record(step)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
-        _logger.error("a decode step cannot be recorded: %s", error)
+    except (RuntimeError, TritonError) as error:
+        _logger.error("a decode step cannot be launched or recorded: %s", error)
         return False
     logits.zero_()
     replay()

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.trial import APART, IN_TURN, ONE_STREAM, SWITCHES, Switch, settle
@@ -37,6 +38,17 @@ def refuses(with_this: Switch | None) -> Step:
     return step
 
 
+def does_not_fit(with_this: Switch) -> Step:
+    """Return a step with a kernel that cannot even be launched, as long as a switch is on."""
+
+    def step() -> torch.Tensor:
+        if not with_this.is_off:
+            raise OutOfResources(240_000, 232_448, "shared memory")
+        return torch.ones(3, device=DEVICE)
+
+    return step
+
+
 def is_wrong(with_this: Switch, factor: float) -> Step:
     """Return a step that computes something else when it is recorded, as long as a switch is on."""
 
@@ -52,6 +64,7 @@ def is_wrong(with_this: Switch, factor: float) -> Step:
     [
         (refuses(ONE_STREAM), (ONE_STREAM,)),
         (refuses(IN_TURN), (ONE_STREAM, IN_TURN)),
+        (does_not_fit(APART), (ONE_STREAM, IN_TURN, APART)),
         (is_wrong(ONE_STREAM, 1.1), (ONE_STREAM,)),
         (is_wrong(APART, torch.nan), (ONE_STREAM, IN_TURN, APART)),
         (is_wrong(ONE_STREAM, 1.01), ()),
