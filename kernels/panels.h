@@ -294,9 +294,10 @@ static inline void release_tiles() {
 #endif
 }
 
-// c[rows][num_panels * 16] = a[rows][num_segments * depth] * panels, added to c where ADD; FAR as above.
-template <bool ADD, bool FAR, typename T>
-static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Panels<T> &panels, int64_t num_panels,
+// c[rows][num_panels * 16] = a[rows][num_segments * depth] * panels, added to c where ADD; FAR as above. `a` may be
+// as the products take it already.
+template <bool ADD, bool FAR, typename T, typename A>
+static inline void multiply(int64_t rows, const A *a, int64_t a_stride, const Panels<T> &panels, int64_t num_panels,
                             float *c, int64_t c_stride) {
     int64_t p = 0;
 #if defined(__AMX_BF16__)
@@ -308,7 +309,11 @@ static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Pa
 #endif
     if (p == num_panels)
         return;
-    const Factor<T> *factors = factors_of(rows, a, a_stride, panels.num_segments * panels.depth);
+    const Factor<T> *factors;
+    if constexpr (sizeof(A) == sizeof(Factor<T>))
+        factors = a;
+    else
+        factors = factors_of(rows, a, a_stride, panels.num_segments * panels.depth);
     for_tiles<MAX_TILE_ROWS<T>, TILE_PANELS, FAR>(
         rows, num_panels - p, panels.next != nullptr,
         [&]<int64_t ROWS, int64_t PANELS, int64_t FETCHED>(int64_t row, int64_t panel, int64_t fetched) {

@@ -29,7 +29,7 @@ template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t 
     for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
         const int64_t count = std::min(BLOCK_ROWS, end - block);
         // The first block brings the panels into the cache.
-        (block == begin ? multiply<false, true, T> : multiply<false, false, T>)(
+        (block == begin ? multiply<false, true, T, T> : multiply<false, false, T, T>)(
             count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size, next ? &next : nullptr},
             panels, sums[0], UNIT_PANELS * COLUMNS);
         for (int64_t r = 0; r < count; r++) {

@@ -104,15 +104,20 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const float scale = static_cast<float>(op.number[0]), softcap = static_cast<float>(op.number[1]);
 
     thread_local std::vector<float> floats;
-    thread_local std::vector<T> narrow;
+    thread_local std::vector<Factor<T>> factors;
     floats.assign(rows * (CHUNK + dim + 2), 0.0f);
-    narrow.resize(rows * (CHUNK + dim));
+    factors.resize(rows * (CHUNK + dim));
     float *scores = floats.data(), *sums = scores + rows * CHUNK, *tops = sums + rows * dim, *totals = tops + rows;
-    T *q = narrow.data(), *weights = q + rows * dim;
+    Factor<T> *q = factors.data(), *weights = q + rows * dim;
     // Row r is query r / group of query head r % group.
     for (int64_t r = 0; r < rows; r++) {
-        const int64_t from = ((token + r / group) * heads + head * group + r % group) * dim;
-        std::memcpy(q + r * dim, static_cast<const T *>(op.at[0]) + from, dim * sizeof(T));
+        const int64_t of_row = ((token + r / group) * heads + head * group + r % group) * dim;
+        const T *from = static_cast<const T *>(op.at[0]) + of_row;
+        if constexpr (sizeof(T) == sizeof *q)
+            std::memcpy(q + r * dim, from, dim * sizeof *q);
+        else // Once: each product would widen it again.
+            for (int64_t i = 0; i < dim; i += LANES)
+                store_lanes(load_lanes(from + i), q + r * dim + i);
         // The softmax starts from the sink: one more score, with a value of zeros.
         tops[r] = sinks ? LOG2_E * sinks[head * group + r % group] : -INFINITY;
         totals[r] = sinks ? 1.0f : 0.0f;
