@@ -63,7 +63,8 @@ def _in_chunks(
     levels = 4 if is_wide else 5 if key_dim > 128 else 6
     columns = COLUMNS // 2 if is_wide or key_dim > 128 else COLUMNS
     chunk = 1 << levels
-    # The inverse is rounded to the dtype of `v` in the end.
+    # The inverse is rounded to the dtype of `v` in the end: tf32 hardly adds to what bfloat16 loses. What float16 loses
+    # becomes 1.4 to 4 times as much, which is still less.
     sizes = {**_sizes(k, v), "CHUNK": chunk, "PRECISION": "ieee" if is_wide or is_amd else "tf32"}
     strides = [token_stride(x) for x in (q, k, v)]
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)

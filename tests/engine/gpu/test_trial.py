@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 
 import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
+from engine.gpu import trial
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.trial import APART, IN_TURN, ONE_STREAM, SWITCHES, Switch, settle
 from tests.kernels.gpu.conftest import DEVICE
@@ -84,6 +86,30 @@ def test_as_much_is_given_up_as_is_needed_and_said(
     assert off() == given_up
     assert asked == [given_up[:count] for count in range(len(given_up) + 1)]
     assert all(f"({switch.name})" in caplog.text for switch in given_up)
+
+
+def test_what_is_right_at_first_is_replayed_until_it_may_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OftenRight(CudaRuntime):
+        def record(self, run: Step) -> tuple[Callable[[], None], torch.Tensor]:
+            replay, out = super().record(run)
+            numbers = count(1)
+
+            def often_right() -> None:
+                replay()
+                if next(numbers) == 3 and not ONE_STREAM.is_off:
+                    out.mul_(2)
+
+            return often_right, out
+
+    def steps() -> Iterator[Step]:
+        yield lambda: torch.ones(2, device=DEVICE)
+
+    monkeypatch.setattr(trial, "NUM_REPLAYS", 2)
+    assert settle(steps, OftenRight(DEVICE))
+    assert off() == ()
+    monkeypatch.setattr(trial, "NUM_REPLAYS", 3)
+    assert settle(steps, OftenRight(DEVICE))
+    assert off() == (ONE_STREAM,)
 
 
 def test_steps_that_cannot_be_recorded_in_any_way_are_launched(caplog: pytest.LogCaptureFixture) -> None:
