@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia import driver as cuda_driver
 from triton.compiler import CompiledKernel
 
 from kernels.recording import ALIGNMENT, TYPE_BY_DTYPE, Launch, recording
@@ -99,9 +98,13 @@ def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
 
 def _fill(launch: Launch, target: GPUTarget) -> None:
     kernel = compile_launch(launch, target)
-    # Triton 3.6 launches each signature by a C function of its own, which it compiles at the first launch.
-    if hasattr(cuda_driver, "make_launcher") and target.backend == "cuda" and torch.cuda.is_available():
-        cuda_driver.CudaLauncher(kernel.src, kernel.metadata)
+    if target.backend == "cuda" and torch.cuda.is_available():
+        # Builds of Triton for other devices may lack it.
+        from triton.backends.nvidia import driver
+
+        # Triton 3.6 launches each signature by a C function of its own, which it compiles at the first launch.
+        if hasattr(driver, "make_launcher"):
+            driver.CudaLauncher(kernel.src, kernel.metadata)
 
 
 def _common(target: GPUTarget) -> bytes:
