@@ -91,9 +91,9 @@ def parts() -> list[Part]:
     other_tokens = partial(run_tests, paths=OTHER_TOKEN_TESTS, num_processes=4)
     tests = partial(run_tests, paths=KERNEL_TESTS, num_processes=os.cpu_count() or 1)
     return [
-        Part(name="facts", limit_s=30, run=tell_facts),
+        Part(name="facts", limit_s=20, run=tell_facts),
         *map(engine_part, LIMIT_S_BY_USUAL_ENGINE),
-        Part(name="attention", limit_s=60, run=measure_attention),
+        Part(name="attention", limit_s=50, run=measure_attention),
         Part(name="tokens", limit_s=240, run=tokens),
         Part(name="peers", limit_s=120, run=measure_peers),
         bench_part("kernels", partial(kernels.benches, GEOMETRIES[0]), limit_s=90),
