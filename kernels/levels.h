@@ -130,7 +130,7 @@ static inline void multiply_tile(const Factor<T> *x, int64_t x_stride, const Wei
 template <Levels LEVELS, typename T>
 static inline void multiply_rows(int64_t rows, const T *x, int64_t panels, const Weights<LEVELS> &weights, float *totals) {
     int64_t stride = weights.depth;
-    const Factor<T> *factors = factors_of(rows, x, stride, weights.depth);
+    const Factor<T> *factors = factors_of<T>(rows, x, stride, weights.depth);
     with_rows<MAX_TILE_ROWS<T>>(rows, [&]<int64_t ROWS>() {
         constexpr int64_t AT_ONCE = ROWS <= FEW_ROWS ? FEW_ROWS_PANELS : 1;
         int64_t p = 0;
@@ -245,7 +245,7 @@ static void multiply(int64_t rows, const T *x, int64_t panels, const Weights<LEV
     if constexpr (sizeof(Factor<T>) == sizeof(float))
         if (rows > MAX_TILE_ROWS<T>) {
             int64_t stride = weights.depth;
-            const float *factors = factors_of(rows, x, stride, weights.depth);
+            const float *factors = factors_of<T>(rows, x, stride, weights.depth);
             for (; first < panels; first += TILE_PANELS)
                 multiply_converted<LEVELS>(rows, factors, stride, std::min(panels - first, TILE_PANELS),
                                            weights.from(first), totals + first * COLUMNS);

@@ -67,18 +67,28 @@ INLINE Lanes load_panel(const float *panel, int64_t) { return load_lanes(panel);
 
 INLINE void multiply_add(Lanes &sum, const float *a, Lanes panel) { sum += *a * panel; }
 
-// Returns a[rows][depth] as the products take it and sets a_stride to its stride; valid until the thread's next call.
-template <typename T>
-static inline const Factor<T> *factors_of(int64_t rows, const T *a, int64_t &a_stride, int64_t depth) {
+// Copies numbers as the products take them.
+template <typename T> INLINE void copy_factors(const T *from, int64_t count, Factor<T> *to) {
     if constexpr (sizeof(T) == sizeof(Factor<T>)) {
+        std::memcpy(to, from, count * sizeof *to);
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++)
+            to[i] = widen(from[i]);
+    }
+}
+
+// Returns a[rows][depth] as the products take it, which it may be already, and sets a_stride to its stride; valid until
+// the thread's next call.
+template <typename T, typename A>
+static inline const Factor<T> *factors_of(int64_t rows, const A *a, int64_t &a_stride, int64_t depth) {
+    if constexpr (sizeof(A) == sizeof(Factor<T>)) {
         return a;
     } else {
         thread_local std::vector<float> wide;
         wide.resize(std::max<size_t>(wide.size(), rows * depth));
         for (int64_t r = 0; r < rows; r++)
-#pragma omp simd
-            for (int64_t k = 0; k < depth; k++)
-                wide[r * depth + k] = widen(a[r * a_stride + k]);
+            copy_factors(a + r * a_stride, depth, wide.data() + r * depth);
         a_stride = depth;
         return wide.data();
     }
@@ -294,8 +304,8 @@ static inline void release_tiles() {
 #endif
 }
 
-// c[rows][num_panels * 16] = a[rows][num_segments * depth] * panels, added to c where ADD; FAR as above. `a` may be
-// as the products take it already.
+// c[rows][num_panels * 16] = a[rows][num_segments * depth] * panels, added to c where ADD; FAR as above. `a` is
+// as in `factors_of`.
 template <bool ADD, bool FAR, typename T, typename A>
 static inline void multiply(int64_t rows, const A *a, int64_t a_stride, const Panels<T> &panels, int64_t num_panels,
                             float *c, int64_t c_stride) {
@@ -309,11 +319,7 @@ static inline void multiply(int64_t rows, const A *a, int64_t a_stride, const Pa
 #endif
     if (p == num_panels)
         return;
-    const Factor<T> *factors;
-    if constexpr (sizeof(A) == sizeof(Factor<T>))
-        factors = a;
-    else
-        factors = factors_of(rows, a, a_stride, panels.num_segments * panels.depth);
+    const Factor<T> *factors = factors_of<T>(rows, a, a_stride, panels.num_segments * panels.depth);
     for_tiles<MAX_TILE_ROWS<T>, TILE_PANELS, FAR>(
         rows, num_panels - p, panels.next != nullptr,
         [&]<int64_t ROWS, int64_t PANELS, int64_t FETCHED>(int64_t row, int64_t panel, int64_t fetched) {

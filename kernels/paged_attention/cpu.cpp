@@ -112,12 +112,8 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     // Row r is query r / group of query head r % group.
     for (int64_t r = 0; r < rows; r++) {
         const int64_t of_row = ((token + r / group) * heads + head * group + r % group) * dim;
-        const T *from = static_cast<const T *>(op.at[0]) + of_row;
-        if constexpr (sizeof(T) == sizeof *q)
-            std::memcpy(q + r * dim, from, dim * sizeof *q);
-        else // Once: each product would widen it again.
-            for (int64_t i = 0; i < dim; i += LANES)
-                store_lanes(load_lanes(from + i), q + r * dim + i);
+        // Once: each product would widen it again.
+        copy_factors(static_cast<const T *>(op.at[0]) + of_row, dim, q + r * dim);
         // The softmax starts from the sink: one more score, with a value of zeros.
         tops[r] = sinks ? LOG2_E * sinks[head * group + r % group] : -INFINITY;
         totals[r] = sinks ? 1.0f : 0.0f;
