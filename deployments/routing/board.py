@@ -122,7 +122,7 @@ class Board:
             # While all replicas are full, Serve asks again and again for each request that waits.
             is_new = asked.request_id not in self._replica_by_request
             self._unsend(asked.request_id)
-            states = [self._state_by_id.setdefault(i, ReplicaState(i)) for i in candidates]
+            states = [self._state_of(replica_id) for replica_id in candidates]
             alive = [s for s in states if s.lost_until_s is None or s.lost_until_s <= now_s]
             if not alive:
                 return []
@@ -149,6 +149,12 @@ class Board:
         """Record that a request has ended, or never began. Idempotent."""
         with self._lock:
             self._unsend(request_id)
+
+    def _state_of(self, replica_id: str) -> ReplicaState:
+        state = self._state_by_id.get(replica_id)
+        if state is None:
+            state = self._state_by_id[replica_id] = ReplicaState(replica_id)
+        return state
 
     def _averages(self, now_s: float) -> LoadReport:
         if self._averaged is None or now_s - self._averaged[0] >= REPORT_PERIOD_S:
@@ -203,7 +209,8 @@ def _best(asked: Asked, found: dict[str, Estimate], cost_by_id: dict[str, float]
     equals = [i for i, cost in cost_by_id.items() if cost <= least + max(EQUAL_S, EQUAL_SHARE * least)]
     emptiest = min(found[i].occupancy for i in equals)
     fit = [i for i in equals if found[i].occupancy <= emptiest + MAX_UNEVENNESS]
-    return max(fit, key=lambda i: (weight(asked.key, i), i))
+    key = asked.key
+    return max(fit, key=lambda i: (weight(key, i), i))
 
 
 def _defaults(states: Sequence[ReplicaState]) -> LoadReport:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deployments.routing.asked import Asked
 from deployments.routing.report import LoadReport
@@ -110,8 +111,7 @@ class ReplicaState:
                 del self.sent_landmarks[mark]
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """The expected effect of sending a request to a replica.
 
     Attributes:
@@ -142,7 +142,9 @@ def estimate(asked: Asked, state: ReplicaState, now_s: float, defaults: LoadRepo
     unseen = state.unseen.values()
     # The replica has worked on since its report, but changes older than one report period would have been reported.
     queued = max(0.0, report.queued_tokens - rate * min(age_s, REPORT_PERIOD_S))
-    wait_s = (queued + sum(sent.num_new_tokens for sent in unseen)) / rate
+    for sent in unseen:
+        queued += sent.num_new_tokens
+    wait_s = queued / rate
     taken = len(unseen) + report.num_running + report.num_waiting
     turnover_s = report.turnover_s or defaults.turnover_s
     too_many = taken + 1 - report.max_running
@@ -169,9 +171,10 @@ def _adapter(
 
 def _num_cached(asked: Asked, state: ReplicaState, report: LoadReport) -> int:
     """Return how many leading tokens are in the replica's prefix cache, or soon will be."""
-    depth = 0
-    for mark in asked.landmarks(report.landmark_blocks):
-        if mark not in state.landmarks and mark not in state.sent_landmarks:
-            break
-        depth += 1
-    return depth * report.landmark_blocks * report.block_tokens
+    marks, stride = asked.block_marks, report.landmark_blocks
+    if not stride:
+        return 0
+    at = stride - 1
+    while at < len(marks) and (marks[at] in state.landmarks or marks[at] in state.sent_landmarks):
+        at += stride
+    return (at + 1 - stride) * report.block_tokens
