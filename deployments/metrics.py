@@ -6,6 +6,7 @@ metrics that really exist here are exported. A replica's counters vanish with it
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
@@ -274,8 +275,8 @@ class EngineMetrics:
         self._prefill = self._histogram("request_prefill_time_seconds", "From a row in the batch to the first token.")
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.")
 
-    def families(self, snapshot: EngineSnapshot) -> list[Metric]:
-        """Return the metrics of a snapshot that was taken with `drain_ended`."""
+    def families(self, snapshot: EngineSnapshot, *others: Metric) -> list[Metric]:
+        """Return the metrics of a snapshot that was taken with `drain_ended`, and others that lack its labels."""
         for trace in snapshot.ended:
             for histogram, seconds in (
                 (self._queue, trace.queue_s),
@@ -293,11 +294,25 @@ class EngineMetrics:
             _rejections(snapshot.refused_by_reason),
             _dropped_lines(),
             _step_times(snapshot),
+            *others,
         ]
         return [*(_labeled(family, self._labels) for family in families), *self._registry.collect()]
 
     def _histogram(self, name: str, about: str) -> Histogram:
         return Histogram(f"vllm:{name}", about, tuple(self._labels), registry=self._registry, buckets=REQUEST_S)
+
+
+def lora_requests(running: Iterable[str], waiting: Iterable[str], max_running: int) -> Metric:
+    """Return the adapters in use by name, as Kubernetes' inference gateways read them: the newest line counts.
+
+    Args:
+        running, waiting: names of adapters that requests compute with, and that requests wait for.
+        max_running: how many can be in use at the same time.
+    """
+    labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use; the value is the time.", labels=labels)
+    family.add_metric((str(max_running), ",".join(sorted(running)), ",".join(sorted(waiting))), time.time())
+    return family
 
 
 def _step_times(snapshot: EngineSnapshot) -> Metric:

@@ -16,7 +16,7 @@ from deployments.channel.token_channel import ChannelDialer
 from deployments.config import ACCOUNTS, AdapterCacheConfig, ChannelConfig, ModelConfig
 from deployments.exposition import FamilyText, write
 from deployments.handle_calls import connected_handle
-from deployments.metrics import EngineMetrics
+from deployments.metrics import EngineMetrics, lora_requests
 from deployments.replica.adapter_files import Locator, locator
 from deployments.replica.replica_server import ReplicaServer
 from deployments.routing.reporter import ReplicaName
@@ -72,7 +72,9 @@ class ModelReplica(ReplicaServer):
 
     async def metric_families(self) -> dict[str, FamilyText]:
         """Return the engine's metrics in exposition format."""
-        return write(self._metrics.families(self._engine.snapshot(drain_ended=True)))
+        config = self._engine.config
+        in_use = lora_requests(*self.adapters_in_use(), config.max_device_adapters or config.max_num_seqs)
+        return write(self._metrics.families(self._engine.snapshot(drain_ended=True), in_use))
 
     async def __del__(self) -> None:
         if hasattr(self, "_thread"):

@@ -161,6 +161,13 @@ class ReplicaServer:
         if trouble is not None:
             raise EngineError(trouble)
 
+    def adapters_in_use(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the names of the adapters of open generations: of those on the device, and of those yet to come."""
+        asked = {g.call.adapter.name: g.call.adapter.digest for g in self._generations.values() if g.call.adapter}
+        places = self._engine.adapters.places()
+        ready = frozenset(name for name, digest in asked.items() if places.get(digest) == "device")
+        return ready, frozenset(asked) - ready
+
     async def release_adapter(self, digest: AdapterDigest) -> int:
         """Wait for the generations that use an adapter, forget it, and return the number of bytes freed.
 

@@ -25,6 +25,7 @@ FILES_THAT_ASK_FOR_THE_DATE: dict[str, str] = {
     "deployments/accounts/limiter.py": "the `limits` library ends its windows by it; followed where it is set",
     "deployments/gateway/answer_log.py": "when a request came, of its record and its trace",
     "deployments/batches/store.py": "files and batches end at dates that outlive the process",
+    "deployments/metrics.py": "when adapters were listed: of two lists, their readers take the later",
     "deployments/tokenizer/bounded_template.py": "a chat template may tell the model which day it is",
     "engine/metrics.py": "when a request came, of its trace",
     "engine/tiers/disk_slots.py": "which of several processes' files was written last",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,31 @@ async def test_unloading_waits_for_who_uses_it_and_changes_nothing_for_him(
     assert text_of(await stream) == expected
     assert await release >= sum(tensor.nbytes for tensor in tensors.values())
     assert engine.adapters.places() == {}
+
+
+async def test_a_replica_tells_which_are_used_and_which_are_waited_for(
+    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue, _ = make_adapter(serving, tmp_path / "a")
+    opened = await gateway()
+    opened.adapters.adopt(catalogue)
+    engine, server = serving.replicas.engine, serving.replicas.server
+    may_load, load = threading.Event(), AdapterLoader.load
+
+    def load_later(loader: AdapterLoader, ref: AdapterRef) -> AdapterWeights:
+        may_load.wait(60)
+        return load(loader, ref)
+
+    monkeypatch.setattr(AdapterLoader, "load", load_later)
+    engine.hold_after_steps = engine.snapshot().num_steps + 10
+    stream = asyncio.create_task(events_of(opened, ask(model="a", max_tokens=60)))
+    await until(lambda: len(server._generations) == 1)
+    assert server.adapters_in_use() == (frozenset(), {"a"})
+    may_load.set()
+    await until(lambda: server.adapters_in_use() == ({"a"}, frozenset()))
+    engine.release()
+    assert text_of(await stream)
+    assert server.adapters_in_use() == (frozenset(), frozenset())
 
 
 async def test_unloading_waits_for_who_is_about_to_use_it(

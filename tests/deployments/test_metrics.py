@@ -4,7 +4,7 @@ import pytest
 
 from deployments.exposition import join, write
 from deployments.generation import READY, HealthReport
-from deployments.metrics import GatewayMetrics, readiness
+from deployments.metrics import GatewayMetrics, lora_requests, readiness
 from deployments.slo import Slo
 from deployments.timeline import Timeline
 
@@ -142,3 +142,15 @@ def test_what_health_says_is_told_in_numbers() -> None:
         'antiphon:ready{model_name="draft",part=""} 0.0',
         'antiphon:ready{model_name="",part="safety"} 0.0',
     ]
+
+
+def test_adapters_in_use_are_listed_as_a_gateway_of_kubernetes_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1.5e9)
+    [line] = [
+        line
+        for line in join([write([lora_requests({"b", "a"}, set(), 64)])]).decode().splitlines()
+        if not line.startswith("#")
+    ]
+    assert line == (
+        'vllm:lora_requests_info{max_lora="64",running_lora_adapters="a,b",waiting_lora_adapters=""} 1.5e+09'
+    )

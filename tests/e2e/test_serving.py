@@ -246,6 +246,7 @@ def test_a_client_that_goes_away_frees_its_request(client: OpenAI, server: Serve
     )
     next(iter(stream))
     assert server.metric("vllm:num_requests_running") == 1
+    assert server.metric("vllm:lora_requests_info", model_name=BASE, running_lora_adapters="") > 0
     stream.close()
     until(lambda: server.metric("vllm:num_requests_running") == 0, "the engine to drop the request")
     # Far fewer than it had asked for: it did not simply run to its end.
