@@ -11,13 +11,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.context import _get_global_client
 
 from adapters.errors import AdapterError
 from adapters.registry import Signature, signatures
 from app.access.tenants import ADMIN_KEY_VARIABLE, key_digest
 from app.cli import serve_environment
+from app.cli.preflight import is_loopback
 from app.http.api import create_app
 from app.http.hosts import HostRule
 from app.own_version import model_version, with_version
@@ -44,6 +47,7 @@ from deployments.registry.registry_actor import Registry
 from deployments.replica.model_replica import ModelReplica
 from deployments.routing.router import SPARE_CALLS
 from deployments.tokenizer.tokenizer import ENCODE_TIMEOUT_S, Tokenizer
+from engine.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
 
@@ -73,6 +77,7 @@ def build(settings: Settings) -> serve.Application:
     Raises:
         ConfigError: something in the settings cannot be used; the message begins with its path in `args`.
     """
+    _refuse_strangers(settings)
     for loss in serve_environment.missing(serve_environment.of_this_process()):
         _logger.warning(loss)
     seen = _seen_folders(settings)
@@ -117,6 +122,23 @@ def build(settings: Settings) -> serve.Application:
         config, app, models, tokenizer, safety, registry, accounts, batches, rerankers=rerankers
     )
     return bound
+
+
+def _refuse_strangers(settings: Settings) -> None:
+    """Refuse to answer everybody who reaches a server, also where a new configuration lacks the keys of the old one."""
+    host = _listen_host()
+    if not settings.tenants and not settings.allow_anonymous and host is not None and not is_loopback(host):
+        raise ConfigError(
+            f"tenants: anyone who can reach {host}, where Serve listens, could send requests: add API keys, or set "
+            "`allow_anonymous: true`"
+        )
+
+
+def _listen_host() -> str | None:
+    """Return the address that Serve listens on; None outside of it."""
+    client = _get_global_client(raise_if_no_controller_running=False) if ray.is_initialized() else None
+    host: str | None = None if client is None else client.http_config.host
+    return host
 
 
 def _admin_key(settings: Settings) -> str | None:

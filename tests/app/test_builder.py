@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from adapters.identity import AdapterRef
 from adapters.registry import reference_in
-from app import declared_adapters
+from app import builder, declared_adapters
 from app.access.tenants import ADMIN_KEY_VARIABLE, key_digest
 from app.builder import _request_router, build
 from app.resolved import batches_config, gateway_config, registry_config
@@ -325,6 +326,24 @@ def test_it_says_what_is_lost_without_the_environment(
         build(settings(folder))
     assert "RAY_SERVE_ENABLE_HA_PROXY is not set" in caplog.text
     assert "RAY_SERVE_THROUGHPUT_OPTIMIZED" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("host", "fields", "is_refused"),
+    [
+        ("0.0.0.0", {}, True),
+        ("127.0.0.1", {}, False),
+        ("0.0.0.0", {"allow_anonymous": True}, False),
+        ("0.0.0.0", {"tenants": [{"name": "a", "keys_sha256": [key_digest("a-key-of-sixteen")]}]}, False),
+    ],
+)
+def test_a_server_that_others_reach_is_not_opened_to_them_by_a_later_configuration(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, host: str, fields: dict[str, Any], is_refused: bool
+) -> None:
+    """`serve deploy` of a file without the keys of the one before opened it to everybody, without a word."""
+    monkeypatch.setattr(builder, "_listen_host", lambda: host)
+    with pytest.raises(ConfigError, match=r"^tenants: ") if is_refused else nullcontext():
+        build(settings(folder, **fields))
 
 
 def test_the_registry_has_absolute_places_and_can_be_left_out(folder: Path) -> None:
