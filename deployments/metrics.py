@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -58,6 +59,11 @@ class GatewayMetrics:
         )
         # Needed for every token: looking up a child by its labels costs as much as counting.
         self._between_of: Callable[[str], Histogram] = cache(self._between.labels)
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time of an answer's tokens after the first.",
+            BETWEEN_TOKENS_S,
+        )
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_S)
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of prompts.", NUM_TOKENS)
         self._generated = self._histogram("request_generation_tokens", "Tokens of answers.", NUM_TOKENS)
@@ -159,6 +165,8 @@ class GatewayMetrics:
     def _count_success(self, timeline: Timeline) -> None:
         self._ended.labels(timeline.base, timeline.outcome).inc()
         self._whole.labels(timeline.base).observe(timeline.end_s or 0.0)
+        if timeline.tpot_s is not None:
+            self._per_token.labels(timeline.base).observe(timeline.tpot_s)
         self._prompt.labels(timeline.base).observe(timeline.num_prompt_tokens)
         self._generated.labels(timeline.base).observe(timeline.num_tokens)
 
@@ -180,9 +188,17 @@ def readiness(report: HealthReport) -> Metric:
     return family
 
 
-def gateway_families(gates: Mapping[str, FrontGate], meter: Meter | None = None) -> list[Metric]:
-    """Return the metrics that a gateway's other parts count, besides `GatewayMetrics`."""
+def gateway_families(
+    gates: Mapping[str, FrontGate], meter: Meter | None = None, verdicts: Mapping[str, int] = MappingProxyType({})
+) -> list[Metric]:
+    """Return the metrics that a gateway's other parts count, besides `GatewayMetrics`.
+
+    Args:
+        verdicts: number of texts by what the classifier said of them.
+    """
     families = [] if meter is None else _meter_families(meter)
+    about = "Texts by what the safety classifier said of them, if anything in time."
+    families.append(_counts_by("outcome", "antiphon:safety_verdicts", about, verdicts))
     families += [_labeled(_rejections(gate.refused_by_reason), {"model_name": model}) for model, gate in gates.items()]
     return [*families, _dropped_lines()]
 
@@ -257,6 +273,10 @@ _COUNTS: tuple[_Number, ...] = (
     ("vllm:spec_decode_num_draft_tokens", "Tokens of drafts computed.", lambda s: s.counters.num_draft_tokens),
     ("vllm:spec_decode_num_accepted_tokens", "Those of them drawn.", lambda s: s.counters.num_accepted_tokens),
     ("antiphon:engine_steps", "Steps of the engine.", lambda s: s.num_steps),
+    ("antiphon:adapter_loads", "Adapters read into memory.", lambda s: s.adapter_loads.num_loaded),
+    ("antiphon:adapter_load_failures", "Attempts at it that failed.", lambda s: s.adapter_loads.num_failed),
+    ("antiphon:adapter_load_bytes", "Bytes of those adapters.", lambda s: s.adapter_loads.num_bytes),
+    ("antiphon:adapter_load_seconds", "Time that reading them took.", lambda s: s.adapter_loads.seconds),
 )
 
 

@@ -24,6 +24,7 @@ from adapters.loading import AdapterLoader
 from adapters.weights import AdapterWeights, MovableWeights
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
+from engine.metrics import AdapterLoads
 
 _logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class AdapterPool:
         self._ref_by_digest: dict[AdapterDigest, AdapterRef] = {}
         self._weights_by_digest: dict[AdapterDigest, AdapterWeights] = {}
         self._load_s = 0.0
+        self.loads = AdapterLoads()
         self._max_bytes = config.max_device_adapter_bytes
         self._slots = DeviceSlots(config.max_device_adapters, self._max_bytes)
         self._is_copied = device.type == "cuda"
@@ -215,9 +217,26 @@ class AdapterPool:
             self._weights_by_digest.clear()
 
     def _load(self, digest: AdapterDigest) -> AdapterWeights:
-        """Load an adapter; called on a loader thread."""
-        ref = self._declared(digest)
+        """Load an adapter, and count it; called on a loader thread."""
         started_s = self._clock()
+        try:
+            weights = self._read(digest)
+        except AdapterGoneError:
+            raise
+        except Exception:
+            with self._lock:
+                self.loads.num_failed += 1
+            raise
+        took_s = self._clock() - started_s
+        with self._lock:
+            self._load_s = (self._load_s + took_s) / 2 if self._load_s else took_s
+            self.loads.num_loaded += 1
+            self.loads.num_bytes += weights.num_bytes
+            self.loads.seconds += took_s
+        return weights
+
+    def _read(self, digest: AdapterDigest) -> AdapterWeights:
+        ref = self._declared(digest)
         weights = self._loader.load(self._locate(ref))
         if weights.num_bytes > self._max_bytes:
             reason = (
@@ -226,8 +245,6 @@ class AdapterPool:
             raise AdapterError(ref.name, reason)
         weights = _movable(weights).pinned() if self._is_copied else weights
         self._declared(digest)
-        took_s = self._clock() - started_s
-        self._load_s = (self._load_s + took_s) / 2 if self._load_s else took_s
         return weights
 
     def _declared(self, digest: AdapterDigest) -> AdapterRef:

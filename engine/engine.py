@@ -267,6 +267,7 @@ class Engine:
             refused_by_reason=dict(self._scheduler.admission.refused_by_reason),
             step_times=replace(self._runner.times),
             num_resident_adapters=self.adapters.num_resident(),
+            adapter_loads=replace(self.adapters.loads),
             stored_tokens=self._scheduler.tiers.num_stored_blocks * self.config.block_tokens,
             fetched_tokens=self._scheduler.tiers.num_fetched_blocks * self.config.block_tokens,
             ended=tuple(ended),

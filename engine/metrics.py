@@ -78,6 +78,20 @@ class StepTimes:
     emit_s: float = 0.0
 
 
+@dataclass(slots=True)
+class AdapterLoads:
+    """Adapters that were read into memory since the start; bytes and seconds of all together.
+
+    Attributes:
+        num_failed: attempts that ended in an error, other than those for adapters unloaded meanwhile.
+    """
+
+    num_loaded: int = 0
+    num_failed: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
     """The engine at one moment; counts are since its start.
@@ -103,6 +117,7 @@ class EngineSnapshot:
     refused_by_reason: dict[str, int]
     step_times: StepTimes
     num_resident_adapters: int
+    adapter_loads: AdapterLoads
     stored_tokens: int = 0
     fetched_tokens: int = 0
     ended: tuple[RequestTrace, ...] = ()

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from adapters.identity import AdapterDigest, AdapterRef
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName
-from engine.metrics import StepTimes
+from engine.metrics import AdapterLoads, StepTimes
 from engine.request import Request
 from engine.step import StepPlan, StepResult
 
@@ -70,6 +70,11 @@ class AdapterGate(Protocol):
 
 class AdapterStock(Protocol):
     """The public view of an engine's adapters; every method may be called on any thread and does not block."""
+
+    @property
+    def loads(self) -> AdapterLoads:
+        """The loads so far."""
+        ...
 
     def num_resident(self) -> int:
         """Return how many adapters are usable on the device now."""

@@ -299,7 +299,7 @@ class Gateway:
 
     async def metric_families(self) -> dict[str, FamilyText]:
         """Return the metrics of this gateway. Called by the gateway that is scraped."""
-        others = gateway_families(self._gates, self.meter)
+        others = gateway_families(self._gates, self.meter, self._verdicts.num_by_outcome)
         text = await asyncio.to_thread(self._metrics.text, serve.get_replica_context().replica_tag, others)
         # Names no longer served are exported once more before they are dropped, so that their last answers count.
         await asyncio.to_thread(self._metrics.forget_all_but, self._names.has)

@@ -26,6 +26,8 @@ from engine.errors import EngineError, OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
 
+PASSED, FLAGGED, MISSING = "passed", "flagged", "missing"
+
 
 class AnswerJudge(Protocol):
     """Judges texts of one answer."""
@@ -41,6 +43,10 @@ class Verdicts:
     Args:
         config: None if there is no classifier.
         handle: None to run it in the gateway's own process.
+
+    Attributes:
+        num_by_outcome: texts that passed or were flagged, and texts of generations that there was no verdict on in
+            time; empty without a classifier.
     """
 
     def __init__(self, config: SafetyConfig | None, handle: DeploymentHandle | None) -> None:
@@ -48,6 +54,7 @@ class Verdicts:
         self._handle = handle
         self._classify: Callable[[Sequence[str], bool], Awaitable[Sequence[Verdict] | OverloadError]] | None = None
         self._room = Room()
+        self.num_by_outcome = {} if config is None else dict.fromkeys((PASSED, FLAGGED, MISSING), 0)
 
     async def start(self) -> None:
         """Load the classifier, or find its deployment."""
@@ -84,6 +91,7 @@ class Verdicts:
                     return await self._found(texts)
         except (OverloadError, EngineError) as error:
             assert self._config is not None
+            self.num_by_outcome[MISSING] += len(texts)
             if self._config.fails_closed:
                 raise
             _logger.warning("%d texts pass without moderation: %s", len(texts), error)
@@ -107,4 +115,6 @@ class Verdicts:
         found = await reached("safety classifier", partial(self._classify, texts, is_urgent))
         if isinstance(found, OverloadError):
             raise found
+        for verdict in found:
+            self.num_by_outcome[FLAGGED if verdict.flagged else PASSED] += 1
         return found

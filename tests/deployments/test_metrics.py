@@ -154,3 +154,23 @@ def test_adapters_in_use_are_listed_as_a_gateway_of_kubernetes_reads_them(monkey
     assert line == (
         'vllm:lora_requests_info{max_lora="64",running_lora_adapters="a,b",waiting_lora_adapters=""} 1.5e+09'
     )
+
+
+def test_the_time_of_an_answers_tokens_is_told_without_the_first() -> None:
+    metrics = GatewayMetrics()
+    for num_tokens in (1, 5):
+        metrics.count_answer(
+            Timeline(
+                request_id="r",
+                model="base",
+                base="base",
+                arrived_unix_s=0.0,
+                outcome="stop",
+                first_token_s=1.0,
+                end_s=3.0,
+                num_tokens=num_tokens,
+            )
+        )
+    name = "vllm:request_time_per_output_token_seconds"
+    assert f'{name}_sum{{gateway="g",model_name="base"}} 0.5' in lines(metrics)
+    assert f'{name}_count{{gateway="g",model_name="base"}} 1.0' in lines(metrics)

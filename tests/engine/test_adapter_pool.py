@@ -125,6 +125,8 @@ def test_an_adapter_is_read_from_where_it_is_located_and_one_that_is_nowhere_fai
     pool.prepare(nowhere.digest)
     bench.wait_until(lambda: pool.error(nowhere.digest))
     assert "does not answer" in str(pool.error(nowhere.digest))
+    assert (pool.loads.num_loaded, pool.loads.num_failed) == (1, 1)
+    assert pool.loads.num_bytes == pool.weights(here.digest).num_bytes > 0
 
 
 def test_pinning_loads_even_without_a_prepare(bench: Bench) -> None:

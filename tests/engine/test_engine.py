@@ -12,6 +12,7 @@ from adapters.identity import AdapterDigest, AdapterRef
 from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.errors import EngineError, OverloadError, RequestError
+from engine.metrics import AdapterLoads
 from engine.ports import PauseWish
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.scheduler import Scheduler
@@ -75,6 +76,8 @@ class Host:
 
 
 class NoAdapters:
+    loads = AdapterLoads()
+
     def num_resident(self) -> int:
         return 0
 

@@ -152,6 +152,18 @@ async def test_a_refusal_of_the_classifier_is_the_clients_unless_safety_fails_op
                 await asked
         else:
             assert [verdict.error for verdict in await asked] == ["Too many."]
+    assert verdicts.num_by_outcome == {"passed": 0, "flagged": 0, "missing": 2}
+
+
+async def test_what_passes_and_what_does_not_is_counted() -> None:
+    async def judge(texts: Sequence[str], is_urgent: bool) -> list[Verdict]:
+        return [Verdict(score_by_hazard={}, flagged=("harm",) if text == "bad" else ()) for text in texts]
+
+    handle = SimpleNamespace(judge=SimpleNamespace(remote=lambda *args: Response(judge(*args))))
+    verdicts = Verdicts(SafetyConfig(model_path="unused"), handle)  # type: ignore[arg-type]
+    await verdicts.start()
+    await verdicts.of_answer("flow", ["good", "bad", "good"])
+    assert verdicts.num_by_outcome == {"passed": 2, "flagged": 1, "missing": 0}
 
 
 async def test_without_a_classifier_there_are_no_verdicts() -> None:
