@@ -98,7 +98,7 @@ def build(settings: Settings) -> serve.Application:
         limits=settings.limits,
         moderation_model=None if settings.safety is None else settings.safety.name,
         admin_key_sha256=_admin_key(settings),
-        key_ring=key_ring(settings),
+        key_ring=key_ring(settings, serve_environment.of_this_process()),
         host_rule=HostRule.of(settings.allowed_hosts, is_open=not settings.tenants and not settings.allow_anonymous),
         allowed_origins=settings.allowed_origins,
         batch_settings=settings.batches,
@@ -129,8 +129,8 @@ def _refuse_strangers(settings: Settings) -> None:
     host = _listen_host()
     if not settings.tenants and not settings.allow_anonymous and host is not None and not is_loopback(host):
         raise ConfigError(
-            f"tenants: anyone who can reach {host}, where Serve listens, could send requests: add API keys, or set "
-            "`allow_anonymous: true`"
+            f"args.tenants: anyone who can reach {host}, where Serve listens, could send requests: add API keys, or "
+            "set `allow_anonymous: true`"
         )
 
 

@@ -7,11 +7,12 @@ import importlib.util
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from adapters.registry import DeclaredNames, Signature
-from app.access.tenants import KeyRing, Tenant
+from app.access.tenants import KeyRing, Tenant, key_digest
 from app.checkpoint_source import at, local_folder
 from app.cluster_memory import remembered
 from app.declared_adapters import OnUnfit, declared_adapters, refuse_declared
@@ -294,8 +295,12 @@ def batches_config(settings: Settings, batches: BatchSettings) -> BatchesConfig:
     )
 
 
-def key_ring(settings: Settings) -> KeyRing:
-    """Return the tenants and keys of the configuration."""
+def key_ring(settings: Settings, environment: Mapping[str, str]) -> KeyRing:
+    """Return the tenants and keys of the configuration, and those that it says the environment holds.
+
+    Raises:
+        ConfigError: the environment lacks a key, or two tenants have the same.
+    """
     tenants = [
         Tenant(
             name=tenant.name,
@@ -305,7 +310,12 @@ def key_ring(settings: Settings) -> KeyRing:
         )
         for tenant in settings.tenants
     ]
-    return KeyRing(
-        tenant_by_name={tenant.name: tenant for tenant in tenants},
-        name_by_digest={digest: tenant.name for tenant in settings.tenants for digest in tenant.keys_sha256},
-    )
+    name_by_digest = {digest: tenant.name for tenant in settings.tenants for digest in tenant.keys_sha256}
+    for index, tenant in enumerate(settings.tenants):
+        for variable in tenant.key_variables:
+            place, key = f"args.tenants[{index}].key_variables", environment.get(variable)
+            if not key:
+                raise ConfigError(f"{place}: the environment has no {variable}, which should hold a key")
+            if name_by_digest.setdefault(key_digest(key), tenant.name) != tenant.name:
+                raise ConfigError(f"{place}: {variable} holds a key of another tenant")
+    return KeyRing(tenant_by_name={tenant.name: tenant for tenant in tenants}, name_by_digest=name_by_digest)

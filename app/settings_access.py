@@ -30,6 +30,7 @@ Origin = Annotated[
 ]
 """`https://host[:port]` without a path, in lower case, or `*`. Browsers omit the default port of the scheme."""
 
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 KeyDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 of a key, in lower-case hex: `printf %s KEY | sha256sum`."""
 
@@ -57,6 +58,9 @@ class TenantSettings(SettingsNode):
     name: PublicName = Field(description="Name of the tenant.")
     keys_sha256: tuple[KeyDigest, ...] = Field(
         default=(), description="SHA-256 of each API key, in hex; more keys can be created while the server runs."
+    )
+    key_variables: tuple[VariableName, ...] = Field(
+        default=(), description="Environment variables that hold further API keys, set where the server is started."
     )
     models: tuple[PublicName, ...] | None = Field(
         default=None, description="Base models and adapters it may use; null: all."

@@ -342,7 +342,7 @@ def test_a_server_that_others_reach_is_not_opened_to_them_by_a_later_configurati
 ) -> None:
     """`serve deploy` of a file without the keys of the one before opened it to everybody, without a word."""
     monkeypatch.setattr(builder, "_listen_host", lambda: host)
-    with pytest.raises(ConfigError, match=r"^tenants: ") if is_refused else nullcontext():
+    with pytest.raises(ConfigError, match=r"^args\.tenants: ") if is_refused else nullcontext():
         build(settings(folder, **fields))
 
 
@@ -410,6 +410,24 @@ def test_the_admin_key_comes_from_the_environment_or_as_its_digest(
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, "secret")
     assert known() == key_digest("secret")
     assert known(admin_key_sha256="a" * 64) == "a" * 64
+
+
+def test_keys_of_tenants_come_from_the_environment_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants = [
+        {"name": "blue", "keys_sha256": [key_digest("first")], "key_variables": ["BLUE_KEY"]},
+        {"name": "red", "key_variables": ["RED_KEY"]},
+    ]
+    monkeypatch.setenv("BLUE_KEY", "second")
+    monkeypatch.delenv("RED_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"^args\.tenants\[1\]\.key_variables: the environment has no RED_KEY"):
+        build(settings(folder, tenants=tenants))
+    monkeypatch.setenv("RED_KEY", "first")
+    with pytest.raises(ConfigError, match=r"^args\.tenants\[1\]\.key_variables: RED_KEY holds a key of another tenant"):
+        build(settings(folder, tenants=tenants))
+    monkeypatch.setenv("RED_KEY", "third")
+    app: partial[object] = build(settings(folder, tenants=tenants))._bound_deployment.init_args[1]
+    by_digest = {key_digest(key): name for key, name in (("first", "blue"), ("second", "blue"), ("third", "red"))}
+    assert app.keywords["key_ring"].name_by_digest == by_digest
 
 
 def test_origins_reach_the_application(folder: Path) -> None:
