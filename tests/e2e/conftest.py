@@ -10,13 +10,21 @@ from openai import OpenAI
 from app.access.tenants import key_digest
 from tests.e2e.server import ROOT, Server, config_on_a_free_port, end_shared, key_of, shared
 
-SHARERS = ("test_clients", "test_frameworks", "test_page", "test_serving", "test_workers")
-"""Files whose tests ask the server of `serve_config.yaml`."""
+SHARERS = (
+    ("test_advisories", "test_batches", "test_responses"),
+    ("test_clients", "test_frameworks", "test_page", "test_serving", "test_workers"),
+)
+"""Files whose tests ask the server that knows tenants, and those that ask the one of `serve_config.yaml`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Who shares a server comes one after the other, and last."""
-    items.sort(key=lambda item: item.path.parent == Path(__file__).parent and item.path.stem in SHARERS)
+
+    def turn(item: pytest.Item) -> int:
+        is_here = item.path.parent == Path(__file__).parent
+        return next((n for n, files in enumerate(SHARERS, start=1) if is_here and item.path.stem in files), 0)
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(scope="session", autouse=True)
