@@ -17,23 +17,21 @@ from tests.engine.checkpoint_folder import write_checkpoint
 from tests.engine.fallback import saved
 
 
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_tokenizers_that_hide_torch_from_transformers_are_read_last(tmp_path: Path, is_alone: bool) -> None:
-    """The check of a model that transformers computes, in the same application or in another, ended in a traceback."""
+def test_tokenizers_that_hide_torch_from_transformers_are_read_last(tmp_path: Path) -> None:
+    """The check of a model that transformers computes, if only in another application, ended in a traceback."""
     write_checkpoint(tmp_path, vocab_size=write_tokenizer(tmp_path))
     settings = tmp_path / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
     other = saved.save(tmp_path / "other", vocab_size=write_tokenizer(tmp_path / "other"))
     models = [{"name": "base", "path": str(tmp_path)}, {"name": "other", "path": str(other)}]
-    parts = [models] if is_alone else [[model] for model in models]
     applications: list[dict[str, Any]] = [
         {
             "name": f"a{index}",
             "route_prefix": f"/{index}",
             "import_path": "app.builder:build",
-            "args": {"models": part, "registry": None, "batches": None},
+            "args": {"models": [model], "registry": None, "batches": None},
         }
-        for index, part in enumerate(parts)
+        for index, model in enumerate(models)
     ]
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"http_options": {"host": "127.0.0.1"}, "applications": applications}))
