@@ -162,12 +162,14 @@ def test_a_sweep_finds_what_is_faster_and_right(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sweep, "ROPE", ((1, 2, 1, 1), (2, 4, 2, 4)))
     monkeypatch.setattr(sweep, "DENSE", ((64, 64, 4, 4), (32, 128, 4, 4)))
     monkeypatch.setattr(sweep, "INT4", ((32, 128, 4, 4),))
-    for one in sweep.sweeps(GEOMETRY, HERE, scale=64):
+    # Small, several sizes of rows are one.
+    sweep_by_name = {one.name: one for one in sweep.sweeps(GEOMETRY, HERE, scale=256)}
+    for one in sweep_by_name.values():
         found = sweep.measure(one, CEILINGS, CountingTimer())
         assert None not in found.us_by_cut.values()
         assert found.best == list(found.us_by_cut)[-1]
-        broken = replace(one, others=[({"n": 1}, lambda one=one: one.usual() * 2), ({"n": 2}, lambda: 1 / 0)])
-        assert sweep.measure(broken, CEILINGS, CountingTimer()).us_by_cut == {"n=1": None, "n=2": None}
+    broken = replace(one, others=[({"n": 1}, lambda: one.usual() * 2), ({"n": 2}, lambda: 1 / 0)])
+    assert sweep.measure(broken, CEILINGS, CountingTimer()).us_by_cut == {"n=1": None, "n=2": None}
 
 
 def test_a_product_of_four_bits_reads_scales_too() -> None:
@@ -247,7 +249,12 @@ def test_the_whole_of_it_ends_with_what_is_met(
     assert capsys.readouterr().out.count(verdicts.UNMEASURED) == 24
 
 
-def test_tests_tell_line_by_line_how_far_they_came(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tests_tell_line_by_line_how_far_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Of other plugins, some take seconds to import, in each process.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     (tmp_path / "test_some.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
     notes = tmp_path / "notes"
     with pytest.raises(SystemExit):

@@ -68,7 +68,7 @@ with pretending("sm_90"):
     steps = [(size, []) for size in recorded_sizes(24)]
     steps += [
         (draw.randint(0, 20), [draw.randint(2, 1100) >> draw.randint(0, 8) or 2 for _ in range(draw.randint(1, 3))])
-        for _ in range(40)
+        for _ in range(15)
     ]
     with recording() as found, torch.inference_mode():
         for step in rehearsal.decodes():
