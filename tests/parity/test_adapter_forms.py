@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import peft
@@ -13,9 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
-from kernels import native
 from tests.parity.conftest import GEOMETRY, Checkpoint, greedy, make_model, random_prompts, run_engine
-from tests.parity.gpu_parts import HAS_GPU, Replays, config_of
 from tests.parity.peft_adapters import CONFIGS, FUSED, save_beyond_products
 
 SPLIT = {
@@ -58,14 +55,9 @@ FORMS: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[], PreTrainedMod
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("by", ["kernels", "operators", "a GPU's kernels"])
-def test_they_generate_what_peft_generates_on_the_base_that_they_were_made_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, by: str
-) -> None:
+def test_they_generate_what_peft_generates_on_the_base_that_they_were_made_for(tmp_path: Path, form: str) -> None:
+    """Parts become one, or one parts, before any kernels lay them out: those that the CPU has tell of all."""
     made_for, served, configs = FORMS[form]
-    assert by == "operators" or native.load() is not None
-    if by == "operators":
-        monkeypatch.setattr("kernels.native.load", lambda: None)
     path_by_name = save_beyond_products(made_for, tmp_path, configs)
     served().save_pretrained(tmp_path / "base")
     adapters = [reference(name, path) for name, path in path_by_name.items()]
@@ -78,10 +70,4 @@ def test_they_generate_what_peft_generates_on_the_base_that_they_were_made_for(
         expected[adapter.name] = Checkpoint(path=path_by_name[adapter.name], model=model).generate(prompt)
         requests.append(greedy(adapter.name, prompt, adapter=adapter.digest))
     config = EngineConfig(model_path=str(tmp_path / "base"), dtype="float32", num_threads=1)
-    if by == "a GPU's kernels":
-        Replays(monkeypatch)
-        config = replace(config_of(str(tmp_path / "base")), max_num_seqs=4)
-        few = 12 if HAS_GPU else 3
-        requests = [replace(r, params=replace(r.params, max_tokens=few)) for r in requests]
-        expected = {name: tokens[:few] for name, tokens in expected.items()}
     assert run_engine(build_engine(config, adapters), requests) == expected

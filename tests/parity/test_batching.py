@@ -12,7 +12,7 @@ import pytest
 
 from engine.request import Emission, Pooling, Request, RequestId, SamplingParams
 from engine.scheduling.step_costs import StepCosts
-from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_engine, random_prompts, run_engine
+from tests.parity.conftest import BUNDLED, Checkpoint, emissions_of, greedy, make_engine, random_prompts, run_engine
 from tests.parity.interrupted import interrupted
 
 PROMPTS = random_prompts(32, longest=90)
@@ -97,8 +97,12 @@ def check_preemption(model: Checkpoint, *, enable_prefix_cache: bool = True) -> 
     assert found == {name: model.generate(prompt, 30) for name, prompt in prompts.items()}
 
 
-def test_preemption_in_a_cache_too_small_for_all(family: Checkpoint) -> None:
-    check_preemption(family)
+# Of a family a preemption sees windows and no more.
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gemma3", "qwen3-window", "mistral-window", "gpt-oss", "qwen3-moe", BUNDLED.name]
+)
+def test_preemption_in_a_cache_too_small_for_all(checkpoint: Callable[[str], Checkpoint], name: str) -> None:
+    check_preemption(checkpoint(name))
 
 
 @pytest.mark.parametrize("name", ["llama3", "ministral", "gpt-oss"])

@@ -82,7 +82,15 @@ def check(
     assert run_engine(build_engine(config, adapters), requests[::2] + requests[1::2]) == expected
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral", "olmoe", "gpt-oss", "granite-moe", "qwen2-moe"])
+# Which modules there are is told of all by our kernels.
+@pytest.mark.parametrize(
+    ("family", "by"),
+    [
+        *((name, "kernels") for name in ("qwen3-moe", "mixtral", "olmoe", "gpt-oss", "granite-moe", "qwen2-moe")),
+        *((name, "operators") for name in ("qwen3-moe", "gpt-oss")),
+    ],
+    indirect=["by"],
+)
 def test_they_mix_with_others_and_generate_what_peft_generates(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, by: str, family: str
 ) -> None:
@@ -181,8 +189,9 @@ def test_by_the_gpu_s_kernels_their_tokens_are_those_of_the_cpu(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """Recorded steps and launched ones, with adapters of experts, others and the base side by side."""
-    path_by_name = save_beyond_products(partial(make_model, family), tmp_path, configs_for(family))
     names = ["all-experts", "router", "patterned-experts"]
+    configs = {name: configs_for(family)[name] for name in names}
+    path_by_name = save_beyond_products(partial(make_model, family), tmp_path, configs)
     adapters = [reference(name, path_by_name[name]) for name in names]
     digests = [*(adapter.digest for adapter in adapters), None]
     prompts = random_prompts(len(digests), longest=6)

@@ -24,8 +24,11 @@ WITH_EXPERTS = ("olmoe", "qwen3-moe", "gpt-oss")
 NAMES = ["gemma2", "gemma3", "granite", "olmo3", "phi3", "phi3-partial", "qwen3", "smollm3", *WITH_EXPERTS]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("by", ["kernels", "operators"])
+# Which modules there are is told of all by our kernels; torch's operators multiply whatever they are.
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [*((name, "kernels") for name in NAMES), *((name, "operators") for name in ("gemma2", "olmo3", "qwen3"))],
+)
 def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by: str
 ) -> None:
