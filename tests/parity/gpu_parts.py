@@ -24,6 +24,7 @@ from kernels.experts import launch as experts_launch
 from kernels.lora_experts import launch as lora_experts_launch
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.rope_attention import launch as rope_launch
+from kernels.rope_kv_write import launch as rope_kv_launch
 from kernels.streamed_linear import launch as streamed_launch
 from tests.simulated_gpu.device import simulate
 from tests.simulated_gpu.tensors import Gpu
@@ -48,16 +49,25 @@ class Replays:
 
     Args:
         hardware, target: what the simulated one has, and which it is (`kernels.architecture`).
+        computes_all: whether each recording is computed when it is made, as on a GPU, also one that no step replays.
 
     Attributes:
         gpu: the simulated one.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, hardware: Hardware = HARDWARE, target: str = "sm_90") -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        hardware: Hardware = HARDWARE,
+        target: str = "sm_90",
+        *,
+        computes_all: bool = False,
+    ) -> None:
         self.gpu: Gpu | None = None
         if HAS_GPU:
             return
         self.gpu = simulate(monkeypatch)
+        self.gpu.computes_first_replays = computes_all
         monkeypatch.setattr(build, "probe", lambda config: hardware if config.device == "cuda" else _PROBE(config))
         # Kernels may begin before those before them have ended. Simulated, they do not, but must wait as if they did.
         monkeypatch.setattr(overlap, "CAN_WAIT", True)
@@ -70,6 +80,7 @@ class Replays:
         monkeypatch.setattr(gpu_build, "settle", _try_one)
         for launch in (shrink_launch, lora_experts_launch):
             monkeypatch.setattr(launch, "PROGRAMS_WANTED", 8)
+        monkeypatch.setattr(rope_kv_launch, "BLOCK_HEADS_OF_FEW", rope_kv_launch.BLOCK_HEADS)
         monkeypatch.setattr(experts_launch, "ROW_OUTPUTS", 32)
 
     @property

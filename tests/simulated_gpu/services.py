@@ -86,6 +86,7 @@ class CudaGraph:
     def __init__(self) -> None:
         self.recording = Recording()
         self.stream = self._gpu.order.default
+        self.is_new = True
 
     def replay(self) -> None:
         """Enqueue all of it on the current stream, and beside it what was recorded on another."""
@@ -96,6 +97,9 @@ class CudaGraph:
             return current if stream is self.stream else stream
 
         self._gpu.num_replays += 1
+        is_first, self.is_new = self.is_new, False
+        if is_first and not self._gpu.computes_first_replays:
+            return
         try:
             for stream, operation in self.recording.operations:
                 order.current = there(stream)

@@ -31,9 +31,14 @@ class Recording:
 
 
 class Gpu:
-    """One simulated device, and what is being recorded on it."""
+    """One simulated device, and what is being recorded on it.
+
+    Attributes:
+        computes_first_replays: whether recordings are computed as they are replayed for the first time, in a start.
+    """
 
     def __init__(self) -> None:
+        self.computes_first_replays = True
         self.order = Order()
         self.programs = Programs(self.order)
         self.blocks = Blocks(self.order)
