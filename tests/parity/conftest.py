@@ -314,6 +314,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
     return get
 
 
+@pytest.fixture(scope="session")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """Give the checkpoint of a family with two layers, of two kinds if it has them, for kernels that take long."""
+
+    def make(family: str) -> PreTrainedModel:
+        kinds = {"layer_types": [*WINDOWS[1:], "full_attention"]} if "layer_types" in FAMILIES[family][2] else {}
+        return make_model(family, num_hidden_layers=2, **kinds)
+
+    return saved_once(make, tmp_path_factory)
+
+
 @pytest.fixture(params=[*FAMILIES, BUNDLED.name])
 def family(request: pytest.FixtureRequest, checkpoint: Callable[[str], Checkpoint]) -> Checkpoint:
     """Each family in turn, then the bundled model."""

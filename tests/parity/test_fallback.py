@@ -283,7 +283,8 @@ def test_a_gate_and_what_it_gates_may_be_one_module(saved: Callable[[str], Check
 @pytest.mark.parametrize(
     "name",
     [
-        *("SeedOssForCausalLM", "Cohere2ForCausalLM", "Gemma4ForCausalLM", "MiniCPM3ForCausalLM"),
+        "Gemma4ForCausalLM",
+        "MiniCPM3ForCausalLM",
         pytest.param("Glm4MoeForCausalLM", marks=NEEDS_LATER),
     ],
 )
@@ -292,10 +293,7 @@ def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
 ) -> None:
     """Prompts by launches, answers by replays of recorded steps."""
     replays, checkpoint = Replays(monkeypatch), saved(name)
-    if name == "SeedOssForCausalLM":
-        two = dict(list(save_adapters(make(name), tmp_path).items())[:2])
-        check_adapters(checkpoint, name, two, **GPU_OPTIONS)
-    elif name == "Glm4MoeForCausalLM":
+    if name == "Glm4MoeForCausalLM":
         check_adapters(checkpoint, name, save_adapters(make(name), tmp_path, {"experts": OF_EXPERTS}), **GPU_OPTIONS)
     else:
         check_on_a_gpu(checkpoint)
@@ -352,10 +350,10 @@ def test_a_model_that_waits_for_its_device_is_not_recorded(
 
 
 def check_on_a_gpu(checkpoint: Checkpoint) -> None:
-    prompts = random_prompts(3, longest=40)
-    requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]
+    prompts = random_prompts(3, longest=30)
+    requests = [greedy(str(i), prompt, 4) for i, prompt in enumerate(prompts)]
     found = run_engine(build_engine(config_of(checkpoint.path, **GPU_OPTIONS)), requests)
-    assert found == {str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
+    assert found == {str(i): checkpoint.generate(prompt, 4) for i, prompt in enumerate(prompts)}
 
 
 def test_a_module_of_another_type_than_the_model_is_computed_in_its_own(saved: Callable[[str], Checkpoint]) -> None:

@@ -28,16 +28,15 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
     return Replays(monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "granite", "phi3-partial", "qwen3-moe", "gpt-oss"])
-def test_they_err_no_more_than_transformers(
-    checkpoint: Callable[[str], Checkpoint], replays: Replays, name: str
-) -> None:
+# What is particular to other families is compared in float32, token by token.
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt-oss"])
+def test_they_err_no_more_than_transformers(shallow: Callable[[str], Checkpoint], replays: Replays, name: str) -> None:
     """Both round at nearly every operation, in another order; of prompts in chunks and of recorded steps.
 
     At most tokens: where two experts are nearly as likely, either may choose the one that float32 does not.
     """
-    family = checkpoint(name)
-    requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(random_prompts(3, longest=40))]
+    family = shallow(name)
+    requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(random_prompts(3, longest=24))]
     asked = [replace(one, params=replace(one.params, num_logprobs=1 << 20)) for one in requests]
     engine = build_engine(replace(config_of(family.path), dtype="bfloat16", max_num_seqs=2))
     ratios: list[float] = []

@@ -19,7 +19,7 @@ from engine.request import DryPenalty, LzPenalty, Pooling, Request
 from tests.deployments.tiny_models import write_chat_model
 from tests.parity.conftest import NEEDS_LATER, Checkpoint, greedy, made, random_prompts, run_engine, saved_once
 from tests.parity.gpu_parts import HAS_GPU, STEPPING, Replays, config_of
-from tests.parity.peft_adapters import save_adapters, save_beyond_products
+from tests.parity.peft_adapters import BEYOND_PRODUCTS, CONFIGS, save_adapters, save_beyond_products
 from tests.parity.test_states import MODELS as WITH_STATES
 from tests.simulated_gpu.tensors import Gpu
 
@@ -55,12 +55,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return simulated
 
 
-def test_for_no_option_of_a_request(checkpoint: Callable[[str], Checkpoint], gpu: Gpu) -> None:
+def test_for_no_option_of_a_request(shallow: Callable[[str], Checkpoint], gpu: Gpu) -> None:
     """Each by itself, for some change how others beside them are drawn; of prompts that are in no cache yet."""
-    engine = build_engine(config_of(checkpoint("llama3").path))
+    engine = build_engine(config_of(shallow("llama3").path))
     waits = {}
     for seed, (name, options) in enumerate(OPTIONS.items()):
-        asked = [greedy(str(i), prompt, 4) for i, prompt in enumerate(random_prompts(2, longest=12, seed=seed))]
+        asked = [greedy(str(i), prompt, 4) for i, prompt in enumerate(random_prompts(2, longest=6, seed=seed))]
         asked = [replace(request, params=replace(request.params, **options)) for request in asked]
         if found := waits_of(gpu, engine, asked):
             waits[name] = found
@@ -76,8 +76,8 @@ def test_for_no_grammar(tmp_path: Path, gpu: Gpu) -> None:
     assert waits_of(gpu, engine, [asked, plain]) == []
 
 
-def test_for_no_vector(checkpoint: Callable[[str], Checkpoint], gpu: Gpu) -> None:
-    engine = build_engine(config_of(checkpoint("llama3").path))
+def test_for_no_vector(shallow: Callable[[str], Checkpoint], gpu: Gpu) -> None:
+    engine = build_engine(config_of(shallow("llama3").path))
     asked = [
         replace(greedy(pooling.name, prompt, 1), pooling=pooling)
         for pooling, prompt in zip((Pooling.MEAN, Pooling.LAST), random_prompts(2, longest=20), strict=True)
@@ -85,13 +85,14 @@ def test_for_no_vector(checkpoint: Callable[[str], Checkpoint], gpu: Gpu) -> Non
     assert waits_of(gpu, engine, asked) == []
 
 
-def test_for_no_adapter(checkpoint: Callable[[str], Checkpoint], tmp_path: Path, gpu: Gpu) -> None:
+def test_for_no_adapter(shallow: Callable[[str], Checkpoint], tmp_path: Path, gpu: Gpu) -> None:
     """They are copied by another thread, on another stream."""
-    family = checkpoint("llama3")
-    path_by_name = save_adapters(family.model, tmp_path)
-    path_by_name |= save_beyond_products(lambda: deepcopy(family.model), tmp_path)
-    adapters = [reference(name, path_by_name[name]) for name in ("everything", "both-ends", "norms", "embedding-dora")]
-    prompts = random_prompts(len(adapters), longest=20)
+    family = shallow("llama3")
+    path_by_name = save_adapters(family.model, tmp_path, {"everything": CONFIGS["everything"]})
+    beyond = {name: BEYOND_PRODUCTS[name] for name in ("both-ends", "norms", "embedding-dora")}
+    path_by_name |= save_beyond_products(lambda: deepcopy(family.model), tmp_path, beyond)
+    adapters = [reference(*named) for named in path_by_name.items()]
+    prompts = random_prompts(len(adapters), longest=12)
     asked = [greedy(str(i), p, 4, adapter=a.digest) for i, (p, a) in enumerate(zip(prompts, adapters, strict=True))]
     assert waits_of(gpu, build_engine(config_of(family.path), adapters), asked) == []
 
