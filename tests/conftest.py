@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -31,6 +32,16 @@ if not torch.cuda.is_available() and find_spec("triton") is not None:
 
 # Threads that spin at barriers make products as small as those of most tests many times slower on a busy machine.
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep what is imported and collected out of the search for garbage, which took a fifth of the time."""
+    gc.disable()
+    yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
