@@ -79,7 +79,10 @@ class TextDelta:
         calls: of the tool calls after it.
         scores: of the tokens that end in this piece, if requested; all pieces together have those of the answer.
         text_scores: those of `scores` whose tokens have characters of a `text`: of this piece, or the one before.
-        token_ids: likewise, the ids of these tokens, and at last that of the token that ended the answer.
+        shown_scores: those of `scores` whose tokens are of content or calls: not of reasoning, nor of the marks and
+            white space around it.
+        token_ids: the ids of the tokens of `scores`, and at last that of the token that ended the answer.
+        shown_ids: those of `token_ids` whose tokens are of content or calls.
         num_tokens: tokens of the answer so far.
     """
 
@@ -88,7 +91,9 @@ class TextDelta:
     calls: tuple[CallDelta, ...] = ()
     scores: tuple[TokenScore, ...] = ()
     text_scores: tuple[TokenScore, ...] = ()
+    shown_scores: tuple[TokenScore, ...] = ()
     token_ids: tuple[int, ...] = ()
+    shown_ids: tuple[int, ...] = ()
     num_tokens: int = 0
 
 

@@ -132,20 +132,27 @@ class ChatFrames(_Frames):
         return self._chunk(moderation=found) + super().closing()
 
     def _text(self, index: int, event: TextDelta) -> bytes:
-        """Return the chunks of a piece of the answer, the first of which tells all about its tokens."""
+        """Return the chunks of a piece of the answer; none if nothing of it is told, as of hidden reasoning.
+
+        The first has the token ids, and the first that is not of reasoning has the scores.
+        """
         if self._body.include_reasoning is False:
-            event = replace(event, reasoning="")
-            if not (event.text or event.calls or event.scores or event.token_ids):
-                return b""
+            event = replace(event, reasoning="", token_ids=event.shown_ids)
+        is_answer = bool(event.text or event.calls or event.shown_scores)
+        if not (is_answer or event.reasoning or event.token_ids):
+            return b""
         logprobs = None
-        if self._body.logprobs:
+        if self._body.logprobs and is_answer:
             by_id = self._body.return_tokens_as_token_ids
-            logprobs = chat_logprobs(event.scores, by_id=by_id).model_dump(mode="json")
+            logprobs = chat_logprobs(event.shown_scores, by_id=by_id).model_dump(mode="json")
         token_ids = event.token_ids
         frames = b""
         for delta in _deltas(event):
-            frames += self._delta(index, delta, logprobs=logprobs, token_ids=token_ids)
-            logprobs, token_ids = None, ()
+            is_reasoning = "reasoning_content" in delta
+            frames += self._delta(index, delta, logprobs=None if is_reasoning else logprobs, token_ids=token_ids)
+            token_ids = ()
+            if not is_reasoning:
+                logprobs = None
         return frames
 
     def _opening(self, item: ChoiceEvent) -> bytes:
@@ -179,7 +186,7 @@ def _deltas(event: TextDelta) -> Iterator[dict[str, Any]]:
     """Yield the deltas of an event: its reasoning, its content, then its calls one by one."""
     if event.reasoning:
         yield {"reasoning_content": event.reasoning}
-    if event.text or not (event.reasoning or event.calls):
+    if event.text or not (event.reasoning or event.calls) or (event.shown_scores and not event.calls):
         yield {"content": event.text}
     for call in event.calls:
         delta: dict[str, Any] = {"index": call.index}

@@ -75,7 +75,8 @@ def chat_completion(
             tool_calls=[_tool_call(call) for call in answer.calls] or None,
             reasoning_content=None if body.include_reasoning is False else answer.reasoning or None,
         )
-        scores = chat_logprobs(answer.scores, by_id=body.return_tokens_as_token_ids) if body.logprobs else None
+        scores = chat_logprobs(answer.shown_scores, by_id=body.return_tokens_as_token_ids) if body.logprobs else None
+        token_ids = answer.shown_ids if body.include_reasoning is False else answer.token_ids
         choices.append(
             ChatChoice(
                 index=index,
@@ -83,7 +84,7 @@ def chat_completion(
                 logprobs=scores,
                 finish_reason=answer.finished.reason.value,
                 stop_reason=stop_reason(answer.finished),
-                token_ids=answer.token_ids if body.return_token_ids else None,
+                token_ids=token_ids if body.return_token_ids else None,
             )
         )
     finished = [answer.finished for answer in answers]

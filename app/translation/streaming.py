@@ -50,6 +50,16 @@ class Answer:
         return [token_id for delta in self.deltas for token_id in delta.token_ids]
 
     @property
+    def shown_ids(self) -> list[int]:
+        """Those of `token_ids` whose tokens are of content or calls."""
+        return [token_id for delta in self.deltas for token_id in delta.shown_ids]
+
+    @property
+    def shown_scores(self) -> list[TokenScore]:
+        """Those of `scores` whose tokens are of content or calls."""
+        return [score for delta in self.deltas for score in delta.shown_scores]
+
+    @property
     def mean_logprob(self) -> float:
         """Mean log-probability of its tokens; minus infinity if there are none."""
         scores = [score.logprob for score in self.scores if score.logprob is not None]

@@ -43,6 +43,7 @@ class AnswerParts:
         self._split = split
         self._calls = calls
         self._num_read = 0
+        self._thoughts_end: int | None = None if split is not None else -1
         self.content_range = range(0)
 
     @property
@@ -54,6 +55,10 @@ class AnswerParts:
     def num_held(self) -> int:
         """How many of the last characters are held back."""
         return sum(stage.num_held for stage in (self._split, self._calls) if stage is not None)
+
+    def is_shown(self, start: int, end: int) -> bool:
+        """Return whether a token whose text spans [start, end) is of content or calls, not of the thoughts before."""
+        return self._thoughts_end is not None and end > self._thoughts_end
 
     def pieces(self, text: str) -> tuple[str, ...]:
         """Return the text in pieces to feed one by one: what each yields comes in the order of `feed`'s result."""
@@ -77,6 +82,8 @@ class AnswerParts:
         return thoughts, content, calls
 
     def _parsed(self, content: str) -> tuple[str, tuple[CallDelta, ...]]:
+        if content and self._thoughts_end is None:
+            self._thoughts_end = self._num_read - len(content)
         if self._calls is None:
             self.content_range = range(self._num_read - len(content), self._num_read)
             return content, ()

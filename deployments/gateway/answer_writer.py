@@ -106,8 +106,10 @@ class AnswerWriter:
     ) -> Iterator[TextDelta]:
         reasoning, text, calls = found
         tokens = handler.take_tokens(num_behind)
-        scores = tuple(token.score for token in tokens if token.score is not None)
-        token_ids = tuple(token.token_id for token in tokens) if self._request.returns_token_ids else ()
+        shown = tuple(token for token in tokens if parts.is_shown(token.start, token.end))
+        scores = _scores(tokens)
+        returns_ids = self._request.returns_token_ids
+        token_ids = tuple(token.token_id for token in tokens) if returns_ids else ()
         if text and self._request.params.num_logprobs is not None:
             self._content.append(parts.content_range)
         if reasoning or text or calls or scores or token_ids:
@@ -117,7 +119,9 @@ class AnswerWriter:
                 calls=calls,
                 scores=scores,
                 text_scores=tuple(self._text_scores(tokens)),
+                shown_scores=_scores(shown),
                 token_ids=token_ids,
+                shown_ids=tuple(token.token_id for token in shown) if returns_ids else (),
                 num_tokens=handler.num_tokens,
             )
 
@@ -180,3 +184,7 @@ class AnswerWriter:
         # Record what the client is told: tokens after a stop string are not billed.
         self._recorder.timeline.num_tokens = num_tokens
         self._recorder.end(reason.value)
+
+
+def _scores(tokens: Iterable[HeldToken]) -> tuple[TokenScore, ...]:
+    return tuple(token.score for token in tokens if token.score is not None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 
@@ -74,6 +75,7 @@ class HarmonyParts:
         self._needs_paragraph = False
         self._num_read = 0
         self.content_range = range(0)
+        self._shown: list[range] = []
         self._calls: list[CallDelta] = []
         self._arguments: list[list[str]] = []
 
@@ -97,6 +99,11 @@ class HarmonyParts:
         """How many of the last characters are held back: those before the first mark may be content."""
         return 0 if self._has_marks or self._tools else len(self._header)
 
+    def is_shown(self, start: int, end: int) -> bool:
+        """Return whether a token whose text spans [start, end) is of content or arguments of calls."""
+        place = bisect_left(self._shown, end, key=lambda shown: shown.start) - 1
+        return place >= 0 and start < self._shown[place].stop
+
     def pieces(self, text: str) -> tuple[str, ...]:
         """Return the text in pieces to feed one by one: each is of one message, or a mark between two."""
         return tuple(filter(None, _SIGNS.split(text))) or ("",)
@@ -119,6 +126,7 @@ class HarmonyParts:
         if not self._has_marks and not self._tools:
             self._texts[_Kind.CONTENT] = [self._header]
             self.content_range = range(self._num_read)
+            self._shown.append(self.content_range)
         return self._taken()
 
     def _pass(self, sign: str) -> None:
@@ -148,6 +156,8 @@ class HarmonyParts:
 
     def _take(self, text: str) -> None:
         """Process text between two marks."""
+        if self._kind in (_Kind.CONTENT, _Kind.CALL):
+            self._show(len(text))
         if self._kind is _Kind.HEADER:
             self._header += text
         elif self._kind is _Kind.CALL:
@@ -162,6 +172,13 @@ class HarmonyParts:
                 self.content_range = range(self._num_read - num_chars, self._num_read)
             self._said.add(self._kind)
             self._texts.setdefault(self._kind, []).append(text)
+
+    def _show(self, num_chars: int) -> None:
+        """Note the place of the characters read last, one range for each message."""
+        start = self._num_read - num_chars
+        if self._shown and self._shown[-1].stop == start:
+            start = self._shown.pop().start
+        self._shown.append(range(start, self._num_read))
 
     def _taken(self) -> Parts:
         texts, self._texts = self._texts, {}

@@ -100,7 +100,7 @@ class StreamHandler:
             if scores or self._holds_ids:
                 score = scores[place] if scores else None
                 # The last bytes may be of a character that a later token ends.
-                end = self._num_chars_read + (score is not None and bool(score.raw) and self._detokenizer.holds_text)
+                end = self._num_chars_read + ((score is None or bool(score.raw)) and self._detokenizer.holds_text)
                 self._held.add(HeldToken(start, end, token_id, score))
             pieces.append(self._cut(text))
         return await self._screened("".join(pieces))

@@ -177,7 +177,10 @@ class ScriptedGateway:
                 await asyncio.sleep(0)
                 scores = () if request.params.num_logprobs is None else (self._score(piece, request),)
                 token_ids = (len(piece),) if request.returns_token_ids else ()
-                yield TextDelta(text=piece, scores=scores, text_scores=scores, token_ids=token_ids)
+                yield TextDelta(
+                    text=piece, scores=scores, text_scores=scores, shown_scores=scores, token_ids=token_ids,
+                    shown_ids=token_ids,
+                )  # fmt: skip
             if self.error_after is not None:
                 raise self.error_after
             if self.never_ends:

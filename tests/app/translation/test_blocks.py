@@ -35,37 +35,49 @@ def parts_of_answer() -> AnswerParts:
     return AnswerParts(ReasoningSplit(THINK, has_begun=False), calls)
 
 
-def blocks_of(
-    tokens: Sequence[str | bytes], cuts: Iterable[int], *, stop: str | None = None, parts: Any = None
-) -> list[Block]:
-    """Return the blocks of an answer that comes in batches of tokens, which end at these places."""
+def deltas_of(
+    tokens: Sequence[str | bytes],
+    cuts: Iterable[int],
+    *,
+    stop: str | None = None,
+    parts: Any = None,
+    is_scored: bool = True,
+) -> list[TextDelta]:
+    """Return the pieces of an answer that comes in batches of tokens, which end at these places."""
     marks = {place: str(token) for place, token in enumerate(tokens) if token in SIGN_BY_MARK.values()}
     raws = [
         b"" if token in marks.values() else token if isinstance(token, bytes) else token.encode() for token in tokens
     ]
     texts = MarkDetokenizer(lambda: ByteDetokenizer(raws.__getitem__), marks, ByteDetokenizer(raws.__getitem__))
-    handler = StreamHandler(texts, StopStrings((stop,) if stop else ()), screen=None, judge=UNASKED)
-    request = GenerationRequest(
-        request_id="r", model="m", prompt=UNASKED, params=SamplingParams(max_tokens=9, num_logprobs=0)
-    )
-    writer, reader = AnswerWriter(request, UNASKED, None, UNASKED, ()), BlockReader()
+    stops = StopStrings((stop,) if stop else ())
+    handler = StreamHandler(texts, stops, screen=None, judge=UNASKED, holds_ids=True)
+    params = SamplingParams(max_tokens=9, num_logprobs=0)
+    request = GenerationRequest(request_id="r", model="m", prompt=UNASKED, params=params, returns_token_ids=True)
+    writer = AnswerWriter(request, UNASKED, None, UNASKED, ())
+    deltas: list[TextDelta] = []
     parts = parts or parts_of_answer()
 
     async def read() -> None:
         start = 0
         for end in (*sorted({cut for cut in cuts if cut < len(tokens)}), len(tokens)):
             ids = range(start, end)
-            scores = [TokenScore(place, "", raws[place], 0.0) for place in ids]
-            take(writer.deltas(parts, await handler.feed(ids, scores), handler))
+            scores = [TokenScore(place, "", raws[place], 0.0) for place in ids] if is_scored else ()
+            deltas.extend(writer.deltas(parts, await handler.feed(ids, scores), handler))
             start = end
-        take(writer.deltas(parts, await handler.close(), handler))
-        take(writer.last_deltas(parts, handler))
-
-    def take(deltas: Iterable[TextDelta]) -> None:
-        for delta in deltas:
-            list(reader.feed(delta))
+        deltas.extend(writer.deltas(parts, await handler.close(), handler))
+        deltas.extend(writer.last_deltas(parts, handler))
 
     asyncio.run(read())
+    return deltas
+
+
+def blocks_of(
+    tokens: Sequence[str | bytes], cuts: Iterable[int], *, stop: str | None = None, parts: Any = None
+) -> list[Block]:
+    """Return the blocks of an answer that comes in batches of tokens, which end at these places."""
+    reader = BlockReader()
+    for delta in deltas_of(tokens, cuts, stop=stop, parts=parts):
+        list(reader.feed(delta))
     return reader.blocks
 
 
