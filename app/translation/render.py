@@ -29,6 +29,7 @@ from deployments.answer_events import Finished, Started, TokenScore
 from deployments.generation import ToolCall
 
 LEAST_LOGPROB = -9999.0
+REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +193,12 @@ class TextScores:
     """Scores in the format of text completions; offsets continue across the pieces of one choice.
 
     Args:
-        by_id: name tokens `token_id:ID` instead of by their texts, which several may share.
+        by_id: name tokens `token_id:ID` instead of by their texts. Without it, a token that is no whole characters is
+            named by its bytes, as OpenAI does: the texts of all such tokens are one and the same.
     """
 
     def __init__(self, *, by_id: bool | None = False) -> None:
-        self._name = _name_of(by_id)
+        self._name = _name_of(by_id) if by_id else _text_or_bytes
         self._offset = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -218,15 +220,26 @@ class TextScores:
     def _top_by_name(self, score: TokenScore) -> dict[str, float] | None:
         if score.logprob is None:
             return None
-        # Most likely first; of tokens with equal text the most likely wins. The chosen token is always included.
+        # Most likely first; of tokens with equal names the most likely wins, but for the chosen one, always included.
         found: dict[str, float] = {}
+        chosen = self._name(score)
         for token in (*score.top, score):
-            found.setdefault(self._name(token), _finite(token.logprob))
+            is_chosen = token.token_id == score.token_id
+            name = chosen if is_chosen else self._name(token)
+            if is_chosen or name != chosen:
+                found.setdefault(name, _finite(token.logprob))
         return found
 
 
 def _name_of(by_id: bool | None) -> Callable[[TokenScore], str]:
     return (lambda score: f"token_id:{score.token_id}") if by_id else attrgetter("text")
+
+
+def _text_or_bytes(score: TokenScore) -> str:
+    if REPLACEMENT not in score.text or score.raw.decode("utf-8", "ignore").encode() == score.raw:
+        return score.text
+    printable = (chr(byte) if 0x20 <= byte < 0x7F and byte != ord("\\") else f"\\x{byte:02x}" for byte in score.raw)
+    return "bytes:" + "".join(printable)
 
 
 def _token_logprob(score: TokenScore, name: Callable[[TokenScore], str]) -> TokenLogprob:

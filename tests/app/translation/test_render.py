@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.schemas.completions import CompletionRequest
 from app.translation.render import ResponseHead, TextScores, completion, usage
@@ -14,6 +16,30 @@ def test_offsets_count_a_character_once_though_several_tokens_spell_it() -> None
     told = TextScores()
     assert told.next(scores[:4]).text_offset == [0, 0, 1, 1]
     assert told.next(scores[4:]).text_offset == [1, 1, 2]
+
+
+def scored(token_id: int, raw: bytes, logprob: float, *top: TokenScore) -> TokenScore:
+    return TokenScore(token_id, raw.decode("utf-8", "replace"), raw, logprob, top)
+
+
+def test_tokens_that_are_no_whole_characters_are_named_by_their_bytes() -> None:
+    """All were named alike: the likeliest stood for the chosen one, which then seemed to be the greedy choice."""
+    told = TextScores().next([scored(1, b"\x80", -5.0, scored(2, b" \\\x81", -0.1), scored(3, b".", -3.0))])
+    assert told.tokens == ["bytes:\\x80"]
+    assert told.top_logprobs == [{"bytes: \\x5c\\x81": -0.1, ".": -3.0, "bytes:\\x80": -5.0}]
+    assert TextScores().next([scored(1, "\ufffd".encode(), -1.0)]).tokens == ["\ufffd"]
+    assert TextScores(by_id=True).next([scored(1, b"\x80", -1.0)]).tokens == ["token_id:1"]
+
+
+@given(raws=st.lists(st.binary(max_size=3), min_size=1, max_size=6), data=st.data())
+def test_the_chosen_token_has_its_own_log_probability_under_its_name(raws: list[bytes], data: st.DataObject) -> None:
+    """Even if a likelier one is spelled like it."""
+    top = [scored(token_id, raw, -1.0 - token_id) for token_id, raw in enumerate(raws)]
+    kept = data.draw(st.integers(0, len(top)))
+    chosen = data.draw(st.sampled_from(top))
+    told = TextScores().next([chosen._replace(top=tuple(top[:kept]))])
+    assert told.top_logprobs[0] is not None
+    assert told.top_logprobs[0][told.tokens[0]] == told.token_logprobs[0]
 
 
 def answer(text: str, logprob: float) -> Answer:
