@@ -207,8 +207,8 @@ class TextScores:
         scores = tuple(scores)
         offsets = []
         for score in scores:
-            offsets.append(self._offset)
             # A character may be spread over several tokens.
+            offsets.append(self._offset + _num_broken(self._utf8.getstate()[0], score.raw))
             self._offset += len(self._utf8.decode(score.raw))
         return CompletionLogprobs(
             tokens=[self._name(score) for score in scores],
@@ -240,6 +240,15 @@ def _text_or_bytes(score: TokenScore) -> str:
         return score.text
     printable = (chr(byte) if 0x20 <= byte < 0x7F and byte != ord("\\") else f"\\x{byte:02x}" for byte in score.raw)
     return "bytes:" + "".join(printable)
+
+
+def _num_broken(unfinished: bytes, raw: bytes) -> int:
+    """Return how many replacement characters an unfinished character becomes before bytes that do not go on with it."""
+    try:
+        codecs.utf_8_decode(unfinished + raw[:1], "strict", False)
+    except UnicodeDecodeError:
+        return len(unfinished.decode("utf-8", "replace"))
+    return 0
 
 
 def _token_logprob(score: TokenScore, name: Callable[[TokenScore], str]) -> TokenLogprob:

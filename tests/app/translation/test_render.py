@@ -18,6 +18,40 @@ def test_offsets_count_a_character_once_though_several_tokens_spell_it() -> None
     assert told.next(scores[4:]).text_offset == [1, 1, 2]
 
 
+PIECES = [
+    b"a",
+    b" b",
+    b"\x80",
+    b"\xff",
+    b"\xe2",
+    b"\xe2\x82",
+    b"\xac",
+    b"\xf0\x9f",
+    b"\x98\x80.",
+    b"\xed",
+    b"\xa0",
+    b"",
+]
+
+
+@given(raws=st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=3)), max_size=8))
+def test_a_token_of_whole_characters_is_in_the_text_at_its_offset(raws: list[bytes]) -> None:
+    """Behind a character that was never finished it was one too small."""
+    text = b"".join(raws).decode("utf-8", "replace")
+    told = TextScores()
+    for raw in raws:
+        (offset,) = told.next([TokenScore(1, "", raw, -0.5)]).text_offset
+        whole = raw.decode("utf-8", "ignore")
+        if whole.encode() == raw:
+            assert text[offset:].startswith(whole)
+
+
+def test_an_unfinished_character_counts_before_the_token_that_does_not_go_on_with_it() -> None:
+    raws = [b"\xf0", b"\x9f", b".", b"I", b"\xe2", b"\xe2", b""]
+    told = TextScores().next([TokenScore(1, "", raw, -0.5) for raw in raws])
+    assert told.text_offset == [0, 0, 1, 2, 3, 4, 4]
+
+
 def scored(token_id: int, raw: bytes, logprob: float, *top: TokenScore) -> TokenScore:
     return TokenScore(token_id, raw.decode("utf-8", "replace"), raw, logprob, top)
 
