@@ -24,7 +24,8 @@ def answer_room(request: GenerationRequest, num_prompt: int, limit: int, *, fiel
         field: the request field that holds the prompt.
 
     Raises:
-        RequestError: the prompt alone, or prompt and answer together, exceed the context.
+        RequestError: the prompt alone, or prompt and answer together, exceed the context; so few tokens are left that
+            the answer cannot have as many as it must.
     """
     # The engine computes at least one token; beside an echo alone, it is not shown.
     asked = None if request.max_tokens is None else max(1, request.max_tokens)
@@ -50,7 +51,14 @@ def answer_room(request: GenerationRequest, num_prompt: int, limit: int, *, fiel
             f"{num_prompt + (asked or 1)} tokens ({num_prompt} in '{field}', {asked or 1} in the completion).",
             field,
         )
-    return asked or limit - num_prompt
+    room = asked or limit - num_prompt
+    if request.params.min_tokens > room:
+        raise RequestError.about(
+            "min_tokens",
+            f"({request.params.min_tokens}) must be at most {room}, the answer's maximum: of this model's maximum "
+            f"context length of {limit} tokens, '{field}' has {num_prompt}.",
+        )
+    return room
 
 
 def _too_long(message: str, field: str) -> RequestError:

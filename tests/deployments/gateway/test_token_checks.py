@@ -130,6 +130,25 @@ def test_what_does_not_fit_is_refused_by_field_and_bound(
     assert (refused.value.field, refused.value.code) == (field, "context_length_exceeded")
 
 
+@pytest.mark.parametrize(
+    ("num_prompt", "asked", "room"),
+    [(60, {}, 4), (60, {"max_tokens": 16, "clips_max_tokens": True}, 4), (30, {"max_tokens": 16}, 16)],
+)
+def test_more_tokens_than_the_answer_can_have_are_refused(num_prompt: int, asked: dict[str, Any], room: int) -> None:
+    """They were accepted where the prompt leaves no room for them, and the answer ended with fewer."""
+    request = asking(**asked)
+
+    def found(min_tokens: int) -> int:
+        params = replace(request.params, min_tokens=min_tokens)
+        return answer_room(replace(request, params=params), num_prompt, LIMIT, field="prompt")
+
+    assert found(room) == room
+    said = rf"\({room + 1}\) must be at most {room}, .* 'prompt' has {num_prompt}"
+    with pytest.raises(RequestError, match=said) as caught:
+        found(room + 1)
+    assert caught.value.field == "min_tokens"
+
+
 @pytest.mark.parametrize("num_top", [0, 1, 20])
 def test_as_many_as_can_be_told_fit_into_what_a_stream_may_leave_unread(num_top: int) -> None:
     entry = TokenLogprobs(-1.0, ((1, -1.0),) * num_top)
