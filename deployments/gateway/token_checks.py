@@ -45,6 +45,12 @@ def answer_room(request: GenerationRequest, num_prompt: int, limit: int, *, fiel
             "the completion together.",
             name,
         )
+    if request.max_tokens == 0 and num_prompt >= limit:
+        raise _too_long(
+            f"This model's maximum context length is {limit} tokens, and '{field}' has {num_prompt}, which leaves no "
+            f"room for the one token that is computed, though not shown, if '{request.max_tokens_field}' is 0.",
+            field,
+        )
     if num_prompt + (asked or 1) > limit:
         raise _too_long(
             f"This model's maximum context length is {limit} tokens. However, you requested "

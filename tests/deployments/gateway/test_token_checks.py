@@ -117,6 +117,8 @@ def test_an_answer_has_what_is_asked_for_or_what_is_left(num_prompt: int, asked:
     [
         (64, {}, "messages", r"maximum context length is 64 tokens\. However, you requested 65"),
         (60, {"max_tokens": 5}, "messages", r"65 tokens \(60 in 'messages', 5 in the completion\)"),
+        # It said that one token was requested.
+        (64, {"max_tokens": 0}, "messages", "'messages' has 64, which leaves no room for the one token that is"),
         (60, {"max_tokens": 64}, "max_tokens", "'max_tokens' is 64, but this model's maximum context length is 64"),
         # Claude Code looks for these words, and makes the conversation shorter.
         (64, {"max_tokens": 9, "clips_max_tokens": True}, "messages", "prompt is too long: 64 tokens > 63 maximum"),
