@@ -110,7 +110,8 @@ def list_adapters(url: Url = DEFAULT_URL, key: AdminKey = "") -> None:
             for version in entry["versions"]:
                 places = ", ".join(f"{replica[-6:]}: {place}" for replica, place in version["replicas"].items())
                 share = "on trial" if version["state"] == "trial" else f"{version['percent']} %"
-                places = f"cannot be served: {version['reason']}" if version["state"] == "misfit" else places
+                is_served = version["state"] not in ("misfit", "shadowed")
+                places = places if is_served else f"cannot be served: {version['reason']}"
                 row = (entry["id"], entry["parent"], str(version["version"]), share)
                 table.add_row(*row, version["digest"][:12], places)
     _show(table)

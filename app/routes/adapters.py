@@ -23,7 +23,7 @@ from engine.request import SamplingParams
 
 CANARY_TIMEOUT_S = 120.0
 
-VersionState = Literal["serving", "standby", "trial", "misfit"]
+VersionState = Literal["serving", "standby", "trial", "misfit", "shadowed"]
 
 
 class Canary(WireRequest):
@@ -93,9 +93,12 @@ class AdapterVersionInfo(WireResponse):
     percent: int = Field(description="Share of the name's traffic, in percent.")
     state: VersionState = Field(
         description="`serving` has a share of the traffic, `standby` has none, `trial` has never had one; `misfit` was "
-        "loaded for another checkpoint of the base model, and its requests fail."
+        "loaded for another checkpoint of the base model, and its requests fail; `shadowed` cannot be requested, as a "
+        "model has its name."
     )
-    reason: IfAny[str] = Field(default=None, description="Why a `misfit` does not fit the base model.")
+    reason: IfAny[str] = Field(
+        default=None, description="Why a `misfit` does not fit the base model, or what shadows it."
+    )
     replicas: dict[str, Place] = Field(description="Where it is now, for each replica that has it in memory.")
 
 
@@ -181,7 +184,7 @@ def _info(status: AdapterStatus) -> AdapterInfo:
                 invocation_token_ids=list(version.ref.invocation_ids) or None,
                 percent=shares.get(version.number, 0),
                 state=_state(status, version, has_traffic=version.number in shares),
-                reason=status.misfits.get(version.number),
+                reason=_reason(status, version),
                 replicas=dict(status.places_by_replica.get(version.number, {})),
             )
             for version in entry.versions
@@ -190,11 +193,19 @@ def _info(status: AdapterStatus) -> AdapterInfo:
 
 
 def _state(status: AdapterStatus, version: AdapterVersion, *, has_traffic: bool) -> VersionState:
+    if status.shadowed_by is not None:
+        return "shadowed"
     if version.number in status.misfits:
         return "misfit"
     if version.is_on_trial:
         return "trial"
     return "serving" if has_traffic else "standby"
+
+
+def _reason(status: AdapterStatus, version: AdapterVersion) -> str | None:
+    if status.shadowed_by is not None:
+        return f"{status.shadowed_by} has this name"
+    return status.misfits.get(version.number)
 
 
 async def _ask(gateway: GatewayPort, model: str, canary: Canary) -> None:

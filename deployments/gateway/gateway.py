@@ -103,7 +103,12 @@ class Gateway:
         self._name = uuid.uuid4().hex
         self._log = AnswerLog(self._count_answer)
         self.adapters = AdapterDirectory(
-            self._name, config.models, replicas, registry, in_use=self._log.adapters_in_use
+            self._name,
+            config.models,
+            replicas,
+            registry,
+            cross_encoders=[reranker.name for reranker in config.rerankers],
+            in_use=self._log.adapters_in_use,
         )
         self._names = ServedNames(config, self.adapters, self._rerankers)
         self.models, self.model = self._names.cards, self._names.card

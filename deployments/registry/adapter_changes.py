@@ -36,8 +36,10 @@ class AdapterStatus:
     Attributes:
         places_by_replica: by version number, then by replica: the version's place on each replica that has it.
         misfits: by version number: why the version does not fit its base model, which has another checkpoint now.
+        shadowed_by: what has the adapter's name now, so that no request reaches the adapter; None if nothing has.
     """
 
     entry: AdapterEntry
     places_by_replica: Mapping[int, Mapping[str, Place]]
     misfits: Mapping[int, str] = field(default_factory=dict)
+    shadowed_by: str | None = None

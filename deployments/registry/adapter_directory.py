@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -40,6 +40,7 @@ class AdapterDirectory:
         models: their declared adapters are known before the registry answers.
         replicas: handle of each base model's deployment by name.
         registry: None if adapters cannot be changed.
+        cross_encoders: names that no adapter is found under, like those of the base models.
         in_use: returns the adapters of the gateway's running answers.
     """
 
@@ -50,12 +51,14 @@ class AdapterDirectory:
         replicas: Mapping[str, DeploymentHandle],
         registry: DeploymentHandle | None,
         *,
+        cross_encoders: Iterable[str] = (),
         in_use: Callable[[], frozenset[AdapterDigest]] = frozenset,
     ) -> None:
         self._gateway = gateway
         self._catalogue = declared_catalogue(models)
         self._replicas = replicas
         self._registry = registry
+        self._taken = dict.fromkeys(cross_encoders, "a cross-encoder") | dict.fromkeys(replicas, "a base model")
         self._has_heard = registry is None
         self._in_use = in_use
         self._refresh: asyncio.Task[None] | None = None
@@ -79,20 +82,25 @@ class AdapterDirectory:
     def find(self, name: str, draw: float = 0.0) -> tuple[AdapterEntry, AdapterVersion] | None:
         """Return the entry and version that a request to a name uses, or None if no adapter has the name.
 
+        An adapter loaded before a model took its name is not found under its versions either: whoever may use the
+        model may not use the adapter.
+
         Args:
             draw: number in [0, 1) that chooses the version if the name's traffic is split.
 
         Raises:
             UnavailableError: the name is unknown and the registry has not answered yet.
         """
+        if name.partition("@")[0] in self._taken:
+            return None
         found = self._catalogue.find(name, draw)
         if found is None and not self._has_heard:
             raise UnavailableError("The names of adapters are not known yet.", retry_after_s=RETRY_AFTER_S)
         return None if found is None or found[0].base not in self._replicas else found
 
     def entries(self) -> list[AdapterEntry]:
-        """Return the entries of all adapters of served models."""
-        return [entry for entry in self._catalogue.entries.values() if entry.base in self._replicas]
+        """Return the entries of all adapters that can be requested: those of served models with names of their own."""
+        return [entry for entry in self._loaded() if entry.name not in self._taken]
 
     @property
     def revision(self) -> tuple[str, int]:
@@ -166,7 +174,7 @@ class AdapterDirectory:
         return freed
 
     async def status(self) -> list[AdapterStatus]:
-        """Return all names and where their contents reside."""
+        """Return all adapters of served models and where their contents reside."""
         handles = self._replicas.values()
         asked = (ask_all(handle, "adapter_places", timeout_s=TELL_TIMEOUT_S) for handle in handles)
         answers, misfits = await asyncio.gather(asyncio.gather(*asked), self._misfits())
@@ -193,9 +201,13 @@ class AdapterDirectory:
                     for version in entry.versions
                     if version.ref.digest in misfits.get(entry.base, {})
                 },
+                shadowed_by=self._taken.get(entry.name),
             )
-            for entry in self.entries()
+            for entry in self._loaded()
         ]
+
+    def _loaded(self) -> list[AdapterEntry]:
+        return [entry for entry in self._catalogue.entries.values() if entry.base in self._replicas]
 
     async def _misfits(self) -> Mapping[str, Mapping[AdapterDigest, str]]:
         """Return the contents that do not fit, for each base model, and why; empty if no registry answers."""

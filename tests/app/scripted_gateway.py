@@ -53,6 +53,7 @@ class ScriptedAdapters:
         self.loaded: list[Registration] = []
         self.routed: list[tuple[str, dict[int, int]]] = []
         self.misfits: dict[int, str] = {}
+        self.shadowed_by: str | None = None
         self.error: Exception | None = None
 
     async def load(self, wanted: Registration) -> AdapterEntry:
@@ -73,7 +74,9 @@ class ScriptedAdapters:
         return ENTRY
 
     async def status(self) -> list[AdapterStatus]:
-        return [AdapterStatus(entry=ENTRY, places_by_replica={1: {"r1": "device"}}, misfits=self.misfits)]
+        places = {1: {"r1": "device"}}
+        shadow = self.shadowed_by
+        return [AdapterStatus(entry=ENTRY, places_by_replica=places, misfits=self.misfits, shadowed_by=shadow)]
 
 
 class ScriptedMeter:

@@ -72,6 +72,17 @@ async def test_an_adapter_that_does_not_fit_its_base_any_more_is_listed_with_the
     assert (version["state"], version["reason"], version["percent"]) == ("misfit", "it is wide", 100)
 
 
+async def test_an_adapter_whose_name_a_model_has_taken_is_listed_with_the_reason(
+    admin: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.adapters.misfits[1] = "it is wide"
+    gateway.adapters.shadowed_by = "a base model"
+    listed = (await admin.get("/v1/adapters")).json()
+    AdapterList.model_validate(listed)
+    version = listed["data"][0]["versions"][0]
+    assert (version["state"], version["reason"]) == ("shadowed", "a base model has this name")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

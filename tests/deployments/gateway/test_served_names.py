@@ -46,6 +46,19 @@ def test_adapters_are_listed_behind_their_own_base_and_rerankers_last() -> None:
     assert [names.card(card.name) for card in names.cards()] == [*names.cards()]
 
 
+def test_an_adapter_gives_its_name_and_its_versions_to_a_model_that_takes_them() -> None:
+    models = (MODEL, replace(MODEL, name="sql", adapters=()))
+    config = GatewayConfig(models=models, channel=ChannelConfig(secret=b""), created_s=5)
+    adapters = AdapterDirectory("g", models, {"m": UNASKED, "sql": UNASKED}, None)
+    names = ServedNames(config, adapters, Rerankers([], {}))
+    assert [(card.name, card.parent) for card in names.cards()] == [("m", None), ("sql", None)]
+    for version in ("sql@1", "sql@latest"):
+        assert not names.has(version)
+        assert names.card(version) is None
+        with pytest.raises(RequestError, match="does not exist"):
+            names.target(version)
+
+
 def test_a_model_that_makes_vectors_only_says_so() -> None:
     config = GatewayConfig(models=(replace(MODEL, generates=False),), channel=ChannelConfig(secret=b""), created_s=5)
     adapters = AdapterDirectory("g", config.models, {"m": UNASKED}, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -323,6 +324,23 @@ async def test_the_status_says_what_does_not_fit() -> None:
     for answers, expected in (((), {}), (({"m": {"d0": "it is wide"}, "n": {}},), {1: "it is wide"})):
         (status,) = await a_directory(Broadcast(*answers), Broadcast()).status()  # type: ignore[arg-type]
         assert status.misfits == expected
+
+
+@pytest.mark.parametrize(
+    ("others", "cross_encoders", "shadow"),
+    [(["sql"], (), "a base model"), ([], ["sql"], "a cross-encoder"), (["other"], ["judge"], None)],
+)
+async def test_an_adapter_whose_name_a_model_has_taken_is_only_in_the_status(
+    others: Sequence[str], cross_encoders: Sequence[str], shadow: str | None
+) -> None:
+    """Its versions could be requested by tenants that may use the model, but not the adapter's base."""
+    replicas: Any = dict.fromkeys(["m", *others], Broadcast())
+    directory = AdapterDirectory("g", [MODEL], replicas, None, cross_encoders=cross_encoders)
+    is_found = shadow is None
+    assert [directory.find(name) is not None for name in ("sql", "sql@1", "sql@latest")] == [is_found] * 3
+    assert [entry.name for entry in directory.entries()] == ["sql"] * is_found
+    (status,) = await directory.status()
+    assert (status.entry.name, status.shadowed_by) == ("sql", shadow)
 
 
 def test_what_belongs_to_a_model_that_is_not_served_is_not_there() -> None:
