@@ -26,12 +26,13 @@ from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_store import FileStore, copy_files
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef, adapter_digest
-from adapters.registry import Signature, check_name, nested_adapters, permitted_folder, reference_in, signatures
+from adapters.registry import Signature, check_name, permitted_folder, reference_in
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore
 from deployments.config import AdapterBase
 from deployments.errors import UnavailableError, unavailable_on, unknown_model
 from deployments.registry.adapter_changes import Registration
+from deployments.registry.drop_ins import DropIns
 from engine.errors import OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
@@ -80,12 +81,7 @@ class RegistryServer:
         self._copiers = ThreadPoolExecutor(max_workers=NUM_COPIERS, thread_name_prefix="adapter-copy")
         self._lock = asyncio.Lock()
         self._read_by_base = seen_by_base or {}
-        self._seen_by_base: dict[str, dict[str, Signature]] = {}
-        """Signature of each sub-folder's files at the last scan of a drop-in folder."""
-        self._unread: set[str] = set()
-        """Bases whose drop-in folder could not be read at the last scan."""
-        self._too_deep: set[str] = set()
-        """Sub-folders of drop-in folders that have been reported for adapters one level too deep."""
+        self._drop_ins = DropIns(bases, self._take_in)
         # Left by a process that ended before it freed them.
         orphans = files.unused(self.catalogue.digests())
         self._displaced = [Displaced(base, ref) for ref in orphans for base in self._bases]
@@ -105,8 +101,7 @@ class RegistryServer:
         async with self._lock:
             if self._store.build != build:
                 await self._take_over(refs_by_base, build)
-            seen = await asyncio.to_thread(self._store.signatures)
-            self._seen_by_base = {base: dict(seen) for base in self._bases}
+            self._drop_ins.know(await asyncio.to_thread(self._store.signatures))
 
     async def _take_over(self, refs_by_base: Mapping[str, Sequence[AdapterRef]], build: str) -> None:
         for name in self.catalogue.entries.keys() & self._taken.keys():
@@ -271,40 +266,8 @@ class RegistryServer:
     async def look(self) -> bool:
         """Scan the drop-in folders and register what is new or changed. Return whether the catalogue changed."""
         revision = self.catalogue.revision
-        for base in self._bases.values():
-            if base.watched is None:
-                continue
-            try:
-                await self._look_into(base.watched, base)
-                self._unread.discard(base.name)
-            except (AdapterError, OSError) as error:
-                # Go on with the other folders, and log this only once.
-                if base.name not in self._unread:
-                    _logger.warning("drop-in folder: %s", error)
-                self._unread.add(base.name)
+        await self._drop_ins.look()
         return self.catalogue.revision != revision
-
-    async def _look_into(self, root: str, base: AdapterBase) -> None:
-        found = await asyncio.to_thread(signatures, root)
-        seen = self._seen_by_base.setdefault(base.name, {})
-        for name in seen.keys() - found.keys():
-            del seen[name]
-        for name, signature in found.items():
-            if seen.get(name) == signature:
-                continue
-            try:
-                await self._take_in(name, signature, base)
-            except OverloadError:
-                continue  # the next scan tries again
-            except RequestError as error:
-                # The files may still be incomplete; their next change triggers another try.
-                _logger.warning("drop-in folder: %s", error.message)
-            seen[name] = signature
-        for path in await asyncio.to_thread(nested_adapters, root, found.keys()):
-            if (folder := os.path.join(root, os.path.dirname(path))) not in self._too_deep:
-                self._too_deep.add(folder)
-                what = "the adapter in it" if path == os.curdir else path
-                _logger.warning("drop-in folder: %s is not loaded; only folders directly in %s are", what, root)
 
     async def _take_in(self, name: str, signature: Signature, base: AdapterBase) -> None:
         """Register the content of a sub-folder with a new signature, unless only the files' times have changed."""

@@ -210,7 +210,7 @@ async def test_a_drop_in_folder_that_is_gone_is_told_of_once_and_keeps_no_other_
 ) -> None:
     registry = place.open()
     gone = replace(registry._bases["other"], watched=str(place.dropin.parent / "gone"))
-    registry._bases = {"other": gone, "m": registry._bases["m"]}
+    registry._drop_ins._bases = [gone, registry._bases["m"]]
     place.put("a")
     assert await registry.look()
     assert set(registry.catalogue.entries) == {"a"}
