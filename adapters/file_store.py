@@ -65,6 +65,8 @@ class FileStore:
     def keep(self, name: str, incoming: str, shapes: ModuleShapes, max_rank: int) -> AdapterRef:
         """Check a folder from `bring`, move it to its final place and return its reference.
 
+        It stays where it is only if the same content is already there, whole.
+
         Raises:
             AdapterError: it is malformed, does not fit the base model, or holds numbers that are not finite.
         """

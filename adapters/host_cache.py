@@ -86,6 +86,8 @@ class HostCache:
         self._counted_bytes = 0
         self._failure_by_digest: dict[AdapterDigest, _FailedLoad] = {}
         self._loading: set[AdapterDigest] = set()
+        # Loads in progress that may be reading files from before a repair, so that their failure means nothing.
+        self._outdated: set[AdapterDigest] = set()
         self._num_bytes = 0
         self._is_closed = False
         # Whether a request was refused for want of room since one was last granted.
@@ -151,16 +153,15 @@ class HostCache:
 
     def fail(self, digest: AdapterDigest, reason: str, *, passes: bool = False) -> None:
         """Remember for `FAILURE_S` that an adapter cannot be used; `reason` is one sentence for the client."""
-        # The same for a transient failure: waiting requests poll between steps, and a step may take seconds.
-        until_s = self._clock() + FAILURE_S
         with self._lock:
-            self._loading.discard(digest)
-            self._failure_by_digest[digest] = _FailedLoad(reason=reason, until_s=until_s, passes=passes)
+            self._remember(digest, reason, passes=passes)
 
     def forget_failure(self, digest: AdapterDigest) -> None:
-        """Allow a failed adapter to be tried again at once."""
+        """Allow a failed adapter to be tried again at once, also if it is being loaded and that fails."""
         with self._lock:
             self._failure_by_digest.pop(digest, None)
+            if digest in self._loading:
+                self._outdated.add(digest)
 
     def drop(self, digest: AdapterDigest) -> int:
         """Remove an adapter, if it is cached; return the bytes freed."""
@@ -192,6 +193,7 @@ class HostCache:
             for digest in list(self._entry_by_digest):
                 self._remove(digest)
             self._loading.clear()
+            self._outdated.clear()
 
     def _run(self, digest: AdapterDigest) -> None:
         """Load one adapter on a loader thread. The thread ends here: no exception may escape unlogged."""
@@ -200,20 +202,39 @@ class HostCache:
         except AdapterGoneError:
             # No failure: by now, others may want it.
             with self._lock:
-                self._loading.discard(digest)
+                self._end_load(digest)
         except AdapterError as error:
-            self.fail(digest, str(error), passes=isinstance(error, AdapterUnavailableError))
+            self._fail_load(digest, str(error), passes=isinstance(error, AdapterUnavailableError))
         except Exception as error:
             _logger.exception("loading adapter %s failed", digest)
             # A disk that fails now may work again, unlike a bug.
-            self.fail(digest, "The adapter could not be loaded.", passes=isinstance(error, OSError))
+            self._fail_load(digest, "The adapter could not be loaded.", passes=isinstance(error, OSError))
         else:
             self._insert(digest, weights)
         self._on_change()
 
+    def _fail_load(self, digest: AdapterDigest, reason: str, *, passes: bool) -> None:
+        """Remember that a load has failed, unless its failure was forgotten meanwhile: whoever waits asks again."""
+        with self._lock:
+            if not self._end_load(digest):
+                self._remember(digest, reason, passes=passes)
+
+    def _remember(self, digest: AdapterDigest, reason: str, *, passes: bool) -> None:
+        """Remember a failure; the lock is held."""
+        # As long if it is transient: waiting requests poll between steps, and a step may take seconds.
+        until_s = self._clock() + FAILURE_S
+        self._failure_by_digest[digest] = _FailedLoad(reason=reason, until_s=until_s, passes=passes)
+
+    def _end_load(self, digest: AdapterDigest) -> bool:
+        """Note the end of a load and return whether it was outdated; the lock is held."""
+        is_outdated = digest in self._outdated
+        self._loading.discard(digest)
+        self._outdated.discard(digest)
+        return is_outdated
+
     def _insert(self, digest: AdapterDigest, weights: AdapterWeights) -> None:
         with self._lock:
-            self._loading.discard(digest)
+            self._end_load(digest)
             if self._is_closed:
                 return
             entry = self._entry_by_digest[digest] = _Entry(weights, weights.num_bytes)

@@ -101,6 +101,10 @@ class AdapterPool:
         if known is None or known.path != ref.path:
             self.declare(ref)
 
+    def forget_failure(self, digest: AdapterDigest) -> None:
+        """Let an adapter be tried again at once: the files that could not be used have been replaced."""
+        self._host.forget_failure(digest)
+
     def release(self, digest: AdapterDigest) -> int | None:
         """Forget an adapter; return the bytes freed, or None if it is still pinned or being copied to the device."""
         with self._lock:

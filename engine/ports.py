@@ -88,6 +88,10 @@ class AdapterStock(Protocol):
         """Declare an adapter, so that requests can name its digest."""
         ...
 
+    def forget_failure(self, digest: AdapterDigest) -> None:
+        """Let an adapter be tried again at once: the files that could not be used have been replaced."""
+        ...
+
     def release(self, digest: AdapterDigest) -> int | None:
         """Forget an adapter; return the bytes freed, or None if it is still pinned or being copied to the device."""
         ...

@@ -25,7 +25,7 @@ from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_store import FileStore, copy_files
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
-from adapters.identity import AdapterRef, adapter_digest
+from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 from adapters.registry import Signature, check_name, permitted_folder, reference_in
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore
@@ -48,6 +48,13 @@ class Displaced(NamedTuple):
 
     base: str
     ref: AdapterRef
+
+
+class Repaired(NamedTuple):
+    """A content whose files are whole again, and a base model whose replicas may have failed to load it."""
+
+    base: str
+    digest: AdapterDigest
 
 
 class RegistryServer:
@@ -85,6 +92,7 @@ class RegistryServer:
         # Left by a process that ended before it freed them.
         orphans = files.unused(self.catalogue.digests())
         self._displaced = [Displaced(base, ref) for ref in orphans for base in self._bases]
+        self._repaired: list[Repaired] = []
 
     @property
     def catalogue(self) -> Catalogue:
@@ -192,6 +200,8 @@ class RegistryServer:
                         self._files.keep, wanted.name, incoming, base.module_shapes, base.max_rank
                     )
                 before = self.catalogue
+                if not os.path.isdir(incoming):
+                    self._repaired += [Repaired(base, ref.digest) for base in _users(before, ref)]
                 try:
                     await asyncio.to_thread(self._store.add, ref, base.name, percent=wanted.percent, served=self._bases)
                 finally:
@@ -242,6 +252,11 @@ class RegistryServer:
         """Return contents that were replaced or left unfreed. The caller becomes responsible for freeing them."""
         displaced, self._displaced = self._displaced, []
         return displaced
+
+    def take_repaired(self) -> list[Repaired]:
+        """Return contents that were repaired. The caller becomes responsible for telling the replicas."""
+        repaired, self._repaired = self._repaired, []
+        return repaired
 
     async def discard(self, refs: Sequence[AdapterRef]) -> None:
         """Delete the copies of contents that nobody uses any more, except any that were registered again."""
@@ -348,6 +363,12 @@ class RegistryServer:
         if name not in self._bases:
             raise unknown_model(name, field="base_model_name")
         return self._bases[name]
+
+
+def _users(catalogue: Catalogue, ref: AdapterRef) -> set[str]:
+    """Return the base models whose adapters have their files in the folder of a content."""
+    entries = catalogue.entries.values()
+    return {entry.base for entry in entries if any(version.ref.path == ref.path for version in entry.versions)}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from itertools import count
 
 from ray import serve
@@ -73,7 +74,7 @@ class Registry:
         )
         self._handles: dict[str, DeploymentHandle] = {}
         self._followers = Followers()
-        self._telling = asyncio.Lock()
+        self._telling, self._retrying = asyncio.Lock(), asyncio.Lock()
         self._releasing = asyncio.Semaphore(MAX_RELEASING)
         self._told: Catalogue | None = None
         self._given_by_gateway: dict[str, int] = {}
@@ -131,6 +132,7 @@ class Registry:
     async def _and_tell(self, change: Awaitable[Catalogue], name: str) -> AdapterEntry:
         catalogue = await change
         await self._tell()
+        await self._retry_repaired()
         return catalogue.entries[name]
 
     async def _unload(self, name: str, number: int | None) -> list[int]:
@@ -160,6 +162,17 @@ class Registry:
         while self._followers.use(ref.digest, but=asked) and ref.digest not in self._server.catalogue.digests():
             await asyncio.sleep(CONFIRM_POLL_S)
         return await ask_all(replicas, "release_adapter", ref.digest, timeout_s=RELEASE_TIMEOUT_S)
+
+    async def _retry_repaired(self) -> None:
+        """Have replicas forget that they could not load what has been repaired, before a load is acknowledged."""
+        # With the lock, whose repair another call has taken waits for it, too.
+        async with self._retrying:
+            await asyncio.gather(*(self._retry(base, digest) for base, digest in self._server.take_repaired()))
+
+    async def _retry(self, base: str, digest: AdapterDigest) -> None:
+        # A base model that is not in the configuration any more has no replicas.
+        with suppress(KeyError):
+            await ask_all(self._handle(model_deployment(base)), "retry_adapter", digest, timeout_s=TELL_TIMEOUT_S)
 
     async def _tell(self) -> None:
         """Send the gateways what has changed since they were told last, and wait until each has it.
@@ -201,6 +214,7 @@ class Registry:
                     detached(self._free(displaced))
                 if await self._server.look():
                     await self._tell()
+                await self._retry_repaired()
             except Exception:
                 # Top of the task: keep it running, since a folder that cannot be read now may become readable.
                 _logger.exception("scanning the drop-in folders failed")

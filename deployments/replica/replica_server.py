@@ -168,6 +168,10 @@ class ReplicaServer:
         ready = frozenset(name for name, digest in asked.items() if places.get(digest) == "device")
         return ready, frozenset(asked) - ready
 
+    async def retry_adapter(self, digest: AdapterDigest) -> None:
+        """Forget that an adapter could not be loaded: its files have been repaired."""
+        self._engine.adapters.forget_failure(digest)
+
     async def release_adapter(self, digest: AdapterDigest) -> int:
         """Wait for the generations that use an adapter, forget it, and return the number of bytes freed.
 

@@ -228,6 +228,28 @@ def test_a_failure_can_be_forgotten_at_once(disk: Disk) -> None:
     cache.close()
 
 
+def test_a_failure_that_is_forgotten_while_it_happens_is_not_remembered(disk: Disk) -> None:
+    """A load that had begun with the damaged files failed after these were repaired."""
+    repaired: list[AdapterDigest] = []
+
+    def load(digest: AdapterDigest) -> AdapterWeights:
+        if not repaired:
+            repaired.append(digest)
+            cache.forget_failure(digest)
+            raise AdapterError(digest, "its files are damaged")
+        return disk.load(digest)
+
+    changes = threading.Semaphore(0)
+    cache = HostCache(load, max_bytes=1 << 20, on_change=changes.release)
+    digest = AdapterDigest("a")
+    for _ in range(2):
+        assert cache.error(digest) is None
+        cache.request(digest)
+        assert changes.acquire(timeout=30)
+    assert cache.get(digest) is not None
+    cache.close()
+
+
 def test_a_bug_while_loading_is_a_failure_without_its_text(disk: Disk) -> None:
     cache = disk.cache()
     disk.faults |= {"a": OSError("/secret/path"), "bug": KeyError("secret")}

@@ -105,6 +105,20 @@ async def test_unloading_waits_for_who_uses_it_and_changes_nothing_for_him(
     assert engine.adapters.places() == {}
 
 
+async def test_what_is_repaired_is_served_at_once(
+    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path
+) -> None:
+    catalogue, _ = make_adapter(serving, tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "away")
+    opened = await gateway()
+    opened.adapters.adopt(catalogue)
+    with pytest.raises(FailedAloneError, match="its folder does not exist"):
+        await events_of(opened, ask(model="a"))
+    (tmp_path / "away").rename(tmp_path / "a")
+    await serving.replicas.server.retry_adapter(catalogue.entries["a"].versions[0].ref.digest)
+    assert text_of(await events_of(opened, ask(model="a")))
+
+
 async def test_a_replica_tells_which_are_used_and_which_are_waited_for(
     gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

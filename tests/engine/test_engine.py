@@ -87,6 +87,9 @@ class NoAdapters:
     def learn(self, ref: AdapterRef) -> None:
         raise AssertionError("no test here has adapters of its own")
 
+    def forget_failure(self, digest: AdapterDigest) -> None:
+        pass
+
     def release(self, digest: AdapterDigest) -> int | None:
         return 0
 

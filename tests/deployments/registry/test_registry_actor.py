@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 
 from adapters.catalogue import CatalogueChange
 from adapters.file_store import INCOMING, copy_files
+from adapters.folder import TENSOR_FILE
 from adapters.identity import AdapterDigest
 from adapters.store import AdapterStore, StoreTakenError
 from deployments import waits
@@ -236,6 +238,24 @@ async def test_adapters_that_a_new_checkpoint_cannot_serve_are_told_after_a_rest
     registry = await actor.open(monkeypatch)
     await registry._fit_check
     assert list((await registry.misfits())["m"]) == [version.ref.digest]
+    await actor.end(registry)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+async def test_replicas_try_again_at_once_what_a_load_has_repaired(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """For ten seconds its requests still failed, and no load of it could pass a canary."""
+    registry = await actor.open(monkeypatch)
+    (version,) = (await registry.register(actor.put("a"))).versions
+    again = replace(actor.put(name), replaces=True)
+    await registry.register(again)
+    assert actor.replicas.asked == []
+    (Path(version.ref.path) / TENSOR_FILE).write_bytes(b"")
+    await registry.register(again)
+    shutil.rmtree(version.ref.path)
+    await registry.register(again)
+    assert actor.replicas.asked == [("retry_adapter", version.ref.digest)] * 2
     await actor.end(registry)
 
 
