@@ -11,14 +11,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE, open_under, refuse_pickle
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest, read_adapter
 from adapters.private_file import make_private_folder
@@ -26,6 +26,9 @@ from adapters.tensor_file import MAX_FILE_BYTES, TensorFile
 from adapters.validate import ModuleShapes, validate
 
 INCOMING = ".incoming-"
+
+MARGIN_BYTES, MARGIN_PART = 16 << 20, 20
+"""What stays free of the disk that adapters are copied to: the smaller of so many bytes and such a part of the disk."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _EXPONENT_BF16 = 0x7F80
@@ -136,14 +139,31 @@ def copy_files(name: str, path: str, target: str) -> None:
     """Copy the files of the adapter in a folder into an empty one.
 
     Raises:
+        AdapterUnavailableError: the disk has no room for them now; nothing is written.
         AdapterError: a file may not be read.
     """
     refuse_pickle(name, path)
-    for file, max_bytes in ((CONFIG_FILE, MAX_CONFIG_BYTES), (TENSOR_FILE, MAX_FILE_BYTES)):
-        with open_under(name, path, file) as source, open(os.path.join(target, file), "xb") as copy:
-            if os.fstat(source.fileno()).st_size > max_bytes:
+    with ExitStack() as opened:
+        sources, num_bytes = {}, 0
+        for file, max_bytes in ((CONFIG_FILE, MAX_CONFIG_BYTES), (TENSOR_FILE, MAX_FILE_BYTES)):
+            source = sources[file] = opened.enter_context(open_under(name, path, file))
+            file_bytes = os.fstat(source.fileno()).st_size
+            if file_bytes > max_bytes:
                 raise AdapterError(name, f"{file} has more than {max_bytes} bytes")
-            shutil.copyfileobj(source, copy, 1 << 20)
+            num_bytes += file_bytes
+        _check_room(name, target, num_bytes)
+        for file, source in sources.items():
+            with open(os.path.join(target, file), "xb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+
+
+def _check_room(name: str, folder: str, num_bytes: int) -> None:
+    """Refuse what would take the last bytes of a disk, which others write to as well."""
+    disk = os.statvfs(folder)
+    free_bytes = disk.f_bavail * disk.f_frsize - min(MARGIN_BYTES, disk.f_blocks * disk.f_frsize // MARGIN_PART)
+    if num_bytes > free_bytes:
+        reason = f"it has {num_bytes} bytes, and the server's disk has room for {max(0, free_bytes)} now"
+        raise AdapterUnavailableError(name, reason)
 
 
 def check_finite(name: str, tensors: TensorFile) -> None:

@@ -9,12 +9,13 @@ import shutil
 import tracemalloc
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from adapters.errors import AdapterError
-from adapters.file_store import INCOMING, FileStore, copy_files
+from adapters.errors import AdapterError, AdapterUnavailableError
+from adapters.file_store import INCOMING, MARGIN_BYTES, FileStore, copy_files
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 from adapters.tensor_file import MAX_FILE_BYTES
@@ -127,6 +128,26 @@ def test_what_is_too_large_to_be_read_is_not_copied(store: FileStore, tmp_path: 
         with pytest.raises(AdapterError, match=f"{file} has more than"):
             store.bring(partial(copy_files, "a", str(tmp_path / "a")))
         assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("spare_bytes", "fits"), [(0, True), (-1, False)])
+def test_what_the_disk_has_no_room_for_is_not_copied(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare_bytes: int, fits: bool
+) -> None:
+    """It filled the disk to its last byte, under all others that write to it."""
+    source = Path(write(tmp_path / "a"))
+    free_bytes = sum(file.stat().st_size for file in source.iterdir()) + MARGIN_BYTES + spare_bytes
+    disk = SimpleNamespace(f_bavail=free_bytes, f_frsize=1, f_blocks=1 << 40)
+    copied: list[object] = []
+    copy = shutil.copyfileobj
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    monkeypatch.setattr(shutil, "copyfileobj", lambda *args: (copied.append(args), copy(*args)))
+    if fits:
+        assert os.listdir(store.bring(partial(copy_files, "a", str(source))))
+    else:
+        with pytest.raises(AdapterUnavailableError, match="the server's disk has room for"):
+            store.bring(partial(copy_files, "a", str(source)))
+        assert (names(tmp_path), copied) == ([], [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

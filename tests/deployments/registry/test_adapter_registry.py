@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from deployments.errors import UnavailableError
 from deployments.registry import adapter_registry
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import MAX_REGISTERING
+from deployments.registry.drop_ins import MAX_WAIT_S
 from engine.errors import OverloadError, RequestError
 from tests.adapters.handmade import make_tensors, write
 from tests.deployments.registry.place import Place, a_declared, contents, damage, wanted
@@ -310,6 +312,7 @@ async def test_a_full_disk_refuses_for_now_and_what_was_dropped_in_is_served_onc
     with monkeypatch.context() as busy:
         too_many = AdapterUnavailableError("c", "adapter_config.json cannot be opened (Too many open files)")
         busy.setattr(FileStore, "bring", raising(too_many))
+        registry._drop_ins._clock = lambda: time.monotonic() + MAX_WAIT_S
         assert not await registry.look()
         with pytest.raises(UnavailableError, match="Too many open files"):
             await registry.register(wanted("c", str(place.dropin / "b")))
@@ -320,6 +323,7 @@ async def test_a_full_disk_refuses_for_now_and_what_was_dropped_in_is_served_onc
             await registry.route("a", {1: 100})
         with pytest.raises(UnavailableError):
             await registry.unregister("a")
+    registry._drop_ins._clock = lambda: time.monotonic() + 3 * MAX_WAIT_S
     assert await registry.look()
     assert set(registry.catalogue.entries) == {"a", "b"}
 
