@@ -7,7 +7,7 @@ sql@latest     the newest version that is not on trial
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from adapters.identity import AdapterRef
@@ -54,27 +54,24 @@ class AdapterEntry:
         """The newest version that is not on trial."""
         return next((version for version in reversed(self.versions) if not version.is_on_trial), None)
 
-    def heir(self, number: int) -> int | None:
-        """Return the version that takes over the traffic share of a removed one, or None if there is none."""
-        left = [v.number for v in self.versions if v.number != number and not v.is_on_trial]
-        return max(left) if left and number in dict(self.split) else None
-
     def split_with(self, number: int, percent: int) -> dict[int, int]:
         """Return the split if a version gets `percent` (1 to 100) of the traffic and the others keep their proportions.
 
         Others whose share rounds to nothing are left out. If there are none, the version gets all of the traffic.
         """
         others = [(other, share) for other, share in self.split if other != number]
-        total, left = sum(share for _, share in others), 100 - percent
-        shares = {number: percent if others else 100}
-        reached = given = 0
-        # Rounding the cumulated shares, not each, keeps the sum.
-        for other, share in others:
-            reached += share
-            upto = round(left * reached / total)
-            if upto > given:
-                shares[other], given = upto - given, upto
-        return shares
+        return {number: percent if others else 100} | _in_proportion(others, 100 - percent)
+
+    def split_without(self, number: int) -> dict[int, int]:
+        """Return the split once a version is removed: the others that have traffic share its part in proportion.
+
+        If it has all of the traffic, the newest other version that is not on trial gets it; without one, nobody does.
+        """
+        others = [(other, share) for other, share in self.split if other != number]
+        left = [version.number for version in self.versions if version.number != number and not version.is_on_trial]
+        if self.split and not others and left:
+            return {max(left): 100}
+        return _in_proportion(others, 100)
 
     def pick(self, draw: float) -> AdapterVersion:
         """Return the version that serves a request; `draw` is uniform in [0, 1)."""
@@ -159,3 +156,16 @@ class CatalogueChange:
     since: int
     revision: int
     entries: Mapping[str, AdapterEntry | None]
+
+
+def _in_proportion(shares: Sequence[tuple[int, int]], whole: int) -> dict[int, int]:
+    """Scale shares to a sum of `whole`; those that round to nothing are left out."""
+    total, scaled = sum(share for _, share in shares), {}
+    reached = given = 0
+    # Rounding the cumulated shares, not each, keeps the sum.
+    for number, share in shares:
+        reached += share
+        upto = round(whole * reached / total)
+        if upto > given:
+            scaled[number], given = upto - given, upto
+    return scaled

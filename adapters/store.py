@@ -162,7 +162,7 @@ class AdapterStore:
             self._split(name, {number: percent for number, percent in split.items() if percent})
 
     def remove(self, name: str, number: int | None = None) -> None:
-        """Remove a name, or one version, whose traffic share goes to the newest remaining version not on trial.
+        """Remove a name, or one version, whose traffic share goes to others (`AdapterEntry.split_without`).
 
         Raises:
             AdapterError: there is no such name or version.
@@ -177,11 +177,7 @@ class AdapterStore:
                     self._database.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
                 return
             self._forget(name, [number])
-            shares = dict(entry.split)
-            freed, heir = shares.pop(number, 0), entry.heir(number)
-            if heir is not None:
-                shares[heir] = shares.get(heir, 0) + freed
-            self._split(name, shares)
+            self._split(name, entry.split_without(number))
 
     def repoint(self, ref: AdapterRef) -> None:
         """Record the current folder of a content of a name."""

@@ -234,14 +234,14 @@ class RegistryServer:
         """Remove a name or one of its versions; return the contents that no name refers to any more.
 
         Raises:
-            RequestError: there is no such name or version, or the version that would get its traffic is lost.
+            RequestError: there is no such name or version, or a version that would get its traffic is lost.
         """
         async with self._lock:
             before = self.catalogue
             entry = before.entries.get(name)
-            if entry is not None and number is not None and (heir := entry.heir(number)) is not None:
+            if entry is not None and number in dict(entry.split):
                 with _refusing("version"):
-                    await asyncio.to_thread(self._check_not_lost, entry, (heir,))
+                    await asyncio.to_thread(self._check_not_lost, entry, entry.split_without(number))
             is_version = entry is not None and number is not None
             with _refusing("version" if is_version else "lora_name", code="model_not_found"):
                 await asyncio.to_thread(self._store.remove, name, number)

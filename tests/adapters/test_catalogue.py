@@ -53,10 +53,26 @@ def test_all_contents_are_known() -> None:
     assert CATALOGUE.digests() == {"d1", "d2", "d4"}
 
 
-def test_the_newest_that_is_left_takes_over_a_share() -> None:
-    entry = CATALOGUE.entries["sql"]
-    assert [entry.heir(number) for number in (1, 2, 4)] == [4, 4, None]
-    assert replace(entry, versions=entry.versions[:1], split=((1, 100),)).heir(1) is None
+def test_the_newest_that_is_left_takes_over_who_had_all_of_the_traffic() -> None:
+    entry = replace(CATALOGUE.entries["sql"], split=((1, 100),))
+    assert [entry.split_without(number) for number in (1, 2, 4)] == [{4: 100}, {1: 100}, {1: 100}]
+    assert replace(entry, versions=entry.versions[:1]).split_without(1) == {}
+    on_trial = replace(version(4), is_on_trial=True)
+    assert replace(entry, versions=(version(1), on_trial), split=()).split_without(4) == {}
+    assert replace(entry, versions=(version(1), on_trial)).split_without(1) == {}
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=8), st.integers(0, 7))
+def test_those_with_traffic_share_what_another_had_in_proportion(weights: list[int], index: int) -> None:
+    entry = replace(CATALOGUE.entries["sql"], split=())
+    shares = replace(entry, split=tuple(enumerate(weights[1:], 1))).split_with(9, min(weights[0], 99))
+    entry = replace(entry, split=tuple(shares.items()))
+    number = list(shares)[index % len(shares)]
+    found = entry.split_without(number)
+    others = {other: share for other, share in shares.items() if other != number}
+    assert (sum(found.values()), found.keys()) == (100, others.keys())
+    for other, share in others.items():
+        assert abs(found[other] - 100 * share / sum(others.values())) <= 1
 
 
 @given(st.lists(st.integers(1, 50), max_size=8), st.integers(1, 100), st.integers(1, 10))

@@ -81,17 +81,29 @@ def test_a_store_has_one_owner_and_none_after_its_death(tmp_path: Path) -> None:
     AdapterStore(path).close()
 
 
-def test_removing_a_version_gives_its_share_to_the_newest(store: AdapterStore) -> None:
-    for digest in "abc":
+def test_removing_a_version_gives_its_share_to_those_with_traffic_or_else_to_the_newest(store: AdapterStore) -> None:
+    for digest in "abcd":
         store.add(ref("sql", digest), "m")
     store.route("sql", {1: 0, 2: 100})
     assert store.catalogue().entries["sql"].split == ((2, 100),)
-    store.route("sql", {1: 50, 2: 50})
+    store.route("sql", {1: 50, 2: 30, 3: 20})
     store.remove("sql", 1)
-    assert store.catalogue().entries["sql"].split == ((2, 50), (3, 50))
+    assert store.catalogue().entries["sql"].split == ((2, 60), (3, 40))
     store.remove("sql", 2)
     store.remove("sql", 3)
+    assert store.catalogue().entries["sql"].split == ((4, 100),)
+    store.remove("sql", 4)
     assert store.catalogue().entries == {}
+
+
+def test_a_canary_that_is_withdrawn_leaves_its_traffic_to_who_had_it_before(store: AdapterStore) -> None:
+    """It went to a newer version, which had been rolled back from."""
+    for digest in "ab":
+        store.add(ref("sql", digest), "m")
+    store.route("sql", {1: 100})
+    store.add(ref("sql", "c"), "m", percent=10)
+    store.remove("sql", 3)
+    assert store.catalogue().entries["sql"].split == ((1, 100),)
 
 
 def test_a_number_never_stands_for_another_content(store: AdapterStore) -> None:
@@ -357,11 +369,14 @@ class Stored(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("ab"), number=st.none() | st.integers(1, 4))
     def remove(self, name: str, number: int | None) -> None:
+        before = self.store.catalogue().entries.get(name)
         try:
             self.store.remove(name, number)
         except AdapterError:
             return
         entry = self.store.catalogue().entries.get(name)
+        if entry is not None and before is not None and before.split != ((number, 100),):
+            assert dict(entry.split).keys() == dict(before.split).keys() - {number}, "nobody else gets traffic"
         assert entry is None or (number is not None and entry.version(number) is None)
 
     @rule()
