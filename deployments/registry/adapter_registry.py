@@ -17,11 +17,10 @@ import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
+from adapters.catalogue import AdapterEntry, Catalogue
 from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_store import FileStore, copy_files
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
@@ -33,6 +32,7 @@ from deployments.config import AdapterBase
 from deployments.errors import UnavailableError, unavailable_on, unknown_model
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.drop_ins import DropIns
+from deployments.registry.take_over import take_over
 from engine.errors import OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
@@ -103,8 +103,8 @@ class RegistryServer:
         """Register the adapters that a configuration declares, once for each build of the application.
 
         After a restart of the registry its configuration is stale: names may have been unloaded since, and folders
-        changed. Versions that this configuration does not declare are kept only if their files are in the store: files
-        elsewhere may have changed.
+        changed. Versions that this configuration does not declare are kept only if their files are in the store, as
+        files elsewhere may have changed, or if one without traffic would have to answer for them.
         """
         async with self._lock:
             if self._store.build != build:
@@ -115,7 +115,7 @@ class RegistryServer:
         for name in self.catalogue.entries.keys() & self._taken.keys():
             _logger.warning("the adapter %r was loaded earlier; %s has its name now", name, self._taken[name])
         before = self.catalogue
-        await asyncio.to_thread(self._compare, refs_by_base)
+        await asyncio.to_thread(take_over, self._store, self._files, refs_by_base)
         told = [
             (ref.name, ref.digest, self._read_by_base.get(base, {}).get(ref.name, ""))
             for base, refs in refs_by_base.items()
@@ -125,46 +125,6 @@ class RegistryServer:
         used = self.catalogue.digests()
         versions = ((entry.base, version.ref) for entry in before.entries.values() for version in entry.versions)
         self._displaced += [Displaced(base, ref) for base, ref in versions if ref.digest not in used]
-
-    def _compare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
-        """Update the catalogue with what is new in the configuration."""
-        with self._store.together():
-            declared = {(ref.name, ref.digest): ref for refs in refs_by_base.values() for ref in refs}
-            base_by_name = {ref.name: base for base, refs in refs_by_base.items() for ref in refs}
-            for entry in list(self.catalogue.entries.values()):
-                if base_by_name.get(entry.name, entry.base) != entry.base:
-                    _logger.warning(
-                        "the adapter %r, loaded earlier, is one of %s; "
-                        "the configuration has another of this name for %s",
-                        *(entry.name, entry.base, base_by_name[entry.name]),
-                    )
-                    self._store.remove(entry.name)
-                    continue
-                for version in entry.versions:
-                    self._settle(version, declared.get((entry.name, version.ref.digest)))
-            for base, refs in refs_by_base.items():
-                for ref in refs:
-                    entry_now = self.catalogue.entries.get(ref.name)
-                    known = () if entry_now is None else entry_now.versions
-                    # A version that was unloaded does not come back while its name has others.
-                    if any(ref.digest in (version.ref.digest, self._store.told(ref.name)) for version in known):
-                        continue
-                    try:
-                        self._store.add(ref, base)
-                    except AdapterError as error:
-                        _logger.warning("of the configuration: %s", error)
-
-    def _settle(self, version: AdapterVersion, declared: AdapterRef | None) -> None:
-        """Point a version from before this configuration to its files, or remove it if they are gone."""
-        ref = version.ref
-        if self._files.has(ref):
-            return
-        # The files are elsewhere now, or they are in the store, whose folder was moved.
-        found = declared or self._files.find(ref)
-        if found is None:
-            self._store.remove(ref.name, version.number)
-        elif found.path != ref.path:
-            self._store.repoint(replace(ref, path=found.path))
 
     async def register(self, wanted: Registration) -> Catalogue:
         """Make the content of a folder or a URL the newest version of a name, with the wanted share of its traffic.

@@ -1,16 +1,17 @@
-"""Adapters that do not fit their base model: names outlive a server, and its next one may have another checkpoint.
+"""Adapters that cannot be served: names outlive a server, and its next one may have another checkpoint, or lack files.
 
-Blocks: reads the configuration and the tensors' shapes of each adapter.
+Blocks: reads the configuration and the tensors' shapes of each adapter, and all of those that are read in place.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from functools import partial
 
 from adapters.catalogue import Catalogue
 from adapters.errors import AdapterError
-from adapters.identity import AdapterDigest, read_adapter
+from adapters.identity import AdapterDigest, content_digest, read_adapter
 from adapters.validate import validate
 from deployments.config import AdapterBase
 
@@ -28,7 +29,10 @@ def misfits(
             if ref.digest in known_to_fit or ref.digest in found[entry.base]:
                 continue
             try:
-                read_adapter(entry.name, ref.path, checks[entry.base])
+                config, tensors = read_adapter(entry.name, ref.path, checks[entry.base])
+                # A folder of the store is named by its content, which nobody else changes.
+                if os.path.basename(ref.path) != ref.digest and content_digest(config, tensors) != ref.digest:
+                    raise AdapterError(entry.name, "the files of this version have been overwritten; load it again")
             except AdapterError as error:
                 found[entry.base][ref.digest] = error.reason
     return found

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from adapters.registry import reference
 from adapters.store import AdapterStore
 from deployments.config import AdapterBase
 from deployments.registry.misfits import misfits
-from tests.adapters.handmade import SHAPES, write
+from tests.adapters.handmade import SHAPES, make_tensors, write
 
 
 def test_what_a_base_model_cannot_serve_is_found_with_the_reason(tmp_path: Path) -> None:
@@ -22,3 +23,15 @@ def test_what_a_base_model_cannot_serve_is_found_with_the_reason(tmp_path: Path)
     assert list(found["same"]) == [fits.digest]
     assert "the base model needs [4, 32]" in found["same"][fits.digest]
     assert misfits(store.catalogue(), bases, known_to_fit=[fits.digest]) == {"same": {}}
+
+
+def test_what_was_overwritten_or_deleted_where_it_is_read_is_found(tmp_path: Path) -> None:
+    store = AdapterStore(":memory:")
+    for name in ("kept", "overwritten", "deleted"):
+        store.add(reference(name, write(tmp_path / name, tensors=make_tensors(seed=len(name)))), "m")
+    write(tmp_path / "overwritten", tensors=make_tensors(seed=1))
+    shutil.rmtree(tmp_path / "deleted")
+    found = misfits(store.catalogue(), [AdapterBase(name="m", module_shapes=SHAPES, max_rank=16)], known_to_fit=())
+    deleted, overwritten = found["m"].values()
+    assert "does not exist" in deleted
+    assert "have been overwritten" in overwritten
