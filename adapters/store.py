@@ -67,7 +67,7 @@ class AdapterStore:
     Args:
         path: of the file; created with its folder if missing; ":memory:" for a store that is not persisted.
         holder: told to other processes that want the store meanwhile.
-        max_versions: bound on the versions of a name; at least 2.
+        max_versions: bound on the versions of a name that have had traffic, and on those on trial; at least 2.
 
     Raises:
         StoreTakenError: another process holds the store.
@@ -112,7 +112,7 @@ class AdapterStore:
         With 0 percent, the version is reachable only by its number until it is routed to, and the split is unchanged
         (empty for a new name). The other versions keep their proportions in the rest (`AdapterEntry.split_with`).
         If the newest version already has this content, it keeps its number. If the name is at its limit of versions,
-        the oldest ones without traffic are removed.
+        the oldest ones without traffic are removed, but none that has had traffic for one on trial.
 
         Args:
             served: the base models that there are now: a name that belongs to any other is free, and loses what it
@@ -129,15 +129,16 @@ class AdapterStore:
         versions = () if entry is None else entry.versions
         if entry is not None and entry.base != base:
             raise AdapterError(ref.name, f"the name stands for an adapter of the base model {entry.base}")
+        is_known = bool(versions) and versions[-1].ref.digest == ref.digest
+        if entry is not None and not is_known:
+            self._check_room(entry)
         with self._change(ref.name):
-            if versions and versions[-1].ref.digest == ref.digest:
+            if is_known:
                 number = versions[-1].number
                 self._database.execute(
                     "UPDATE version SET path = ? WHERE name = ? AND number = ?", (ref.path, ref.name, number)
                 )
             else:
-                if entry is not None:
-                    self._make_room(entry)
                 number = 1 + max(self._last_removed(ref.name), *(version.number for version in versions), 0)
                 row = (ref.name, number, base, ref.digest, ref.path, int(self._clock()))
                 self._database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -146,20 +147,30 @@ class AdapterStore:
                     invocation = (ref.name, number, json.dumps(ref.invocation_ids))
                     self._database.execute("INSERT INTO invocation VALUES (?, ?, ?)", invocation)
             if percent:
-                self._split(ref.name, {number: 100} if entry is None else entry.split_with(number, percent))
+                split = {number: 100} if entry is None else entry.split_with(number, percent)
+                if entry is not None:
+                    self._make_room(entry, split)
+                self._split(ref.name, split)
+            elif not is_known:
+                on_trial = [version.number for version in versions if version.is_on_trial]
+                self._forget(ref.name, on_trial[: max(0, len(on_trial) + 1 - self._max_versions)])
         return number
 
     def route(self, name: str, split: Mapping[int, int]) -> None:
         """Split a name's traffic among versions, by percentages that sum to 100; a version with 0 gets none.
 
+        Versions that get their first traffic make others go, as in `add`, if there are any that may.
+
         Raises:
             AdapterError: there is no such name or version, a percentage is below 0, or they do not sum to 100.
         """
-        self._check_known(name, split)
+        entry = self._check_known(name, split)
         if sum(split.values()) != 100 or any(percent < 0 for percent in split.values()):
             raise AdapterError(name, "the percentages must not be negative, and make 100 together")
         with self._change(name):
-            self._split(name, {number: percent for number, percent in split.items() if percent})
+            shares = {number: percent for number, percent in split.items() if percent}
+            self._make_room(entry, shares)
+            self._split(name, shares)
 
     def remove(self, name: str, number: int | None = None) -> None:
         """Remove a name, or one version, whose traffic share goes to others (`AdapterEntry.split_without`).
@@ -352,18 +363,23 @@ class AdapterStore:
                 raise AdapterError(name, f"it has no version {number}")
         return entry
 
-    def _make_room(self, entry: AdapterEntry) -> None:
-        """Remove enough versions to make room for one more; keep those with traffic, the newest and `latest`."""
-        num_over = max(0, len(entry.versions) + 1 - self._max_versions)
-        kept = {number for number, _ in entry.split}
-        idle = [v.number for v in entry.versions[:-1] if v.number not in kept and v != entry.latest]
-        if num_over > len(idle):
-            raise AdapterError(
-                entry.name,
-                f"it has {len(entry.versions)} versions, and too few without traffic to make room; "
-                "unload some of them first",
-            )
-        self._forget(entry.name, idle[:num_over])
+    def _check_room(self, entry: AdapterEntry) -> None:
+        """Refuse one more version if there would be no room for it once it had traffic."""
+        seasoned, idle = self._idle(entry)
+        if len(seasoned) + 1 - self._max_versions > len(idle):
+            reason = f"it has {len(entry.versions)} versions, and too few without traffic to make room"
+            raise AdapterError(entry.name, f"{reason}; unload some of them first")
+
+    def _make_room(self, entry: AdapterEntry, split: Mapping[int, int]) -> None:
+        """Remove the oldest idle versions for those that a split gives their first traffic."""
+        seasoned, idle = self._idle(entry)
+        num_over = max(0, len({*seasoned, *split}) - self._max_versions)
+        self._forget(entry.name, [number for number in idle if number not in split][:num_over])
+
+    def _idle(self, entry: AdapterEntry) -> tuple[list[int], list[int]]:
+        """Return the versions that are not on trial, and those of them without traffic, except the newest."""
+        seasoned = [version.number for version in entry.versions if not version.is_on_trial]
+        return seasoned, [number for number in seasoned[:-1] if number not in dict(entry.split)]
 
     def _forget(self, name: str, numbers: Sequence[int]) -> None:
         going = [(name, number) for number in numbers]

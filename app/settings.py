@@ -212,7 +212,10 @@ class RegistrySettings(SettingsNode):
         "hf://org/, s3://bucket/folder/, gs://bucket/, https://host/folder/.",
     )
     max_versions: int = Field(
-        default=64, ge=2, description="Maximum versions per name; the oldest without traffic are removed for a new one."
+        default=64,
+        ge=2,
+        description="Maximum versions per name, besides as many on trial; the oldest without traffic make room for new "
+        "ones.",
     )
     max_source_bytes: int = Field(default=2 << 30, ge=1, description="Maximum size of a fetched adapter in bytes.")
     source_timeout_s: float = Field(default=300.0, gt=0, description="Timeout for fetching an adapter in seconds.")

@@ -178,7 +178,7 @@ class RegistryConfig:
     Attributes:
         store_path: SQLite file.
         folder: files of registered adapters are copied into it, by digest.
-        max_versions: bound per name; the oldest versions without traffic make room for new ones.
+        max_versions: bound per name, apart from as many on trial; the oldest without traffic make room for new ones.
         bases: the base models of adapters.
         declared_by_base: adapters that the configuration names.
         seen_by_base: signatures of each drop-in folder's contents, taken before it was read for `declared_by_base`.

@@ -166,14 +166,18 @@ class RegistryServer:
                     await asyncio.to_thread(self._store.add, ref, base.name, percent=wanted.percent, served=self._bases)
                 finally:
                     # Those of a model that is gone may have left their name to one that could not be added.
-                    gone = self.catalogue.gone(ref.name, before)
-                    self._displaced += [Displaced(base.name, old) for old in gone]
+                    self._displace(ref.name, base.name, before)
                     await self._delete_unused((ref,))
-                if gone:
-                    _logger.info("%d old versions of the adapter %r make room for a new one", len(gone), ref.name)
                 return self.catalogue
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
+
+    def _displace(self, name: str, base: str, before: Catalogue) -> None:
+        """Have the contents freed that have made room for another one of their name."""
+        gone = self.catalogue.gone(name, before)
+        self._displaced += [Displaced(base, ref) for ref in gone]
+        if gone:
+            _logger.info("%d old versions of the adapter %r make room for a new one", len(gone), name)
 
     async def route(self, name: str, split: Mapping[int, int]) -> Catalogue:
         """Split a name's traffic among its versions by percentages.
@@ -187,7 +191,9 @@ class RegistryServer:
                 raise unknown_model(name, field="name")
             with _refusing("split"):
                 await asyncio.to_thread(self._check_not_lost, entry, split)
+                before = self.catalogue
                 await asyncio.to_thread(self._store.route, name, dict(split))
+            self._displace(name, entry.base, before)
         return self.catalogue
 
     async def unregister(self, name: str, number: int | None = None) -> list[Displaced]:

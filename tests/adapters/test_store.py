@@ -178,10 +178,10 @@ def test_the_oldest_versions_without_traffic_make_room(tmp_path: Path) -> None:
     assert numbers(store) == [197, 198, 199, 200]
     store.route("sql", {197: 90, 199: 10})
     store.add(ref("sql", "trial"), "m", percent=0)
-    assert numbers(store) == [197, 199, 200, 201]
+    assert numbers(store) == [197, 198, 199, 200, 201]
     assert store.catalogue().entries["sql"].split == ((197, 90), (199, 10))
     store.add(ref("sql", "trial"), "m", percent=0)
-    assert numbers(store) == [197, 199, 200, 201]
+    assert numbers(store) == [197, 198, 199, 200, 201]
     store.close()
     store = AdapterStore(path, max_versions=2)
     store.route("sql", {201: 100})
@@ -196,14 +196,30 @@ def test_no_version_makes_room_before_it_is_needed_nor_the_last_that_was_no_tria
         store.add(ref("sql", f"d{index}"), "m")
         assert numbers(store) == [*range(1, index + 2)]
     store.route("sql", {1: 100})
-    for index in range(4):
+    for index in range(8):
         store.add(ref("sql", f"trial{index}"), "m", percent=0)
-    # The sixth is the one that takes over when the first goes.
-    assert numbers(store) == [1, 6, 7, 8, 9, 10]
-    store.add(ref("sql", "more"), "m", percent=0)
-    assert numbers(store) == [1, 6, 8, 9, 10, 11]
-    store.remove("sql", 1)
-    assert store.catalogue().entries["sql"].split == ((6, 100),)
+    # Those on trial have the same bound, and take the place of their like.
+    assert numbers(store) == [1, 2, 3, 4, 5, 6, *range(9, 15)]
+    store.route("sql", {1: 50, 9: 50})
+    # The sixth is the newest that has had traffic.
+    assert numbers(store) == [1, 3, 4, 5, 6, *range(9, 15)]
+    store.route("sql", {1: 25, 10: 25, 11: 25, 12: 25})
+    assert numbers(store) == [1, 6, *range(9, 15)]
+    store.close()
+
+
+def test_a_version_on_trial_that_is_withdrawn_has_cost_no_other() -> None:
+    """A canary that failed cost a name at its limit the oldest version, perhaps the one to roll back to."""
+    store = AdapterStore(":memory:", max_versions=3)
+    for digest in "abc":
+        store.add(ref("sql", digest), "m")
+    for number in (4, 5):
+        assert store.add(ref("sql", f"canary{number}"), "m", percent=0) == number
+        store.remove("sql", number)
+        assert numbers(store) == [1, 2, 3]
+    store.add(ref("sql", "canary6"), "m", percent=0)
+    store.route("sql", {6: 100})
+    assert numbers(store) == [2, 3, 6]
     store.close()
 
 
@@ -213,8 +229,9 @@ def test_versions_with_traffic_and_the_newest_make_no_room() -> None:
         store.add(ref("sql", digest), "m")
     store.route("sql", {1: 50, 2: 50})
     before = store.catalogue()
-    with pytest.raises(AdapterError, match="3 versions, and too few without traffic to make room; unload some"):
-        store.add(ref("sql", "more"), "m")
+    for percent in (0, 10, 100):
+        with pytest.raises(AdapterError, match="3 versions, and too few without traffic to make room; unload some"):
+            store.add(ref("sql", "more"), "m", percent=percent)
     assert store.catalogue() == before
     store.add(ref("other", "more"), "m")
     store.close()

@@ -373,6 +373,25 @@ async def test_a_name_takes_new_versions_for_ever_and_says_which_contents_made_r
     assert len([*place.copies.iterdir()]) == 3
 
 
+async def test_what_a_promotion_has_no_room_for_is_freed_and_a_failed_trial_costs_nothing(place: Place) -> None:
+    place.max_versions = 2
+    registry = place.open()
+    for seed in (1, 2):
+        place.put("a", seed=seed)
+        await registry.register(wanted("a", replaces=True))
+    before = contents(registry)
+    place.put("a", seed=3)
+    for number in (3, 4):
+        await registry.register(replace(wanted("a", replaces=True), percent=0))
+        assert contents(registry)[:2] == before
+        if number == 3:
+            await registry.unregister("a", 3)
+    assert registry.take_displaced() == []
+    await registry.route("a", {4: 100})
+    assert [(number, share) for number, _, share in contents(registry)] == [(2, 0), (4, 100)]
+    assert [ref.digest for _, ref in registry.take_displaced()] == [before[0][1]]
+
+
 async def test_traffic_goes_to_no_version_whose_files_are_lost(place: Place) -> None:
     place.put("a", seed=1)
     registry = place.open()
