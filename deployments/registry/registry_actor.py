@@ -129,6 +129,13 @@ class Registry:
         """Return a part of a file of a registered content, for a node that does not have it."""
         return await self._server.read_file(ref, file, offset)
 
+    def __del__(self) -> None:
+        """Stop watching. Called by Serve, which then shuts down the threads that reading the folders needs."""
+        for name in ("_watch", "_fit_check"):
+            # The constructor may have failed before.
+            if (task := getattr(self, name, None)) is not None:
+                task.cancel()
+
     async def _and_tell(self, change: Awaitable[Catalogue], name: str) -> AdapterEntry:
         catalogue = await change
         await self._tell()

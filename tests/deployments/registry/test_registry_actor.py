@@ -360,6 +360,16 @@ async def test_what_is_dropped_in_is_told_of_though_a_scan_has_failed(
     await actor.end(registry)
 
 
+async def test_a_registry_that_is_replaced_scans_no_more(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve had shut down its threads, and each of its scans logged a traceback until the process ended."""
+    registry = await actor.open(monkeypatch)
+    await registry._fit_check
+    registry.__del__()
+    await asyncio.wait([registry._watch], timeout=30)
+    assert registry._watch.cancelled()
+    await actor.end(registry)
+
+
 async def test_another_server_s_registry_leaves_the_files_of_the_first_alone(
     actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
