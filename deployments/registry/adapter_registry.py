@@ -83,6 +83,7 @@ class RegistryServer:
         self._files = files
         self._sources = sources
         self._num_registering = 0
+        self._registered: set[tuple[str, AdapterDigest]] = set()
         # Separate pools: a slow source delays only other sources, and a slow folder only other folders.
         self._fetchers = ThreadPoolExecutor(max_workers=NUM_FETCHERS, thread_name_prefix="adapter-fetch")
         self._copiers = ThreadPoolExecutor(max_workers=NUM_COPIERS, thread_name_prefix="adapter-copy")
@@ -98,6 +99,10 @@ class RegistryServer:
     def catalogue(self) -> Catalogue:
         """The current catalogue."""
         return self._store.catalogue()
+
+    def has_registered(self, base: str, digest: AdapterDigest) -> bool:
+        """Whether this process has checked that a content fits a base model, and stored it."""
+        return (base, digest) in self._registered
 
     async def declare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]], build: str) -> None:
         """Register the adapters that a configuration declares, once for each build of the application.
@@ -164,6 +169,7 @@ class RegistryServer:
                     self._repaired += [Repaired(base, ref.digest) for base in _users(before, ref)]
                 try:
                     await asyncio.to_thread(self._store.add, ref, base.name, percent=wanted.percent, served=self._bases)
+                    self._registered.add((base.name, ref.digest))
                 finally:
                     # Those of a model that is gone may have left their name to one that could not be added.
                     self._displace(ref.name, base.name, before)

@@ -122,8 +122,14 @@ class Registry:
         return await asyncio.shield(detached(self._unload(name, number)))
 
     async def misfits(self) -> dict[str, dict[AdapterDigest, str]]:
-        """Return, for each base model, the contents found at the start that cannot be served with it, and why."""
-        return self._misfits
+        """Return, for each base model, the contents that cannot be served with it, and why.
+
+        They were found at the start, and have not been loaded again since.
+        """
+        return {
+            base: {digest: why for digest, why in found.items() if not self._server.has_registered(base, digest)}
+            for base, found in self._misfits.items()
+        }
 
     async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
         """Return a part of a file of a registered content, for a node that does not have it."""
@@ -207,9 +213,9 @@ class Registry:
     async def _find_misfits(self, config: RegistryConfig) -> None:
         # Beside what the registry does: of thousands of adapters, it takes seconds.
         declared = {ref.digest for refs in config.declared_by_base.values() for ref in refs}
-        found = await asyncio.to_thread(misfits, self._server.catalogue, config.bases, known_to_fit=declared)
-        self._misfits = found
-        for base, reason_by_digest in found.items():
+        catalogue = self._server.catalogue
+        self._misfits = await asyncio.to_thread(misfits, catalogue, config.bases, known_to_fit=declared)
+        for base, reason_by_digest in (await self.misfits()).items():
             for digest, reason in reason_by_digest.items():
                 _logger.warning("adapter %s was loaded earlier and cannot be served with %s: %s", digest, base, reason)
 

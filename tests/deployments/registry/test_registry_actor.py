@@ -26,6 +26,7 @@ from deployments.registry import registry_actor
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import RegistryServer
 from deployments.registry.followers import Followers
+from deployments.registry.misfits import misfits
 from deployments.registry.registry_actor import Registry, open_store
 from engine.errors import ConfigError
 from tests.adapters.handmade import SHAPES, make_tensors, write
@@ -256,6 +257,35 @@ async def test_replicas_try_again_at_once_what_a_load_has_repaired(
     shutil.rmtree(version.ref.path)
     await registry.register(again)
     assert actor.replicas.asked == [("retry_adapter", version.ref.digest)] * 2
+    await actor.end(registry)
+
+
+@pytest.mark.parametrize("when", ["after", "during"])
+async def test_an_adapter_that_is_loaded_again_is_no_misfit_any_more(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """It was listed as one until the registry's next start, though it was served."""
+    registry = await actor.open(monkeypatch)
+    (version,) = (await registry.register(actor.put("a"))).versions
+    await actor.end(registry)
+    shutil.rmtree(version.ref.path)
+    may_end = threading.Event()
+
+    def check(*args: Any, **options: Any) -> Any:
+        found = misfits(*args, **options)
+        assert may_end.wait(30)
+        return found
+
+    monkeypatch.setattr(registry_actor, "misfits", check)
+    registry = await actor.open(monkeypatch)
+    if when == "after":
+        may_end.set()
+        await registry._fit_check
+        assert list((await registry.misfits())["m"]) == [version.ref.digest]
+    await registry.register(replace(actor.put("a"), replaces=True))
+    may_end.set()
+    await registry._fit_check
+    assert await registry.misfits() == {"m": {}}
     await actor.end(registry)
 
 
