@@ -204,7 +204,9 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
     max_tokens: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="Older name of `max_completion_tokens`."
     )
-    logprobs: bool | None = Field(default=None, description="Return the log-probability of each token of the answer.")
+    logprobs: bool | None = Field(
+        default=None, description="Return the log-probability of each token of the content and of calls."
+    )
     top_logprobs: int | None = Field(
         default=None, ge=0, le=20, description="Requires `logprobs`: also return this many top tokens at each position."
     )
