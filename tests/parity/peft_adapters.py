@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
 from transformers import PreTrainedModel
+
+from adapters.identity import AdapterRef
+from adapters.registry import reference
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
@@ -148,6 +152,14 @@ def save_adapters(base: PreTrainedModel, folder: Path, configs: dict[str, dict[s
         model.save_pretrained(path_by_name[name])
         model.unload()
     return path_by_name
+
+
+def saved_adapters(base: PreTrainedModel, folder: Path, *names: str) -> list[AdapterRef]:
+    """Save the adapters of these names, of `CONFIGS` or `BEYOND_PRODUCTS`, and no others."""
+    path_by_name = save_adapters(base, folder, {name: CONFIGS[name] for name in names if name in CONFIGS})
+    beyond = {name: BEYOND_PRODUCTS[name] for name in names if name in BEYOND_PRODUCTS}
+    path_by_name |= save_beyond_products(lambda: deepcopy(base), folder, beyond)
+    return [reference(name, path_by_name[name]) for name in names]
 
 
 def load_adapters(base: PreTrainedModel, path_by_name: dict[str, str]) -> peft.PeftModel:

@@ -6,7 +6,6 @@ That no kind of model makes it wait is told by the tests of its tokens (`tests.p
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from engine.request import DryPenalty, LzPenalty, Pooling, Request
 from tests.deployments.tiny_models import write_chat_model
 from tests.parity.conftest import NEEDS_LATER, Checkpoint, greedy, made, random_prompts, run_engine, saved_once
 from tests.parity.gpu_parts import HAS_GPU, STEPPING, Replays, config_of
-from tests.parity.peft_adapters import BEYOND_PRODUCTS, CONFIGS, save_adapters, save_beyond_products
+from tests.parity.peft_adapters import save_adapters, saved_adapters
 from tests.parity.test_states import MODELS as WITH_STATES
 from tests.simulated_gpu.tensors import Gpu
 
@@ -88,10 +87,7 @@ def test_for_no_vector(shallow: Callable[[str], Checkpoint], gpu: Gpu) -> None:
 def test_for_no_adapter(shallow: Callable[[str], Checkpoint], tmp_path: Path, gpu: Gpu) -> None:
     """They are copied by another thread, on another stream."""
     family = shallow("llama3")
-    path_by_name = save_adapters(family.model, tmp_path, {"everything": CONFIGS["everything"]})
-    beyond = {name: BEYOND_PRODUCTS[name] for name in ("both-ends", "norms", "embedding-dora")}
-    path_by_name |= save_beyond_products(lambda: deepcopy(family.model), tmp_path, beyond)
-    adapters = [reference(*named) for named in path_by_name.items()]
+    adapters = saved_adapters(family.model, tmp_path, "everything", "both-ends", "norms", "embedding-dora")
     prompts = random_prompts(len(adapters), longest=12)
     asked = [greedy(str(i), p, 4, adapter=a.digest) for i, (p, a) in enumerate(zip(prompts, adapters, strict=True))]
     assert waits_of(gpu, build_engine(config_of(family.path), adapters), asked) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from tests.deployments.tiny_models import write_chat_model
 from tests.engine import fp8_checkpoints, int4_checkpoints
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
 from tests.parity.gpu_parts import HAS_GPU, Replays, an_fp8_gpu, config_of, join_few_rows
-from tests.parity.peft_adapters import BEYOND_PRODUCTS, CONFIGS, save_adapters, save_beyond_products
+from tests.parity.peft_adapters import save_adapters, saved_adapters
 
 NUM_TOKENS = 4
 
@@ -82,14 +81,6 @@ def test_a_row_or_two_get_the_tokens_of_transformers_by_kernels_that_do_more_at_
     assert launched.keys() == joins
 
 
-def _saved(base: Checkpoint, folder: Path, *names: str) -> list[AdapterRef]:
-    """Save the adapters of these names, and no others."""
-    path_by_name = save_adapters(base.model, folder, {name: CONFIGS[name] for name in names if name in CONFIGS})
-    beyond = {name: BEYOND_PRODUCTS[name] for name in names if name in BEYOND_PRODUCTS}
-    path_by_name |= save_beyond_products(lambda: deepcopy(base.model), folder, beyond)
-    return [reference(name, path_by_name[name]) for name in names]
-
-
 def _noting(name: str, launch: Callable[..., torch.Tensor], counts: Counter[str]) -> Callable[..., torch.Tensor]:
     def counted(*args: Any, **named: Any) -> torch.Tensor:
         does = " normed" if named.get("norm") else " added" if named.get("is_added") else ""
@@ -105,7 +96,7 @@ def test_adapters_and_draws_are_those_of_the_cpu(
 ) -> None:
     """Adapters of different ranks and modules, DoRA and biases, from mid-prompt on too, greedy and drawn."""
     family = shallow(name)
-    adapters = _saved(family, tmp_path, "everything", "patterns", "dora", "lora-bias")
+    adapters = saved_adapters(family.model, tmp_path, "everything", "patterns", "dora", "lora-bias")
     first, second, dora, biased = (adapter.digest for adapter in adapters)
     prompts = random_prompts(6, longest=20)
     digests = [first, second, None, dora, None, biased]
@@ -165,7 +156,7 @@ def test_adapters_of_the_whole_model_give_the_tokens_of_the_cpu_beside_plain_one
     """Embeddings, output matrices and norms, by products and of their own; then the batch without such an adapter."""
     family = shallow("llama3")
     names = ("everything", "both-ends", "own-ends", "norms", "dora-and-biases", "embedding-dora", "tokens-of-each-end")
-    adapters = _saved(family, tmp_path, *names)
+    adapters = saved_adapters(family.model, tmp_path, *names)
     digests = [None, *(adapter.digest for adapter in adapters)]
     prompts = random_prompts(len(digests), longest=12)
     requests = [greedy(str(i), p, NUM_TOKENS, adapter=d) for i, (p, d) in enumerate(zip(prompts, digests, strict=True))]
@@ -184,7 +175,7 @@ def test_norms_of_adapters_give_the_tokens_of_the_cpu(
 ) -> None:
     """Of heads, of all heads together, of what a part adds; weights that are told from 1 on, and float32 ones."""
     family = checkpoint(name)
-    (adapter,) = _saved(family, tmp_path, "norms")
+    (adapter,) = saved_adapters(family.model, tmp_path, "norms")
     prompts = random_prompts(3, longest=12)
     digests = [adapter.digest, None, adapter.digest]
     requests = [greedy(str(i), p, NUM_TOKENS, adapter=d) for i, (p, d) in enumerate(zip(prompts, digests, strict=True))]
@@ -201,7 +192,7 @@ def test_adapters_of_the_whole_model_give_nearly_the_same_probabilities_in_half_
     shallow: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     family = shallow("llama3")
-    (adapter,) = _saved(family, tmp_path, name)
+    (adapter,) = saved_adapters(family.model, tmp_path, name)
     expected = _logprobs(config_of(family.path, "cpu"), adapter)
     with an_fp8_gpu(monkeypatch):
         found = _logprobs(replace(config_of(family.path), dtype="float16"), adapter)
@@ -231,9 +222,7 @@ def test_weights_of_four_bits_give_the_probabilities_of_the_numbers_they_stand_f
 ) -> None:
     """With an adapter upon them: by the kernel for few rows, the end of the prompt, and the other way before."""
     model = make_model(name, hidden_size=128, intermediate_size=128)
-    adapter = reference(
-        "everything", save_adapters(model, tmp_path, {"everything": CONFIGS["everything"]})["everything"]
-    )
+    (adapter,) = saved_adapters(model, tmp_path, "everything")
     projections = [weight for name, weight in model.named_parameters() if "proj" in name]
     for weight in projections:
         weight.data = weight.data.half().float() / 4

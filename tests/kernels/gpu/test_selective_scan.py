@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from kernels.selective_scan import launch
 from kernels.selective_scan.reference import selective_scan
 from kernels.state_rows import StateRows
-from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, dtypes_and_lengths, randn
 
 Sizes = tuple[int, int, int, int]
 """Heads, groups, width of heads and of states."""
@@ -38,14 +38,7 @@ def check(given: Inputs, states: torch.Tensor) -> None:
     torch.testing.assert_close(states.double(), exact, atol=slack * float(exact.abs().max()), rtol=slack)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tokens"),
-    [
-        *((torch.float32, tokens) for tokens in (1, 2, 63, 64, 65, 130)),
-        *((torch.bfloat16, tokens) for tokens in (1, 65)),
-        *(pytest.param(torch.float16, tokens, marks=pytest.mark.gpu) for tokens in (1, 65)),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "tokens"), dtypes_and_lengths(1, 2, 63, 64, 65, 130))
 @pytest.mark.parametrize("sizes", [(2, 1, 16, 16), (4, 2, 24, 40), (1, 1, 64, 128)])
 def test_tokens_one_by_one_or_in_chunks_are_the_scan(dtype: torch.dtype, tokens: int, sizes: Sizes) -> None:
     heads, _, *dims = sizes

@@ -12,7 +12,7 @@ from kernels.causal_conv.reference import causal_conv
 from kernels.gated_delta import launch as delta_launch
 from kernels.gated_delta.reference import gated_delta
 from kernels.state_rows import StateRows
-from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, dtypes_and_lengths, randn
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -39,14 +39,7 @@ def _slack(dtype: torch.dtype) -> float:
     return {torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}[dtype]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tokens"),
-    [
-        *((torch.float32, tokens) for tokens in (1, 2, 63, 64, 65, 150)),
-        *((torch.bfloat16, tokens) for tokens in (1, 65)),
-        *(pytest.param(torch.float16, tokens, marks=pytest.mark.gpu) for tokens in (1, 65)),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "tokens"), dtypes_and_lengths(1, 2, 63, 64, 65, 150))
 @pytest.mark.parametrize("sizes", [(1, 2, 16, 16), (2, 2, 24, 40), (1, 1, 128, 48)])
 def test_tokens_one_by_one_or_in_chunks_follow_the_rule(
     dtype: torch.dtype, tokens: int, sizes: tuple[int, int, int, int]
