@@ -99,7 +99,7 @@ def build(settings: Settings) -> serve.Application:
         moderation_model=None if settings.safety is None else settings.safety.name,
         admin_key_sha256=_admin_key(settings),
         key_ring=key_ring(settings, serve_environment.of_this_process()),
-        host_rule=HostRule.of(settings.allowed_hosts, is_open=not settings.tenants and not settings.allow_anonymous),
+        host_rule=HostRule.of(settings.allowed_hosts, is_open=settings.is_open),
         allowed_origins=settings.allowed_origins,
         batch_settings=settings.batches,
         default_timeout_s=settings.default_timeout_s,
@@ -127,7 +127,7 @@ def build(settings: Settings) -> serve.Application:
 def _refuse_strangers(settings: Settings) -> None:
     """Refuse to answer everybody who reaches a server, also where a new configuration lacks the keys of the old one."""
     host = _listen_host()
-    if not settings.tenants and not settings.allow_anonymous and host is not None and not is_loopback(host):
+    if settings.is_open and host is not None and not is_loopback(host):
         raise ConfigError(
             f"args.tenants: anyone who can reach {host}, where Serve listens, could send requests: add API keys, or "
             "set `allow_anonymous: true`"

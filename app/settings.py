@@ -369,6 +369,11 @@ class Settings(SettingsNode):
             folders["safety.path"] = self.safety.path
         return folders | {f"rerankers[{index}].path": reranker.path for index, reranker in enumerate(self.rerankers)}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether anyone may send requests, though nothing says that this is wanted."""
+        return not self.tenants and not self.allow_anonymous
+
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         if not self.models:
@@ -385,7 +390,7 @@ class Settings(SettingsNode):
         limited = [tenant.name for tenant in self.tenants if tenant.limits != TenantLimitSettings()]
         if limited and self.accounts is None:
             raise ValueError(f"tenants[{limited[0]}].limits require `accounts`, which is null")
-        if "*" in self.allowed_origins and not self.tenants and not self.allow_anonymous:
+        if "*" in self.allowed_origins and self.is_open:
             raise ValueError(
                 "allowed_origins: '*' lets any web page send requests: list the origins, add `tenants` with API keys, "
                 "or set `allow_anonymous: true`"

@@ -252,8 +252,7 @@ def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]
 def _open_to_strangers(tree: Mapping[str, Any], ours: Mapping[str, Settings]) -> Iterator[str]:
     """Yield an error if a server reachable from other machines accepts requests from anyone."""
     host, _ = listen_address(tree)
-    is_open = any(not settings.tenants and not settings.allow_anonymous for settings in ours.values())
-    if is_open and not is_loopback(host):
+    if any(settings.is_open for settings in ours.values()) and not is_loopback(host):
         yield (
             f"http_options.host: anyone who can reach {host} could send requests: add `tenants` with API keys to args, "
             "listen on 127.0.0.1, or set `allow_anonymous: true`"
