@@ -7,7 +7,7 @@ sql@latest     the newest version that is not on trial
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from adapters.identity import AdapterRef
@@ -156,6 +156,11 @@ class CatalogueChange:
     since: int
     revision: int
     entries: Mapping[str, AdapterEntry | None]
+
+
+def names_taken(bases: Iterable[str], cross_encoders: Iterable[str]) -> dict[str, str]:
+    """Return the names that no adapter can have, and what has them."""
+    return dict.fromkeys(cross_encoders, "a cross-encoder") | dict.fromkeys(bases, "a base model")
 
 
 def _in_proportion(shares: Sequence[tuple[int, int]], whole: int) -> dict[int, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue, CatalogueChange
+from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue, CatalogueChange, names_taken
 from adapters.identity import AdapterDigest
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
@@ -58,7 +58,7 @@ class AdapterDirectory:
         self._catalogue = declared_catalogue(models)
         self._replicas = replicas
         self._registry = registry
-        self._taken = dict.fromkeys(cross_encoders, "a cross-encoder") | dict.fromkeys(replicas, "a base model")
+        self._taken = names_taken(replicas, cross_encoders)
         self._has_heard = registry is None
         self._in_use = in_use
         self._refresh: asyncio.Task[None] | None = None

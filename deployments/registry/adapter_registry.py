@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from adapters.catalogue import AdapterEntry, Catalogue
+from adapters.catalogue import AdapterEntry, Catalogue, names_taken
 from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_store import FileStore, copy_files
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
@@ -79,7 +79,7 @@ class RegistryServer:
     ) -> None:
         self._store = store
         self._bases = {base.name: base for base in bases}
-        self._taken = dict.fromkeys(cross_encoders, "a cross-encoder") | dict.fromkeys(self._bases, "a base model")
+        self._taken = names_taken(self._bases, cross_encoders)
         self._files = files
         self._sources = sources
         self._num_registering = 0
