@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from adapters.errors import AdapterError, AdapterGoneError, AdapterUnavailableError
 from adapters.identity import AdapterDigest
+from adapters.loads import AdapterLoads
 from adapters.weights import AdapterWeights
 
 _logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class HostCache:
         # Loads in progress that may be reading files from before a repair, so that their failure means nothing.
         self._outdated: set[AdapterDigest] = set()
         self._num_bytes = 0
+        self.loads = AdapterLoads()
         self._is_closed = False
         # Whether a request was refused for want of room since one was last granted.
         self._has_refused = False
@@ -151,10 +153,10 @@ class HostCache:
             failure = self._failure(digest)
             return failure is not None and failure.passes
 
-    def fail(self, digest: AdapterDigest, reason: str, *, passes: bool = False) -> None:
+    def fail(self, digest: AdapterDigest, reason: str) -> None:
         """Remember for `FAILURE_S` that an adapter cannot be used; `reason` is one sentence for the client."""
         with self._lock:
-            self._remember(digest, reason, passes=passes)
+            self._remember(digest, reason, passes=False)
 
     def forget_failure(self, digest: AdapterDigest) -> None:
         """Allow a failed adapter to be tried again at once, also if it is being loaded and that fails."""
@@ -197,6 +199,7 @@ class HostCache:
 
     def _run(self, digest: AdapterDigest) -> None:
         """Load one adapter on a loader thread. The thread ends here: no exception may escape unlogged."""
+        started_s = self._clock()
         try:
             weights = self._load(digest)
         except AdapterGoneError:
@@ -210,12 +213,13 @@ class HostCache:
             # A disk that fails now may work again, unlike a bug.
             self._fail_load(digest, "The adapter could not be loaded.", passes=isinstance(error, OSError))
         else:
-            self._insert(digest, weights)
+            self._insert(digest, weights, self._clock() - started_s)
         self._on_change()
 
     def _fail_load(self, digest: AdapterDigest, reason: str, *, passes: bool) -> None:
         """Remember that a load has failed, unless its failure was forgotten meanwhile: whoever waits asks again."""
         with self._lock:
+            self.loads.num_failed += 1
             if not self._end_load(digest):
                 self._remember(digest, reason, passes=passes)
 
@@ -232,12 +236,13 @@ class HostCache:
         self._outdated.discard(digest)
         return is_outdated
 
-    def _insert(self, digest: AdapterDigest, weights: AdapterWeights) -> None:
+    def _insert(self, digest: AdapterDigest, weights: AdapterWeights, took_s: float) -> None:
         with self._lock:
             self._end_load(digest)
             if self._is_closed:
                 return
             entry = self._entry_by_digest[digest] = _Entry(weights, weights.num_bytes)
+            self.loads.add(entry.num_bytes, took_s)
             self._loaded_s_by_digest[digest] = self._clock()
             self._reserved_bytes += entry.num_bytes
             self._num_bytes += entry.num_bytes

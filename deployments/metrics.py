@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -189,16 +188,16 @@ def readiness(report: HealthReport) -> Metric:
 
 
 def gateway_families(
-    gates: Mapping[str, FrontGate], meter: Meter | None = None, verdicts: Mapping[str, int] = MappingProxyType({})
+    gates: Mapping[str, FrontGate], meter: Meter | None = None, verdicts: Mapping[str, int] | None = None
 ) -> list[Metric]:
     """Return the metrics that a gateway's other parts count, besides `GatewayMetrics`.
 
     Args:
-        verdicts: number of texts by what the classifier said of them.
+        verdicts: number of texts by what the classifier said of them; None for none.
     """
     families = [] if meter is None else _meter_families(meter)
     about = "Texts by what the safety classifier said of them, if anything in time."
-    families.append(_counts_by("outcome", "antiphon:safety_verdicts", about, verdicts))
+    families.append(_counts_by("outcome", "antiphon:safety_verdicts", about, verdicts or {}))
     families += [_labeled(_rejections(gate.refused_by_reason), {"model_name": model}) for model, gate in gates.items()]
     return [*families, _dropped_lines()]
 

@@ -21,10 +21,10 @@ from adapters.errors import AdapterError, AdapterGoneError
 from adapters.host_cache import HostCache
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.loading import AdapterLoader
+from adapters.loads import AdapterLoads
 from adapters.weights import AdapterWeights, MovableWeights
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
-from engine.metrics import AdapterLoads
 
 _logger = logging.getLogger(__name__)
 
@@ -68,8 +68,6 @@ class AdapterPool:
         self._lock = threading.RLock()
         self._ref_by_digest: dict[AdapterDigest, AdapterRef] = {}
         self._weights_by_digest: dict[AdapterDigest, AdapterWeights] = {}
-        self._load_s = 0.0
-        self.loads = AdapterLoads()
         self._max_bytes = config.max_device_adapter_bytes
         self._slots = DeviceSlots(config.max_device_adapters, self._max_bytes)
         self._is_copied = device.type == "cuda"
@@ -144,7 +142,7 @@ class AdapterPool:
     def swap_s(self, digest: AdapterDigest) -> float:
         """Return the average load time, 0 for an adapter that is on the device or in host memory."""
         with self._lock:
-            return 0.0 if digest in self._slots or digest in self._host else self._load_s
+            return 0.0 if digest in self._slots or digest in self._host else self.loads.average_s
 
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
         """Return whether the adapter is in host memory but has no device slot, or finds no room beside the pinned ones.
@@ -204,13 +202,14 @@ class AdapterPool:
             raise EngineError(f"adapter {digest} runs in a batch without being on the device")
         return weights
 
+    @property
+    def loads(self) -> AdapterLoads:
+        """The loads into host memory so far."""
+        return self._host.loads
+
     def num_resident(self) -> int:
         """Return how many adapters are usable on the device now."""
         return len(self._weights_by_digest)
-
-    def load_s(self) -> float:
-        """Return the average time to load an adapter; 0 before the first load."""
-        return self._load_s
 
     def close(self) -> None:
         """Stop the threads and release all weights; the engine must have stopped."""
@@ -221,25 +220,7 @@ class AdapterPool:
             self._weights_by_digest.clear()
 
     def _load(self, digest: AdapterDigest) -> AdapterWeights:
-        """Load an adapter, and count it; called on a loader thread."""
-        started_s = self._clock()
-        try:
-            weights = self._read(digest)
-        except AdapterGoneError:
-            raise
-        except Exception:
-            with self._lock:
-                self.loads.num_failed += 1
-            raise
-        took_s = self._clock() - started_s
-        with self._lock:
-            self._load_s = (self._load_s + took_s) / 2 if self._load_s else took_s
-            self.loads.num_loaded += 1
-            self.loads.num_bytes += weights.num_bytes
-            self.loads.seconds += took_s
-        return weights
-
-    def _read(self, digest: AdapterDigest) -> AdapterWeights:
+        """Load an adapter; called on a loader thread."""
         ref = self._declared(digest)
         weights = self._loader.load(self._locate(ref))
         if weights.num_bytes > self._max_bytes:

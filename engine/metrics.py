@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from adapters.loads import AdapterLoads
 from engine.request import FinishReason, RequestId
 from engine.trace import RequestTrace
 
@@ -76,20 +77,6 @@ class StepTimes:
     sample_s: float = 0.0
     wait_s: float = 0.0
     emit_s: float = 0.0
-
-
-@dataclass(slots=True)
-class AdapterLoads:
-    """Adapters that were read into memory since the start; bytes and seconds of all together.
-
-    Attributes:
-        num_failed: attempts that ended in an error, other than those for adapters unloaded meanwhile.
-    """
-
-    num_loaded: int = 0
-    num_failed: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

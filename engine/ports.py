@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from adapters.identity import AdapterDigest, AdapterRef
+from adapters.loads import AdapterLoads
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName
-from engine.metrics import AdapterLoads, StepTimes
+from engine.metrics import StepTimes
 from engine.request import Request
 from engine.step import StepPlan, StepResult
 
@@ -78,10 +79,6 @@ class AdapterStock(Protocol):
 
     def num_resident(self) -> int:
         """Return how many adapters are usable on the device now."""
-        ...
-
-    def load_s(self) -> float:
-        """Return the average time to load an adapter; 0 before the first load."""
         ...
 
     def learn(self, ref: AdapterRef) -> None:

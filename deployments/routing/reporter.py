@@ -120,7 +120,7 @@ class Reporter:
                 **{name: getattr(load, name) for name in _AS_MEASURED},
                 num_gateways=len(self._watchers),
                 turnover_s=turnover_s,
-                adapter_load_s=self._stock.load_s(),
+                adapter_load_s=self._stock.loads.average_s,
                 is_whole=watcher.is_new,
                 landmarks_added=tuple(load.landmarks - known),
                 landmarks_dropped=tuple(known - load.landmarks),

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from adapters.identity import AdapterDigest, AdapterRef
+from adapters.loads import AdapterLoads
 from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.errors import EngineError, OverloadError, RequestError
-from engine.metrics import AdapterLoads
 from engine.ports import PauseWish
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.scheduler import Scheduler
@@ -80,9 +80,6 @@ class NoAdapters:
 
     def num_resident(self) -> int:
         return 0
-
-    def load_s(self) -> float:
-        return 0.0
 
     def learn(self, ref: AdapterRef) -> None:
         raise AssertionError("no test here has adapters of its own")

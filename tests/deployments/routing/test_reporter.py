@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adapters.identity import AdapterDigest
+from adapters.loads import AdapterLoads
 from deployments.channel.token_frames import LENGTH
 from deployments.generation_calls import TokenAddress
 from deployments.routing import reporter as reporter_module
@@ -26,6 +27,8 @@ LOAD = EngineLoad(
 class Bench:
     """A reporter whose engine, clock and gateways are in the test's hand."""
 
+    loads = AdapterLoads(average_s=0.25)
+
     def __init__(self) -> None:
         self.load, self.now_s, self.sent = LOAD, 100.0, list[tuple[str, LoadReport]]()
         self.by_digest: dict[AdapterDigest, str] = {}
@@ -35,9 +38,6 @@ class Bench:
 
     def places(self) -> dict[AdapterDigest, str]:
         return self.by_digest
-
-    def load_s(self) -> float:
-        return 0.25
 
     def send_report(self, address: TokenAddress, report: bytes) -> None:
         self.sent.append((address.gateway_id, decode_report(report[LENGTH.size :])))
