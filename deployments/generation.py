@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from deployments.siblings import Siblings
+from deployments.timeline import Reception
 from engine.request import SamplingParams
 
 READY = "ready"
@@ -177,8 +178,9 @@ class ClientRequest:
         tenant: whose share of the engine it uses; empty for that of the salt.
         salt: prefix-cache isolation.
         priority: lower is served first.
-        timeout_s: seconds from now until the deadline; None for none.
+        timeout_s: seconds from its arrival until the deadline; None for none.
         trace_parent: the client's `traceparent` header.
+        reception: when it arrived, and what has happened to it since.
     """
 
     request_id: str
@@ -188,6 +190,7 @@ class ClientRequest:
     priority: int = 0
     timeout_s: float | None = None
     trace_parent: str = ""
+    reception: Reception = field(default_factory=Reception, compare=False, repr=False)
 
 
 AnyRequest = TypeVar("AnyRequest", bound=ClientRequest)

@@ -115,7 +115,7 @@ def _fields(timeline: Timeline) -> dict[str, Any]:
         "prompt_tokens": timeline.num_prompt_tokens,
         "cached_tokens": timeline.num_cached_tokens,
         "output_tokens": timeline.num_tokens,
-        "attempts": len(timeline.attempts),
+        "attempts": len(timeline.called_s_by_attempt),
     } | {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()}
 
 

@@ -1,7 +1,7 @@
 """The timeline of one answer: recorded by the gateway as it proceeds, joined with the engine's trace on request.
 
-Times are seconds since the request reached the gateway. Engines report wall-clock times, so across machines the two
-parts match only as well as the machines' clocks.
+Times are seconds since the request, with its body, had reached the gateway. Engines report wall-clock times, so across
+machines the two parts match only as well as the machines' clocks.
 """
 
 from __future__ import annotations
@@ -84,10 +84,11 @@ class Timeline:
         operation: the kind of request, named by OpenTelemetry's conventions.
         adapter: digest of its content, empty for a base model.
         arrived_unix_s: Unix time of arrival.
-        attempts: ids under which engines know it: several if a replica was lost, one per expansion of a beam search,
-            one per input of an embedding request.
+        called_s_by_attempt: when an engine was called, by the id under which it knows the answer: several if a replica
+            was lost, one per expansion of a beam search, one per input of an embedding request.
         outcome: a finish reason, the type of an error, "cancelled", or "in_progress".
         first_token_s, first_text_s: when the engine's first token came, and when the first text was shown.
+        detokenize_s: time in which the gateway made text of tokens, in all.
         trace_parent: the client's `traceparent` header.
     """
 
@@ -99,13 +100,14 @@ class Timeline:
     tenant: str = ""
     arrived_unix_s: float
     stages: list[Stage] = field(default_factory=list)
-    attempts: list[RequestId] = field(default_factory=list)
+    called_s_by_attempt: dict[RequestId, float] = field(default_factory=dict)
     arrivals: Arrivals = field(default_factory=Arrivals)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_tokens: int = 0
     first_token_s: float | None = None
     first_text_s: float | None = None
+    detokenize_s: float = 0.0
     end_s: float | None = None
     outcome: str = IN_PROGRESS
     trace_parent: str = ""
@@ -128,29 +130,53 @@ class Timeline:
         return (self.end_s - self.first_token_s) / (self.num_tokens - 1)
 
 
-class Recorder:
-    """Records one timeline.
+class Reception:
+    """What happens to a client's request before its answers begin; made when the request arrives.
 
     Args:
-        on_end: called once with the timeline, when its answer ends and before its client learns of it.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        on_end: Callable[[Timeline], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.timeline = timeline
-        self._on_end = on_end
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._arrived_s = clock()
+        self.stage_by_name: dict[str, Stage] = {}
 
     @property
     def now_s(self) -> float:
         """Seconds since the request arrived."""
         return self._clock() - self._arrived_s
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Record the duration of a `with` block, however it ends; only the first of each name to end counts."""
+        start_s = self.now_s
+        try:
+            yield
+        finally:
+            self.stage_by_name.setdefault(name, Stage(name, start_s, self.now_s))
+
+
+class Recorder:
+    """Records one timeline.
+
+    Args:
+        on_end: called once with the timeline, when its answer ends and before its client learns of it.
+        reception: of the client's request, which its answers share.
+    """
+
+    def __init__(
+        self, timeline: Timeline, on_end: Callable[[Timeline], None] = lambda _: None, *, reception: Reception
+    ) -> None:
+        self.timeline = timeline
+        self._on_end = on_end
+        self._reception = reception
+        timeline.stages += reception.stage_by_name.values()
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the request arrived."""
+        return self._reception.now_s
 
     def left_s(self, timeout_s: float | None) -> float | None:
         """Return the seconds left of a time limit that began when the request arrived; None without a limit."""
@@ -166,9 +192,9 @@ class Recorder:
             self.timeline.stages.append(Stage(name, start_s, self.now_s))
 
     def note_attempt(self, request_id: RequestId) -> None:
-        """Record the id under which an engine will know the answer, or a part of it."""
-        if len(self.timeline.attempts) < MAX_ATTEMPTS:
-            self.timeline.attempts.append(request_id)
+        """Record the id under which an engine will know the answer, or a part of it, right before the call."""
+        if len(self.timeline.called_s_by_attempt) < MAX_ATTEMPTS:
+            self.timeline.called_s_by_attempt[request_id] = self.now_s
 
     def note_expansion(self, request_id: RequestId, num_tokens: int) -> None:
         """Record a call that expands a beam of `num_tokens` tokens, which come when the search is over."""
@@ -255,7 +281,7 @@ class TimelineStore:
 
 
 async def ask_traces(
-    asked: Iterable[tuple[str, Sequence[RequestId]]], source: TraceSource
+    asked: Iterable[tuple[str, Iterable[RequestId]]], source: TraceSource
 ) -> dict[RequestId, RequestTrace]:
     """Return the engines' traces of many answers, given as base models and attempts; each model is asked once."""
     attempts_by_base: dict[str, list[RequestId]] = {}
@@ -271,15 +297,17 @@ async def ask_traces(
 def with_engine_stages(timeline: Timeline, trace_by_attempt: Mapping[RequestId, RequestTrace]) -> list[Stage]:
     """Return all stages of an answer, including those in engines, in start order."""
     stages = list(timeline.stages)
-    for attempt in timeline.attempts:
+    for attempt, called_s in timeline.called_s_by_attempt.items():
         trace = trace_by_attempt.get(attempt)
         if trace is not None:
             queued_s = trace.queued_unix_s - timeline.arrived_unix_s
             if timeline.end_s is not None:
                 # Nor may one end after the answer, with a clock that is ahead or was set meanwhile.
                 queued_s = min(queued_s, timeline.end_s - trace.end_s)
-            # With an engine's clock that is behind, a stage must not begin before the request arrived.
-            stages += _engine_stages(trace, max(0.0, queued_s))
+            # With an engine's clock that is behind, a stage must not begin before the engine was called.
+            queued_s = max(called_s, queued_s)
+            stages.append(Stage("route", called_s, queued_s))
+            stages += _engine_stages(trace, queued_s)
     return sorted(stages, key=lambda stage: (stage.start_s, stage.end_s))
 
 
@@ -289,3 +317,5 @@ def _engine_stages(trace: RequestTrace, queued_s: float) -> Iterator[Stage]:
         yield Stage(f"prefill of {chunk.num_tokens} tokens", queued_s + chunk.start_s, queued_s + chunk.end_s)
     if trace.first_token_s is not None:
         yield Stage("decode", queued_s + trace.first_token_s, queued_s + trace.end_s)
+    for preemption in trace.preemptions:
+        yield Stage("preempted", queued_s + preemption.start_s, queued_s + preemption.end_s)

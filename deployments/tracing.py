@@ -61,7 +61,9 @@ class TraceWriter:
         """Write the queued answers together with the engines' traces of them."""
         async with self._writing:
             waiting, self._waiting = self._waiting, []
-            traces = await ask_traces(((timeline.base, timeline.attempts) for timeline in waiting), self._traces)
+            traces = await ask_traces(
+                ((timeline.base, timeline.called_s_by_attempt) for timeline in waiting), self._traces
+            )
             for timeline in waiting:
                 self._write(timeline, with_engine_stages(timeline, traces))
                 # A thousand answers take half a second, in which streams would stand still.
@@ -94,7 +96,7 @@ class TraceWriter:
                 "antiphon.tenant": timeline.tenant,
                 "antiphon.adapter": timeline.adapter,
                 "antiphon.cached_tokens": timeline.num_cached_tokens,
-                "antiphon.num_attempts": len(timeline.attempts),
+                "antiphon.num_attempts": len(timeline.called_s_by_attempt),
             },
         )
         if timeline.outcome not in GOOD_OUTCOMES:

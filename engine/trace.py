@@ -12,8 +12,15 @@ from typing import NamedTuple
 from engine.step import StepRow
 from engine.step_clock import StepClock
 
-MAX_CHUNKS = 64
-"""Maximum number of chunks recorded per request; later ones are merged into the last."""
+MAX_CHUNKS = MAX_PREEMPTIONS = 64
+"""Maximum number of chunks, and of preemptions, recorded per request; later ones are merged into the last."""
+
+
+class Preemption(NamedTuple):
+    """A time in which the request waited again; seconds since it was queued first."""
+
+    start_s: float
+    end_s: float
 
 
 class PrefillChunk(NamedTuple):
@@ -31,6 +38,7 @@ class RequestTrace:
     Attributes:
         queued_unix_s: Unix time at which it was queued.
         chunks: chunks of its prompt, and of what was recomputed after a preemption.
+        preemptions: from each preemption to the next admission, or to the end.
         device_s: its share of the time of the steps that it was in.
         reason: value of an `engine.request.FinishReason`.
     """
@@ -43,6 +51,7 @@ class RequestTrace:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    preemptions: tuple[Preemption, ...]
     num_preemptions: int
     device_s: float
     reason: str
@@ -71,12 +80,15 @@ class TraceNotes:
 
     Attributes:
         decoding_since: the value of `StepClock.token_s` when it started to decode; None while it does not.
+        preempted_at_s: monotonic time of its preemption; None unless it waits after one.
     """
 
     chunks: list[PrefillChunk] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
     num_preemptions: int = 0
     device_s: float = 0.0
     decoding_since: float | None = None
+    preempted_at_s: float | None = None
 
     def note(self, row: StepRow, clock: StepClock, queued_s: float) -> None:
         """Record a row of the step that has just ended; a plain decode needs no record."""
@@ -97,6 +109,21 @@ class TraceNotes:
         else:
             last = self.chunks[-1]
             self.chunks[-1] = PrefillChunk(last.start_s, chunk.end_s, last.num_tokens + chunk.num_tokens)
+
+    def begin_preemption(self, now_s: float) -> None:
+        """Record that the request waits again."""
+        self.num_preemptions += 1
+        self.preempted_at_s = now_s
+
+    def end_preemption(self, now_s: float, queued_s: float) -> None:
+        """Record that the request waits no longer, if it did."""
+        if self.preempted_at_s is None:
+            return
+        preemption = Preemption(self.preempted_at_s - queued_s, now_s - queued_s)
+        if len(self.preemptions) == MAX_PREEMPTIONS:
+            preemption = preemption._replace(start_s=self.preemptions.pop().start_s)
+        self.preemptions.append(preemption)
+        self.preempted_at_s = None
 
     def stop_decoding(self, clock: StepClock) -> None:
         """Add the device time of the decode steps."""

@@ -26,7 +26,7 @@ from deployments.errors import UnavailableError, unknown_model
 from deployments.generation import AnyRequest, ChatPrompt, GenerationRequest, ModelCard, TextPrompt
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
 from deployments.prompt_texts import CHARS_PER_TOKEN, num_chars
-from deployments.timeline import Timeline
+from deployments.timeline import Reception, Timeline
 from engine.errors import OverloadError, RequestError
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ class TenantGateway:
     Args:
         meter: counts what the tenant uses; None if usage is not counted.
         headers: receives the response's rate limit headers.
+        reception: of the HTTP request.
         is_batch: whether it is a line of a batch, which counts apart from the tenant's other requests.
     """
 
@@ -165,6 +166,7 @@ class TenantGateway:
         meter: Meter | None,
         tenant: Tenant,
         headers: dict[str, str],
+        reception: Reception,
         *,
         is_batch: bool = False,
     ) -> None:
@@ -172,6 +174,7 @@ class TenantGateway:
         self._meter = meter
         self._tenant = tenant
         self._headers = headers
+        self._reception = reception
         self._counted_as = tenant.name + (OF_BATCHES if is_batch else "")
         self._joint: JointAdmission | None = None
 
@@ -283,7 +286,8 @@ class TenantGateway:
         if meter is None or not limits.has_any:
             yield used
             return
-        admission = await meter.begin(joint or JointAdmission(name, limits, guess, num_answers=1))
+        with self._reception.stage("limits"):
+            admission = await meter.begin(joint or JointAdmission(name, limits, guess, num_answers=1))
         self._headers.update(quota_headers(admission.quotas))
         if admission.refused_by is not None:
             raise over_limit(admission, getattr(limits, admission.refused_by))

@@ -20,11 +20,14 @@ from app.http.body_threads import BodyThreads
 from app.http.errors import ApiError
 from app.http.field_errors import TOO_DEEP
 from app.messages_api.answered import error_body
+from deployments.timeline import Reception
 
 MAX_INLINE_BYTES = 64 << 10
 """Longer bodies are read on another thread: 4 MB take up to some seconds, and the event loop serves everyone else."""
 IS_LARGE = "has_large_body"
 """The attribute of a request's state that says whether its body is such a one."""
+RECEPTION = "reception"
+"""The attribute of a request's state that holds its `deployments.timeline.Reception`."""
 TENANT = "tenant"
 """The attribute of a request's state that names the tenant whose key it brings; absent if it is nobody's."""
 Validate = Callable[[Any], tuple[Any, list[dict[str, Any]]]]
@@ -62,6 +65,12 @@ def route_path(scope: Scope) -> str:
     """Return the path as the routes have it: without the `route_prefix`, which Serve leaves in it."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
+
+
+def reception_of(scope: Scope) -> Reception:
+    """Return what is recorded of a request from its arrival on."""
+    reception: Reception = scope["state"][RECEPTION]
+    return reception
 
 
 def wants_anthropic_shape(scope: Scope) -> bool:
@@ -114,7 +123,8 @@ class JsonRoute(APIRoute):
             asked = JsonRequest(request.scope, request.receive)
             if field is not None:
                 _check_content(request)
-                await asked.parse(partial(field.validate, loc=("body",)))
+                with reception_of(request.scope).stage("parse"):
+                    await asked.parse(partial(field.validate, loc=("body",)))
             return await handle(asked)
 
         return handle_json

@@ -19,7 +19,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
-from app.http.json_route import error_response, route_path
+from app.http.json_route import RECEPTION, error_response, route_path
+from deployments.timeline import Reception
 
 STALL_S, PROGRESS_BYTES = 60.0, 16 << 10
 """Time in which a body must end or bring so many more bytes: what has come of it takes memory meanwhile."""
@@ -54,6 +55,7 @@ class Border:
         request_id = f"req_{uuid.uuid4().hex}" if given is None or is_refused else given
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state[RECEPTION] = Reception()
         # Routes and the functions that they call add headers here.
         response_headers: dict[str, str] = {}
         state["response_headers"] = response_headers
@@ -122,6 +124,8 @@ class RequestBody:
         body = await self._read(scope, receive) if self._has_body(scope) else b""
         if body is None:
             return
+        # Anew: how fast a client sends its body is no part of how long it waits for the answer.
+        scope["state"][RECEPTION] = Reception()
         has_ended = False
 
         async def send_watched(message: Message) -> None:

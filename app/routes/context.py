@@ -18,7 +18,7 @@ from app.gateway_port import GatewayPort, ServerPort
 from app.http.body_threads import BodyThreads
 from app.http.errors import ApiError
 from app.http.field_names import FieldName
-from app.http.json_route import IS_LARGE, TENANT
+from app.http.json_route import IS_LARGE, TENANT, reception_of
 from app.http.sse import EventStream, StreamFrames
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.wire import WireResponse
@@ -30,6 +30,7 @@ from deployments.accounts.values import TenantLimits
 from deployments.answer_events import GenerationEvent
 from deployments.gateway.inside import BATCH_PRIORITY, INSIDE, MAX_TIMEOUT_S, MIN_TIMEOUT_S, TIMEOUT_HEADER
 from deployments.generation import AnyRequest, GenerationRequest
+from deployments.timeline import Reception
 
 T = TypeVar("T")
 
@@ -82,6 +83,7 @@ class RouteContext:
         trace_parent: as in W3C's Trace Context; what is none is ignored, as it says.
         priority: added to that of each answer, where the server itself asks.
         threads: translate large bodies.
+        reception: when the request arrived, and what has happened to it since.
         is_large: to translate the body takes up to seconds, in which the event loop should serve others.
         tenant: who asks; empty where no keys are known.
         tenant_limits: what it may use.
@@ -96,6 +98,7 @@ class RouteContext:
     trace_parent: str
     priority: int
     threads: BodyThreads
+    reception: Reception
     is_large: bool
     tenant: str = ""
     tenant_limits: TenantLimits = field(default_factory=TenantLimits)
@@ -112,8 +115,13 @@ class RouteContext:
 
     def placed(self, request: AnyRequest) -> AnyRequest:
         """Return a request with the client's deadline and trace, ranked behind all others if the server itself asks."""
-        priority = request.priority + self.priority
-        return replace(request, timeout_s=self.timeout_s, trace_parent=self.trace_parent, priority=priority)
+        return replace(
+            request,
+            timeout_s=self.timeout_s,
+            trace_parent=self.trace_parent,
+            priority=request.priority + self.priority,
+            reception=self.reception,
+        )
 
     async def stream(
         self,
@@ -176,13 +184,14 @@ async def _context(request: Request) -> RouteContext:  # a dependency that is no
     if not ring.tenant_by_name:
         return context
     insider, meter = _insider(request), context.server.meter
-    if insider is None:
-        tenant = ring.identify(request.headers, {} if meter is None else meter.tenant_by_key)
-    else:
-        tenant = ring.named(insider)
+    with context.reception.stage("auth"):
+        if insider is None:
+            tenant = ring.identify(request.headers, {} if meter is None else meter.tenant_by_key)
+        else:
+            tenant = ring.named(insider)
     setattr(request.state, TENANT, tenant.name)
     headers, is_batch = request.state.response_headers, insider is not None
-    gateway = TenantGateway(context.gateway, meter, tenant, headers, is_batch=is_batch)
+    gateway = TenantGateway(context.gateway, meter, tenant, headers, context.reception, is_batch=is_batch)
     return replace(context, gateway=gateway, tenant=tenant.name, tenant_limits=tenant.limits)
 
 
@@ -210,6 +219,7 @@ async def _open_context(request: Request) -> RouteContext:
         trace_parent=request.headers.get("traceparent", "")[:MAX_TRACE_PARENT_CHARS],
         priority=0 if _insider(request) is None else BATCH_PRIORITY,
         threads=state.body_threads,
+        reception=reception_of(request.scope),
         is_large=getattr(request.state, IS_LARGE, False),
     )
 

@@ -37,8 +37,10 @@ class AnswerTimeline(WireResponse):
     num_attempts: int = Field(
         description="Engine calls: several after a lost replica, for beam search or for several embedding inputs."
     )
-    ttft_ms: float | None
+    ttft_ms: float | None = Field(description="Until the first token came from the engine.")
+    first_text_ms: float | None = Field(description="Until the first text was sent.")
     tpot_ms: float | None
+    detokenize_ms: float = Field(description="Time in which the gateway made text of the tokens, in all.")
     total_ms: float | None
     stages: list[StageInfo]
     arrivals: list[tuple[float, int]] = Field(description="When tokens arrived, in ms, and how many at once.")
@@ -75,9 +77,11 @@ def _answer(timeline: Timeline) -> AnswerTimeline:
         prompt_tokens=timeline.num_prompt_tokens,
         cached_tokens=timeline.num_cached_tokens,
         completion_tokens=timeline.num_tokens,
-        num_attempts=len(timeline.attempts),
+        num_attempts=len(timeline.called_s_by_attempt),
         ttft_ms=_ms(timeline.first_token_s),
+        first_text_ms=_ms(timeline.first_text_s),
         tpot_ms=_ms(timeline.tpot_s),
+        detokenize_ms=round(timeline.detokenize_s * 1000, 3),
         total_ms=_ms(timeline.end_s),
         stages=[
             StageInfo(name=stage.name, start_ms=round(stage.start_s * 1000, 3), end_ms=round(stage.end_s * 1000, 3))

@@ -191,7 +191,7 @@ class Meter:
             outcome=timeline.outcome,
         )
         self.spool.add(record)
-        self._attempts_by_record[record.record_id] = timeline.base, timeline.attempts
+        self._attempts_by_record[record.record_id] = timeline.base, [*timeline.called_s_by_attempt]
         if len(self._attempts_by_record) > MAX_PENDING:
             # A dictionary's first entry is the oldest; the spool has set its record aside.
             del self._attempts_by_record[next(iter(self._attempts_by_record))]

@@ -70,10 +70,10 @@ class AnswerLog:
             operation=_operation(request),
             adapter="" if adapter is None else adapter.digest,
             tenant=request.tenant,
-            arrived_unix_s=time.time(),
+            arrived_unix_s=time.time() - request.reception.now_s,
             trace_parent=request.trace_parent,
         )
-        recorder = Recorder(timeline, self._on_end)
+        recorder = Recorder(timeline, self._on_end, reception=request.reception)
         running = timeline.adapter, asyncio.Event()
         self._running.add(running)
         self._timelines.add(timeline)

@@ -234,7 +234,9 @@ class Answering:
                 last_s = self._measure(len(batch.token_ids), last_s)
                 if self._request.max_tokens == 0:
                     break
-                for delta in told.deltas(parts, await self._fed(text, batch, hidden), text):
+                piece = await self._fed(text, batch, hidden)
+                self._recorder.timeline.detokenize_s = text.detokenize_s
+                for delta in told.deltas(parts, piece, text):
                     yield delta
                 if text.is_cut or text.is_flagged or batch.finish_reason is not None:
                     break

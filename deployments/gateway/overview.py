@@ -138,7 +138,7 @@ class Overview:
         """
         answers = await ask_all(gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S, needs_all=True)
         found = sorted((timeline for answer in answers for timeline in answer), key=lambda one: one.arrived_unix_s)
-        traces = await ask_traces(((one.base, one.attempts) for one in found), self.traces)
+        traces = await ask_traces(((one.base, one.called_s_by_attempt) for one in found), self.traces)
         return [replace(one, stages=with_engine_stages(one, traces)) for one in found]
 
     async def traces(self, base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:

@@ -7,6 +7,7 @@ Each stage holds back text that it cannot decide on yet. Independent of where to
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -30,6 +31,9 @@ class StreamHandler:
         reasoning: counts the tokens of the thoughts; None if the model does not reason.
         min_tokens: a stop string that is completed by one of this many first tokens is ignored.
         holds_ids: hold every token until its text is released; otherwise only those with scores.
+
+    Attributes:
+        detokenize_s: time that making text of tokens took, without its judgement.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class StreamHandler:
         self._num_chars_left = 0
         self._left: list[str] = []
         self.num_tokens = 0
+        self.detokenize_s = 0.0
 
     @property
     def is_cut(self) -> bool:
@@ -87,7 +92,7 @@ class StreamHandler:
         Raises:
             OverloadError: the classifier cannot be reached; no text is released unscreened.
         """
-        pieces = []
+        pieces, begun_s = [], time.perf_counter()
         # One token at a time: where the answer ends must not depend on how its tokens were batched.
         for place, token_id in enumerate(token_ids):
             if self.is_cut:
@@ -103,6 +108,7 @@ class StreamHandler:
                 end = self._num_chars_read + ((score is None or bool(score.raw)) and self._detokenizer.holds_text)
                 self._held.add(HeldToken(start, end, token_id, score))
             pieces.append(self._cut(text))
+        self.detokenize_s += time.perf_counter() - begun_s
         return await self._screened("".join(pieces))
 
     def take_tokens(self, num_behind: int = 0) -> tuple[HeldToken, ...]:

@@ -179,6 +179,7 @@ class LiveRequest:
 
     def trace(self, reason: FinishReason, now_s: float, now_unix_s: float) -> RequestTrace:
         """Return the trace of the request, which ends now."""
+        self.notes.end_preemption(now_s, self.queued_at_s)
 
         def since(at_s: float | None) -> float | None:
             return None if at_s is None else at_s - self.queued_at_s
@@ -192,6 +193,7 @@ class LiveRequest:
             num_prompt_tokens=len(self.request.prompt_ids),
             num_cached_tokens=self.num_cached_tokens or 0,
             num_output_tokens=len(self.output_ids),
+            preemptions=tuple(self.notes.preemptions),
             num_preemptions=self.notes.num_preemptions,
             device_s=self.notes.device_s,
             reason=reason.value,
@@ -203,10 +205,14 @@ class LiveRequest:
             return not self.num_wanted
         return len(self.output_ids) >= self.request.params.max_tokens or self.num_tokens >= max_model_len
 
-    def begin_turn(self, now_s: float) -> None:
-        """Record the first admission, once `num_computed` tells what was cached."""
+    def begin_turn(self, now_s: float) -> bool:
+        """Record an admission, once `num_computed` tells what was cached; return whether it is the first."""
+        if self.had_turn:
+            self.notes.end_preemption(now_s, self.queued_at_s)
+            return False
         self.num_cached_tokens = min(self.num_computed, len(self.request.prompt_ids))
         self.admitted_at_s = now_s
+        return True
 
     def hurry(self) -> None:
         """Give the request a head start because its deadline is at risk."""

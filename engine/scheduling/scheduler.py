@@ -331,8 +331,7 @@ class Scheduler:
         live.num_skips = 0
         self._waiting.remove(live)
         self._running.append(live)
-        if not live.had_turn:
-            live.begin_turn(self._clock())
+        if live.begin_turn(self._clock()):
             self.counters.count_admission(live)
         return True
 
@@ -364,7 +363,7 @@ class Scheduler:
         if live.wants_scores:
             live.prompt_logprobs.clear()  # All of them are recomputed.
         self._waiting.append(live)
-        live.notes.num_preemptions += 1
+        live.notes.begin_preemption(self._clock())
         self.counters.num_preemptions += 1
 
     def _end(

@@ -11,6 +11,7 @@ from deployments.timeline import (
     MAX_ATTEMPTS,
     MAX_KEPT,
     MAX_TIMELINES,
+    Reception,
     Recorder,
     Stage,
     Timeline,
@@ -19,7 +20,7 @@ from deployments.timeline import (
     with_engine_stages,
 )
 from engine.request import RequestId
-from engine.trace import PrefillChunk, RequestTrace
+from engine.trace import Preemption, PrefillChunk, RequestTrace
 
 TRACE = RequestTrace(
     queued_unix_s=1000.5,
@@ -30,7 +31,8 @@ TRACE = RequestTrace(
     num_prompt_tokens=600,
     num_cached_tokens=0,
     num_output_tokens=9,
-    num_preemptions=0,
+    preemptions=(Preemption(0.5, 0.75),),
+    num_preemptions=1,
     device_s=0.5,
     reason="length",
 )
@@ -42,7 +44,7 @@ def a_timeline(name: str = "req.1") -> Timeline:
 
 def test_stages_are_noted_however_they_end() -> None:
     now_s = [5.0]
-    recorder = Recorder(a_timeline(), clock=lambda: now_s[0])
+    recorder = Recorder(a_timeline(), reception=Reception(lambda: now_s[0]))
     with recorder.stage("tokenize"):
         now_s[0] = 5.5
     now_s[0] = 6.0
@@ -51,9 +53,23 @@ def test_stages_are_noted_however_they_end() -> None:
     assert recorder.timeline.stages == [Stage("tokenize", 0.0, 0.5), Stage("safety", 1.0, 1.0)]
 
 
+def test_answers_share_what_came_before_them_once_and_their_times_begin_there() -> None:
+    now_s = [5.0]
+    reception = Reception(lambda: now_s[0])
+    for _ in range(2):
+        with reception.stage("limits"):
+            now_s[0] += 1.0
+    for name in ("req.1", "req.2"):
+        recorder = Recorder(a_timeline(name), reception=reception)
+        assert recorder.now_s == 2.0
+        with recorder.stage("tokenize"):
+            pass
+        assert recorder.timeline.stages == [Stage("limits", 0.0, 1.0), Stage("tokenize", 2.0, 2.0)]
+
+
 def test_tokens_and_the_end_are_noted_once() -> None:
     now_s = [0.0]
-    recorder = Recorder(a_timeline(), clock=lambda: now_s[0])
+    recorder = Recorder(a_timeline(), reception=Reception(lambda: now_s[0]))
     for at_s, count in ((1.0, 1), (2.0, 3), (4.0, 1)):
         now_s[0] = at_s
         recorder.note_tokens(count, 16)
@@ -65,35 +81,35 @@ def test_tokens_and_the_end_are_noted_once() -> None:
     assert (timeline.first_token_s, timeline.end_s, timeline.outcome) == (1.0, 5.0, "stop")
     assert (timeline.num_tokens, timeline.num_cached_tokens, timeline.tpot_s) == (5, 16, 1.0)
     assert timeline.client_id == "req"
-    for _ in range(MAX_ARRIVALS + 5):
+    for number in range(MAX_ARRIVALS + 5):
         recorder.note_tokens(1, 16)
-        recorder.note_attempt(RequestId("a"))
+        recorder.note_attempt(RequestId(f"a{number}"))
     assert len(timeline.arrivals) == MAX_ARRIVALS
-    assert len(timeline.attempts) == MAX_ATTEMPTS
+    assert len(timeline.called_s_by_attempt) == MAX_ATTEMPTS
 
 
 def test_what_engines_tell_is_put_in_its_place() -> None:
     timeline = a_timeline()
     timeline.stages.append(Stage("tokenize", 0.0, 0.3))
-    timeline.attempts += [RequestId("lost"), RequestId("a")]
+    timeline.called_s_by_attempt |= {RequestId("lost"): 0.3, RequestId("a"): 0.4}
     stages = with_engine_stages(timeline, {RequestId("a"): TRACE})
     assert [stage.name for stage in stages] == [
-        "tokenize", "queue", "prefill of 512 tokens", "prefill of 88 tokens", "decode",
+        "tokenize", "route", "queue", "prefill of 512 tokens", "prefill of 88 tokens", "decode", "preempted",
     ]  # fmt: skip
-    assert stages[1] == Stage("queue", 0.5, pytest.approx(0.6))
-    assert stages[-1] == Stage("decode", pytest.approx(0.9), pytest.approx(2.5))
+    assert stages[1:3] == [Stage("route", 0.4, 0.5), Stage("queue", 0.5, pytest.approx(0.6))]
+    assert stages[-2:] == [Stage("decode", pytest.approx(0.9), pytest.approx(2.5)), Stage("preempted", 1.0, 1.25)]
 
 
-@pytest.mark.parametrize(("step_s", "queued_s"), [(0.0, 0.5), (3600.0, 1.0), (-3600.0, 0.0)])
+@pytest.mark.parametrize(("step_s", "queued_s"), [(0.0, 0.5), (3600.0, 1.0), (-3600.0, 0.25)])
 def test_a_clock_that_is_set_moves_no_stage_out_of_its_answer(step_s: float, queued_s: float) -> None:
     """Set forward by an hour, the engine's part of a timeline came an hour after the answer's end."""
     timeline = a_timeline()
-    timeline.attempts.append(RequestId("a"))
+    timeline.called_s_by_attempt[RequestId("a")] = 0.25
     timeline.end_s = 3.0
     trace = replace(TRACE, queued_unix_s=TRACE.queued_unix_s + step_s)
     stages = with_engine_stages(timeline, {RequestId("a"): trace})
-    assert stages[0].start_s == queued_s
-    assert stages[-1].end_s == pytest.approx(queued_s + TRACE.end_s)
+    assert stages[0] == Stage("route", 0.25, queued_s)
+    assert max(stage.end_s for stage in stages) == pytest.approx(queued_s + TRACE.end_s)
 
 
 def test_a_store_keeps_the_last_requests_and_all_their_answers() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine.trace import MAX_CHUNKS, PrefillChunk, RequestTrace, TraceNotes
+from engine.trace import MAX_CHUNKS, MAX_PREEMPTIONS, Preemption, PrefillChunk, RequestTrace, TraceNotes
 from tests.engine.scripted import Harness, a_config, a_request
 
 
@@ -72,7 +72,24 @@ def test_a_request_that_was_put_back_says_so() -> None:
     harness.finish()
     traces = traces_of(harness)
     assert sum(trace.num_preemptions for trace in traces.values()) == harness.scheduler.counters.num_preemptions > 0
-    assert all(trace.num_output_tokens == 20 for trace in traces.values())
+    for trace in traces.values():
+        assert trace.num_output_tokens == 20
+        assert len(trace.preemptions) == trace.num_preemptions
+        spans = [(trace.admitted_s, trace.admitted_s), *trace.preemptions, (trace.end_s, trace.end_s)]
+        assert all(a[1] <= b[0] < b[1] or b[0] == b[1] for a, b in pairwise(spans))
+        # What was recomputed comes after it was admitted again.
+        assert all(not p.start_s < c.start_s < p.end_s for p in trace.preemptions for c in trace.chunks)
+
+
+def test_one_that_ends_while_it_is_put_back_waited_to_its_end() -> None:
+    harness = Harness(a_config(num_blocks=16, max_num_seqs=4), clock=Ticking())
+    harness.add(*(a_request(name, range(i, i + 14), max_tokens=20) for i, name in enumerate("abcd")))
+    while not harness.scheduler.counters.num_preemptions:
+        harness.step()
+    for name in "abcd":
+        harness.cancel(name)
+    [waiting] = [trace for trace in traces_of(harness).values() if trace.preemptions]
+    assert waiting.preemptions[-1].end_s == waiting.end_s > waiting.preemptions[-1].start_s
 
 
 def test_one_that_never_ran_has_no_stages() -> None:
@@ -90,3 +107,8 @@ def test_what_is_kept_is_bounded() -> None:
         notes.note_chunk(PrefillChunk(number, number + 0.5, 2))
     assert len(notes.chunks) == MAX_CHUNKS
     assert notes.chunks[-1] == PrefillChunk(MAX_CHUNKS - 1, MAX_CHUNKS + 9.5, 22)
+    for number in range(MAX_PREEMPTIONS + 10):
+        notes.begin_preemption(number)
+        notes.end_preemption(number + 0.5, 0.0)
+    assert len(notes.preemptions) == MAX_PREEMPTIONS
+    assert notes.preemptions[-1] == Preemption(MAX_PREEMPTIONS - 1, MAX_PREEMPTIONS + 9.5)

@@ -17,6 +17,7 @@ from deployments.accounts.meter import Meter
 from deployments.accounts.values import TenantLimits
 from deployments.config import AccountsConfig
 from deployments.generation import GenerationRequest, TextPrompt
+from deployments.timeline import Reception
 from engine.request import SamplingParams
 from tests.app.scripted_gateway import ScriptedGateway
 from tests.deployments.accounts.test_meter import LocalHandle, a_meter
@@ -74,7 +75,9 @@ async def test_of_answers_that_do_not_all_fit_none_is_begun_or_counted(
 async def test_answers_count_as_running_from_when_they_are_asked_for_until_each_has_ended(
     gateway: ScriptedGateway, meter: Meter
 ) -> None:
-    own = TenantGateway(gateway, meter, Tenant(name="blue", limits=TenantLimits(concurrent_requests=3)), {})
+    own = TenantGateway(
+        gateway, meter, Tenant(name="blue", limits=TenantLimits(concurrent_requests=3)), {}, Reception()
+    )
     request = GenerationRequest(
         request_id="r", model="base", prompt=TextPrompt(text="a"), params=SamplingParams(max_tokens=1)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from deployments.errors import UnavailableError
 from deployments.gateway.inside import answer_inside
 from deployments.generation import GenerationRequest, TextPrompt
 from deployments.pooled import EmbeddingRequest
+from deployments.timeline import Reception
 from engine.errors import RequestError
 from engine.request import SamplingParams
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
@@ -228,7 +230,7 @@ async def test_more_answers_than_may_ever_be_under_way_are_refused_before_any_is
 
 async def test_a_tenant_s_moderations_are_its_own_and_count_towards_its_limits(gateway: ScriptedGateway) -> None:
     meter = ScriptedMeter()
-    own = TenantGateway(gateway, meter, FEW, {})
+    own = TenantGateway(gateway, meter, FEW, {}, Reception())
     await own.moderate(["x" * 20, "y" * 20], tenant="all")
     assert gateway.moderated_for == ["few"]
     assert (meter.admitted, meter.charges) == ([("few", 11)], [Charge("few", FEW.limits, 0, 0)])
@@ -236,6 +238,19 @@ async def test_a_tenant_s_moderations_are_its_own_and_count_towards_its_limits(g
     with pytest.raises(ApiError) as refused:
         await own.moderate(["x"])
     assert (refused.value.status, gateway.moderated_for) == (429, ["few"])
+
+
+async def test_what_comes_before_an_answer_is_recorded_with_it(
+    guarded: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.meter = ScriptedMeter()
+    body = {"model": "base", "prompt": "a", "n": 2}
+    assert (await guarded.post("/v1/completions", json=body, headers=bearer("key-d"))).status_code == 200
+    for request in gateway.requests:
+        stages = request.reception.stage_by_name.values()
+        assert [stage.name for stage in stages] == ["parse", "auth", "limits"]
+        assert all(a.end_s <= b.start_s for a, b in pairwise(stages))
+        assert 0 < [*stages][-1].end_s <= request.reception.now_s
 
 
 async def test_lines_of_batches_have_limits_of_their_own(gateway: ScriptedGateway, tmp_path: Path) -> None:
@@ -260,7 +275,7 @@ async def test_lines_of_batches_have_limits_of_their_own(gateway: ScriptedGatewa
 async def test_of_an_answer_that_its_client_leaves_what_was_written_counts(gateway: ScriptedGateway) -> None:
     meter = ScriptedMeter()
     gateway.deltas = [TextDelta(text="a", num_tokens=3), TextDelta(text="b", num_tokens=5)]
-    own = TenantGateway(gateway, meter, FEW, {})
+    own = TenantGateway(gateway, meter, FEW, {}, Reception())
     request = GenerationRequest(
         request_id="r", model="base", prompt=TextPrompt(text="x"), params=SamplingParams(max_tokens=9)
     )
@@ -315,7 +330,7 @@ async def test_a_refused_prompt_is_not_counted(gateway: ScriptedGateway, window_
     """If its window has ended, it is not counted anyway: the next one had room for more than the limit."""
     meter = ScriptedMeter()
     meter.admission = Admission(quotas={"input_tokens_per_minute": Quota(200, 99, window_s)})
-    own = TenantGateway(gateway, meter, FEW, {})
+    own = TenantGateway(gateway, meter, FEW, {}, Reception())
     request = EmbeddingRequest(request_id="e", model="nobody", inputs=(TextPrompt(text="x" * 400),))
     with pytest.raises(RequestError):
         await own.embed(request)
@@ -326,5 +341,5 @@ async def test_a_prompt_that_admission_did_not_count_is_counted_whole_when_it_en
     """Its guess was taken back, though nobody had counted it: the tenant's others got these tokens for nothing."""
     meter = ScriptedMeter()
     meter.admission = Admission(is_counted=False)
-    await TenantGateway(gateway, meter, FEW, {}).moderate(["x" * 40])
+    await TenantGateway(gateway, meter, FEW, {}, Reception()).moderate(["x" * 40])
     assert meter.charges == [Charge("few", FEW.limits, 11, 0)]

@@ -10,6 +10,7 @@ from app.access.tenants import Tenant, TenantGateway
 from deployments.accounts.values import Charge, TenantLimits
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.pooled import EmbeddingRequest
+from deployments.timeline import Reception
 from engine.errors import RequestError
 from engine.request import Pooling
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
@@ -96,7 +97,7 @@ async def test_wrong_bodies_name_their_field(
 async def test_a_tenant_pays_for_the_tokens_and_sees_its_own_models_only(gateway: ScriptedGateway) -> None:
     meter, limits = ScriptedMeter(), TenantLimits(requests_per_minute=10)
     blue = Tenant(name="blue", models=frozenset({"base"}), priority=-1, limits=limits)
-    own = TenantGateway(gateway, meter, blue, {})
+    own = TenantGateway(gateway, meter, blue, {}, Reception())
     asked = EmbeddingRequest(request_id="r", model="base", inputs=(TextPrompt(text="x" * 40),))
     await own.embed(asked)
     assert meter.admitted == [("blue", 11)]

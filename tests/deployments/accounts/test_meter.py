@@ -80,7 +80,8 @@ def a_meter(handle: LocalHandle, tmp_path: Path, name: str = "g1") -> Meter:
 
 def a_timeline(name: str, **fields: Any) -> Timeline:
     timeline = Timeline(
-        request_id=name, model="m", base="base", tenant="blue", arrived_unix_s=5.0, attempts=[RequestId("a1")],
+        request_id=name, model="m", base="base", tenant="blue", arrived_unix_s=5.0,
+        called_s_by_attempt={RequestId("a1"): 0.0},
         num_prompt_tokens=9, num_tokens=3, first_token_s=0.1, end_s=0.3, outcome="stop",
     )  # fmt: skip
     for field, value in fields.items():

@@ -13,7 +13,7 @@ from deployments.errors import UnavailableError
 from deployments.gateway import answer_safety
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.generation import ChatMessage, ChatPrompt, Moderation, TextPrompt, TokenPrompt, ToolCall, ToolSpec
-from deployments.timeline import Recorder, Timeline
+from deployments.timeline import Reception, Recorder, Timeline
 from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import EngineError, OverloadError, RequestError
 from tests.deployments.conftest import OpenGateway, Serving
@@ -46,7 +46,7 @@ def verdict(score: float, *flagged: str, error: str | None = None) -> Verdict:
 
 
 def safety(judge: ScriptedJudge, policy: SafetyConfig | None, asked: Moderation | None) -> AnswerSafety:
-    recorder = Recorder(Timeline(request_id="r", model="m", base="m", arrived_unix_s=0.0))
+    recorder = Recorder(Timeline(request_id="r", model="m", base="m", arrived_unix_s=0.0), reception=Reception())
     return AnswerSafety(policy, asked, judge=judge, recorder=recorder)
 
 

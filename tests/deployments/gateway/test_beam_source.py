@@ -68,7 +68,7 @@ async def test_the_answers_of_a_request_share_one_search(gateway: OpenGateway, s
     records = [orphan_record(call, 1) for call in serving.replicas.calls]
     told = {record.record_id: (record.input_tokens, record.output_tokens) for record in records if record is not None}
     assert told == dict.fromkeys(answer_ids, (len(prompt_ids), NUM_TOKENS))
-    noted = [opened._log.find(request_id)[0].attempts for request_id in answer_ids]
+    noted = [opened._log.find(request_id)[0].called_s_by_attempt for request_id in answer_ids]
     expansions = {call.request_id for call in serving.replicas.calls}
     # Each is one answer's: the prompt that of whichever began first, and until another has come its expansions too.
     assert all(expansions.intersection(attempts) for attempts in noted)

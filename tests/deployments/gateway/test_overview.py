@@ -176,8 +176,8 @@ async def test_answers_to_a_request_are_told_in_the_order_in_which_they_began(mo
     """Also those of a model that is not in the configuration any more, whose engines nobody can ask."""
 
     def told(arrived_unix_s: float) -> Any:
-        attempts = [RequestId(f"a{arrived_unix_s}")]
-        found = Timeline(request_id="r.1", model="m", base="gone", arrived_unix_s=arrived_unix_s, attempts=attempts)
+        found = Timeline(request_id="r.1", model="m", base="gone", arrived_unix_s=arrived_unix_s)
+        found.called_s_by_attempt[RequestId(f"a{arrived_unix_s}")] = 0.0
         return at_once([found])
 
     handle = SimpleNamespace(deployment_name="Gateway", broadcast=lambda *_: Broadcasted(told(2.0), told(1.0)))
