@@ -317,5 +317,6 @@ def _engine_stages(trace: RequestTrace, queued_s: float) -> Iterator[Stage]:
         yield Stage(f"prefill of {chunk.num_tokens} tokens", queued_s + chunk.start_s, queued_s + chunk.end_s)
     if trace.first_token_s is not None:
         yield Stage("decode", queued_s + trace.first_token_s, queued_s + trace.end_s)
-    for preemption in trace.preemptions:
+    # An engine of the release before does not tell of them.
+    for preemption in getattr(trace, "preemptions", ()):
         yield Stage("preempted", queued_s + preemption.start_s, queued_s + preemption.end_s)

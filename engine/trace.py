@@ -38,9 +38,10 @@ class RequestTrace:
     Attributes:
         queued_unix_s: Unix time at which it was queued.
         chunks: chunks of its prompt, and of what was recomputed after a preemption.
-        preemptions: from each preemption to the next admission, or to the end.
         device_s: its share of the time of the steps that it was in.
         reason: value of an `engine.request.FinishReason`.
+        preemptions: from each preemption to the next admission, or to the end. Traces are pickled by the order of their
+            fields, so it comes last: gateways read those of engines of the release before.
     """
 
     queued_unix_s: float
@@ -51,10 +52,10 @@ class RequestTrace:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
-    preemptions: tuple[Preemption, ...]
     num_preemptions: int
     device_s: float
     reason: str
+    preemptions: tuple[Preemption, ...]
 
     @property
     def queue_s(self) -> float | None:

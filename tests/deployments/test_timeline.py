@@ -100,6 +100,18 @@ def test_what_engines_tell_is_put_in_its_place() -> None:
     assert stages[-2:] == [Stage("decode", pytest.approx(0.9), pytest.approx(2.5)), Stage("preempted", 1.0, 1.25)]
 
 
+def test_a_trace_of_the_release_before_is_read() -> None:
+    """While one replaces the other; its last field was not there."""
+    *before, _ = TRACE.__getstate__()  # type: ignore[misc]
+    old = object.__new__(RequestTrace)
+    old.__setstate__(before)  # type: ignore[attr-defined]
+    timeline = a_timeline()
+    timeline.called_s_by_attempt[RequestId("a")] = 0.4
+    stages = with_engine_stages(timeline, {RequestId("a"): old})
+    assert [stage.name for stage in stages][-1] == "decode"
+    assert (old.device_s, old.reason) == (TRACE.device_s, "length")
+
+
 @pytest.mark.parametrize(("step_s", "queued_s"), [(0.0, 0.5), (3600.0, 1.0), (-3600.0, 0.25)])
 def test_a_clock_that_is_set_moves_no_stage_out_of_its_answer(step_s: float, queued_s: float) -> None:
     """Set forward by an hour, the engine's part of a timeline came an hour after the answer's end."""
