@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, Summary
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from deployments.accounts.meter import Meter
 from deployments.exposition import FamilyText, write
@@ -20,7 +21,7 @@ from deployments.generation import READY, HealthReport
 from deployments.logs import dropped_lines
 from deployments.slo import Slo
 from deployments.timeline import CANCELLED, GOOD_OUTCOMES, Timeline
-from engine.metrics import EngineSnapshot
+from engine.metrics import SIZE_BOUNDS, EngineSnapshot, Sizes
 
 FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -308,6 +309,8 @@ class EngineMetrics:
         families = [
             *(GaugeMetricFamily(name, about, value(snapshot)) for name, about, value in _GAUGES),
             *(CounterMetricFamily(name, about, value(snapshot)) for name, about, value in _COUNTS),
+            _sizes("antiphon:iteration_requests", "Requests of each step.", snapshot.step_requests),
+            _sizes("vllm:iteration_tokens_total", "Tokens of each step.", snapshot.step_tokens),
             _cache_info(snapshot),
             _counts_by("reason", "antiphon:engine_requests_ended", "Requests that left the engine.", ended),
             _rejections(snapshot.refused_by_reason),
@@ -332,6 +335,12 @@ def lora_requests(running: Iterable[str], waiting: Iterable[str], max_running: i
     family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use; the value is the time.", labels=labels)
     family.add_metric((str(max_running), ",".join(sorted(running)), ",".join(sorted(waiting))), time.time())
     return family
+
+
+def _sizes(name: str, about: str, sizes: Sizes) -> Metric:
+    bounds = [*(str(float(bound)) for bound in SIZE_BOUNDS), "+Inf"]
+    buckets = [*zip(bounds, accumulate(sizes.counts), strict=True)]
+    return HistogramMetricFamily(name, about, buckets=buckets, sum_value=sizes.total)
 
 
 def _step_times(snapshot: EngineSnapshot) -> Metric:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, RequestError
-from engine.metrics import EngineLoad, EngineSnapshot
+from engine.metrics import EngineLoad, EngineSnapshot, Sizes
 from engine.ports import AdapterStock, PauseWish, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.expected_hits import Outlook
@@ -80,7 +80,7 @@ class Engine:
         self._pace = PrefillPace(config.max_decode_gap_s, config.max_batched_tokens)
         self._is_stopping = False
         self._error: str | None = None
-        self._num_steps = 0
+        self._step_requests, self._step_tokens = Sizes(), Sizes()
         self._num_ended = 0
         self._busy_s = 0.0
         self._last_progress_s = clock()
@@ -201,7 +201,8 @@ class Engine:
         ran_s = self._clock()
         emissions = self._scheduler.commit(plan, result)
         self._learn(plan, ran_s)
-        self._num_steps += 1
+        self._step_requests.add(len(plan.rows))
+        self._step_tokens.add(plan.num_tokens)
         self._last_progress_s = self._clock()
         self._runner.times.wait_s += ran_s - started_s
         self._runner.times.emit_s += self._last_progress_s - ran_s
@@ -258,7 +259,8 @@ class Engine:
         return EngineSnapshot(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting + self._num_queued,
-            num_steps=self._num_steps,
+            step_requests=self._step_requests.copy(),
+            step_tokens=self._step_tokens.copy(),
             last_progress_s=self._last_progress_s,
             kv_usage=self._scheduler.kv_usage,
             num_blocks=self.config.num_blocks // len(self.config.windows),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from engine.scheduling.live_request import LiveRequest
 
 MAX_TRACES = 4096
+SIZE_BOUNDS = tuple(2**power for power in range(15))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +64,28 @@ class SchedulerCounters:
 
 
 @dataclass(slots=True, kw_only=True)
+class Sizes:
+    """A histogram of sizes.
+
+    Attributes:
+        counts: number of sizes up to each of `SIZE_BOUNDS`, above the one before it; last, of all larger ones.
+        total: sum of the sizes.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(SIZE_BOUNDS) + 1))
+    total: int = 0
+
+    def add(self, size: int) -> None:
+        """Count one."""
+        self.counts[bisect_left(SIZE_BOUNDS, size)] += 1
+        self.total += size
+
+    def copy(self) -> Sizes:
+        """Return a copy that stays as it is."""
+        return Sizes(counts=list(self.counts), total=self.total)
+
+
+@dataclass(slots=True, kw_only=True)
 class StepTimes:
     """Seconds that the host has spent in each part of all steps so far.
 
@@ -84,6 +108,7 @@ class EngineSnapshot:
     """The engine at one moment; counts are since its start.
 
     Attributes:
+        step_requests, step_tokens: how many requests, and how many tokens of them, the steps computed.
         last_progress_s: monotonic time at which the last step ended, or at which the engine was last idle.
         num_blocks: blocks of the KV cache per block table, on average.
         kv_usage: share of the cache's blocks held by requests, 0 to 1.
@@ -95,7 +120,8 @@ class EngineSnapshot:
 
     num_running: int
     num_waiting: int
-    num_steps: int
+    step_requests: Sizes
+    step_tokens: Sizes
     last_progress_s: float
     kv_usage: float
     num_blocks: int
@@ -108,6 +134,11 @@ class EngineSnapshot:
     stored_tokens: int = 0
     fetched_tokens: int = 0
     ended: tuple[RequestTrace, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps since the start."""
+        return sum(self.step_tokens.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from adapters.loads import AdapterLoads
 from deployments.exposition import join, write
 from deployments.generation import READY, HealthReport
-from deployments.metrics import GatewayMetrics, lora_requests, readiness
+from deployments.metrics import EngineMetrics, GatewayMetrics, lora_requests, readiness
 from deployments.slo import Slo
 from deployments.timeline import Timeline
+from engine.metrics import SIZE_BOUNDS, EngineSnapshot, SchedulerCounters, Sizes, StepTimes
 
 
 def answered(metrics: GatewayMetrics, model: str) -> None:
@@ -21,6 +24,27 @@ def answered(metrics: GatewayMetrics, model: str) -> None:
 
 def lines(metrics: GatewayMetrics) -> list[str]:
     return join([metrics.text("g")]).decode().splitlines()
+
+
+def test_how_full_batches_are_is_told_as_prometheus_reads_it() -> None:
+    sizes = Sizes()
+    for size in (1, 3, 3, SIZE_BOUNDS[-1] + 1):
+        sizes.add(size)
+    snapshot = EngineSnapshot(
+        num_running=0, num_waiting=0, step_requests=Sizes(), step_tokens=sizes, last_progress_s=0.0, kv_usage=0.0,
+        num_blocks=1, block_tokens=16, counters=SchedulerCounters(), refused_by_reason={}, step_times=StepTimes(),
+        num_resident_adapters=0, adapter_loads=AdapterLoads(),
+    )  # fmt: skip
+    text = join([write(EngineMetrics("m", "e").families(snapshot))]).decode()
+    [told] = [one for one in text_string_to_metric_families(text) if one.name == "vllm:iteration_tokens_total"]
+    count_by_bound = {sample.labels["le"]: sample.value for sample in told.samples if "le" in sample.labels}
+    assert told.type == "histogram"
+    assert [count_by_bound[bound] for bound in ("1.0", "2.0", "4.0", "+Inf")] == [1, 1, 3, 4]
+    assert {sample.name: sample.value for sample in told.samples if "le" not in sample.labels} == {
+        "vllm:iteration_tokens_total_count": 4,
+        "vllm:iteration_tokens_total_sum": 7 + SIZE_BOUNDS[-1] + 1,
+    }
+    assert 'antiphon:engine_steps_total{engine="e",model_name="m"} 4.0' in text.splitlines()
 
 
 def test_an_adapter_costs_a_few_lines_however_much_is_told_of_its_base() -> None:

@@ -13,6 +13,7 @@ from adapters.loads import AdapterLoads
 from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.errors import EngineError, OverloadError, RequestError
+from engine.metrics import SIZE_BOUNDS, Sizes
 from engine.ports import PauseWish
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.scheduler import Scheduler
@@ -479,9 +480,35 @@ def test_the_snapshot_tells_what_runs_and_what_waits() -> None:
     host.take(host.engine.step())
     snapshot = host.engine.snapshot()
     assert (snapshot.num_running, snapshot.num_waiting) == (1, 2)
-    assert snapshot.num_steps == 1 - host.runner.steps_ahead
+    num_steps = 1 - host.runner.steps_ahead
+    assert snapshot.num_steps == snapshot.step_requests.total == num_steps
     assert snapshot.kv_usage > 0
-    assert snapshot.counters.generation_tokens == snapshot.num_steps
+    assert snapshot.counters.generation_tokens == num_steps
+
+
+def test_steps_are_counted_by_their_requests_and_their_tokens() -> None:
+    host = a_host(a_config(max_num_seqs=4))
+    for name in "abc":
+        host.engine.add(a_request(name, (1, 2, 3), max_tokens=4))
+    while host.engine.snapshot().num_running + host.engine.snapshot().num_waiting:
+        host.take(host.engine.step())
+    snapshot = host.engine.snapshot()
+    # Three prompts in one step, then three steps of a token of each.
+    assert (snapshot.step_requests.total, snapshot.step_tokens.total) == (12, 18)
+    up_to_four, up_to_sixteen = SIZE_BOUNDS.index(4), SIZE_BOUNDS.index(16)
+    assert snapshot.step_requests.counts[up_to_four] == 4
+    assert (snapshot.step_tokens.counts[up_to_four], snapshot.step_tokens.counts[up_to_sixteen]) == (3, 1)
+
+
+def test_a_size_is_counted_under_the_first_bound_that_holds_it() -> None:
+    sizes = Sizes()
+    for size in (0, 1, 2, 3, SIZE_BOUNDS[-1], SIZE_BOUNDS[-1] + 1):
+        sizes.add(size)
+    assert sizes.counts[:3] == [2, 1, 1]
+    assert sizes.counts[-2:] == [1, 1]
+    kept = sizes.copy()
+    sizes.add(1)
+    assert sum(kept.counts) == 6
 
 
 LONG = tuple(i % 23 + 1 for i in range(399))
