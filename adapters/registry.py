@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 
 from adapters.errors import AdapterError
@@ -20,21 +20,25 @@ _TENSOR_FILES = (TENSOR_FILE, *PICKLE_FILES)
 
 
 class DeclaredNames:
-    """The names that one configuration declares, each for one adapter of one base model."""
+    """The names that one configuration declares, each for one adapter of one base model.
 
-    def __init__(self, base_names: Iterable[str] = ()) -> None:
-        self._base_names = frozenset(base_names)
+    Args:
+        taken: names that no adapter can have, and what has them.
+    """
+
+    def __init__(self, taken: Mapping[str, str]) -> None:
+        self._taken = taken
         self._declared_by_name: dict[str, tuple[AdapterRef, str]] = {}
 
     def declare(self, ref: AdapterRef, base: str) -> AdapterRef:
         """Add a reference of a base model and return it; adding the same one again has no effect.
 
         Raises:
-            AdapterError: the name is invalid, is a base model's, or is declared for another adapter or base model.
+            AdapterError: the name is invalid or taken, or is declared for another adapter or base model.
         """
         check_name(ref.name)
-        if ref.name in self._base_names:
-            raise AdapterError(ref.name, "a base model has this name")
+        if ref.name in self._taken:
+            raise AdapterError(ref.name, f"{self._taken[ref.name]} has this name")
         known, known_base = self._declared_by_name.setdefault(ref.name, (ref, base))
         if known != ref:
             raise AdapterError(ref.name, "another adapter is declared under this name")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from adapters.catalogue import names_taken
 from adapters.errors import AdapterError
 from adapters.file_store import check_finite
 from adapters.identity import AdapterRef
@@ -20,7 +21,7 @@ from adapters.validate import validate
 from app.checkpoint_source import at, local_folder
 from app.known_adapters import KnownAdapters
 from app.own_version import code_digest
-from app.settings import AdapterSettings, ModelSettings
+from app.settings import AdapterSettings, ModelSettings, Settings
 from engine.decoder.model_spec import ModelSpec
 from engine.errors import ConfigError
 
@@ -37,6 +38,12 @@ def refuse_declared(mistake: str, is_declared: bool) -> None:
     if is_declared:
         raise ConfigError(mistake)
     _logger.warning(mistake)
+
+
+def declared_names(settings: Settings) -> DeclaredNames:
+    """Return the names of a configuration's adapters, of which none is declared yet."""
+    bases, cross_encoders = ([part.name for part in parts] for parts in (settings.models, settings.rerankers))
+    return DeclaredNames(names_taken(bases, cross_encoders))
 
 
 def declared_adapters(

@@ -15,7 +15,7 @@ from adapters.registry import DeclaredNames, Signature
 from app.access.tenants import KeyRing, Tenant, key_digest
 from app.checkpoint_source import at, local_folder
 from app.cluster_memory import remembered
-from app.declared_adapters import OnUnfit, declared_adapters, refuse_declared
+from app.declared_adapters import OnUnfit, declared_adapters, declared_names, refuse_declared
 from app.known_adapters import KnownAdapters
 from app.makers_defaults import read_defaults, read_pooling
 from app.settings import (
@@ -70,7 +70,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     Raises:
         ConfigError: as `build`.
     """
-    names = DeclaredNames(model.name for model in settings.models)
+    names = declared_names(settings)
     # During a rolling update, old gateways and new replicas work together, and the other way round.
     secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
     registry = settings.registry

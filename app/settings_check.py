@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from adapters.registry import DeclaredNames
 from app.checkpoint_source import at, is_hub_id, local_folder
+from app.declared_adapters import declared_names
 from app.resolved import accounts_config, check_sources, model_config, reranker_config, safety_config, tracing_config
 from app.settings import ModelSettings, RerankerSettings, SafetySettings, Settings
 from app.settings_access import AccountSettings
@@ -32,7 +33,7 @@ def mistakes(settings: Settings, *, reads_all: bool, notes: list[str] | None = N
         reads_all: also read all declared adapters completely, as when the server starts.
         notes: gets a line for each adapter in a drop-in folder that is not served; the server starts without it.
     """
-    names = DeclaredNames()
+    names = declared_names(settings)
     found: list[str] = []
     notes = [] if notes is None else notes
     for index, model in enumerate(settings.models):

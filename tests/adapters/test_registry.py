@@ -29,21 +29,23 @@ def make_ref(name: str, digest: str = "d") -> AdapterRef:
 
 
 def test_a_name_may_be_declared_twice_and_two_names_may_stand_for_one_content() -> None:
-    names = DeclaredNames(["base"])
+    names = DeclaredNames({"base": "a base model"})
     names.declare(make_ref("one"), "base")
     names.declare(make_ref("one"), "base")
     names.declare(make_ref("two"), "base")
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
-    names = DeclaredNames(["base", "second"])
+    names = DeclaredNames({"base": "a base model", "second": "a base model", "judge": "a cross-encoder"})
     names.declare(make_ref("json"), "base")
     with pytest.raises(AdapterError, match=r"'json' .* another adapter"):
         names.declare(make_ref("json", "other"), "base")
     with pytest.raises(AdapterError, match=r"'json' .* for the base model base already"):
         names.declare(make_ref("json"), "second")
-    with pytest.raises(AdapterError, match=r"'base' .* base model"):
+    with pytest.raises(AdapterError, match=r"'base' .* a base model has this name"):
         names.declare(make_ref("base"), "base")
+    with pytest.raises(AdapterError, match=r"'judge' .* a cross-encoder has this name"):
+        names.declare(make_ref("judge"), "base")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
 )  # fmt: skip
 def test_odd_names_are_refused_in_a_short_sentence(name: str) -> None:
     with pytest.raises(AdapterError, match="letters, digits") as caught:
-        DeclaredNames().declare(make_ref(name), "base")
+        DeclaredNames({}).declare(make_ref(name), "base")
     assert len(str(caught.value)) < 1000
 
 

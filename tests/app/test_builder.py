@@ -188,6 +188,22 @@ def test_what_lies_unfit_in_the_drop_in_folder_keeps_no_server_from_starting(
     assert all(word in told for word in words), told
 
 
+def test_a_folder_with_the_name_of_a_model_is_named_by_the_check_as_by_a_start(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The check passed without a word, and the server then left the adapter out."""
+    model = {"name": "large", "path": str(folder / "chat"), "adapter_folder": str(folder / "adapters")}
+    asked = Settings.model_validate({"models": [model]})
+    with caplog.at_level(logging.WARNING):
+        (built,) = gateway_config(asked).models
+    assert [ref.name for ref in built.adapters] == ["small"]
+    told = "args.models[0].adapter_folder: Adapter 'large' cannot be used: a base model has this name"
+    assert told in caplog.text
+    notes: list[str] = []
+    assert mistakes(asked, reads_all=True, notes=notes) == []
+    assert [note.rstrip(".") for note in notes] == [told]
+
+
 def test_a_start_reads_only_what_is_new_in_a_drop_in_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
