@@ -38,8 +38,6 @@ serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)
 
 # Test files run in parallel, one per core (at most 8); tests that start a server run one at a time.
 # By default files with few tests come last: one that takes minutes would run alone.
-# The variable is emptied, if it is set: every process of every server in the tests would compile our modules anew.
-test e2e: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)  ## run all tests, including those that start a server; not those that need a GPU or take minutes
 	$(BIN)/python -m pytest -m "not gpu and not thorough and not e2e" -n logical --maxprocesses 8 --dist loadfile \
 		--no-loadscope-reorder
