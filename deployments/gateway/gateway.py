@@ -213,7 +213,8 @@ class Gateway:
             )
             while True:
                 try:
-                    with gate.passage(flow, request.timeout_s, request.priority, request.siblings) as passage:
+                    left_s = recorder.left_s(request.timeout_s)
+                    with gate.passage(flow, left_s, request.priority, request.siblings) as passage:
                         async with aclosing(answer.events()) as events:
                             async for event in events:
                                 if not isinstance(event, Started):
