@@ -10,7 +10,7 @@ import time
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -147,14 +147,18 @@ class Reception:
         """Seconds since the request arrived."""
         return self._clock() - self._arrived_s
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         """Record the duration of a `with` block, however it ends; only the first of each name to end counts."""
+        return self.timed(name, lambda stage: self.stage_by_name.setdefault(name, stage))
+
+    @contextmanager
+    def timed(self, name: str, note: Callable[[Stage], object]) -> Iterator[None]:
+        """Pass a `with` block to `note` as a stage, however it ends."""
         start_s = self.now_s
         try:
             yield
         finally:
-            self.stage_by_name.setdefault(name, Stage(name, start_s, self.now_s))
+            note(Stage(name, start_s, self.now_s))
 
 
 class Recorder:
@@ -182,14 +186,9 @@ class Recorder:
         """Return the seconds left of a time limit that began when the request arrived; None without a limit."""
         return None if timeout_s is None else max(0.0, timeout_s - self.now_s)
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         """Record the duration of a `with` block, however it ends."""
-        start_s = self.now_s
-        try:
-            yield
-        finally:
-            self.timeline.stages.append(Stage(name, start_s, self.now_s))
+        return self._reception.timed(name, self.timeline.stages.append)
 
     def note_attempt(self, request_id: RequestId) -> None:
         """Record the id under which an engine will know the answer, or a part of it, right before the call."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -83,7 +83,7 @@ class Meter:
         self._sent: list[Charge] = []
         self._sent_number = 0
         """The charges of the last report, with a number, as it may have arrived though no answer came."""
-        self._attempts_by_record: dict[str, tuple[str, list[RequestId]]] = {}
+        self._attempts_by_record: dict[str, tuple[str, Collection[RequestId]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.num_unchecked = 0
         self.refused: Counter[tuple[str, str]] = Counter()
@@ -191,7 +191,7 @@ class Meter:
             outcome=timeline.outcome,
         )
         self.spool.add(record)
-        self._attempts_by_record[record.record_id] = timeline.base, [*timeline.called_s_by_attempt]
+        self._attempts_by_record[record.record_id] = timeline.base, timeline.called_s_by_attempt
         if len(self._attempts_by_record) > MAX_PENDING:
             # A dictionary's first entry is the oldest; the spool has set its record aside.
             del self._attempts_by_record[next(iter(self._attempts_by_record))]
