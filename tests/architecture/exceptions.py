@@ -77,7 +77,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/scheduling/request_bounds.py": "tests/engine/scheduling/test_scheduler.py sends what it refuses",
     "engine/fallback/decoder.py": "tests/parity/test_fallback.py compares its tokens with transformers",
     "engine/scheduling/live_request.py": "tests/engine/scheduling/test_scheduler_properties.py drives it",
-    "engine/metrics.py": "tests/engine/test_engine.py and test_scheduler.py count with it",
     "engine/cpu/native_backend.py": "tests/engine/test_backend.py attends by it; tests/parity runs whole models on it",
     "engine/cpu/native_lora.py": "tests/parity/test_adapters.py and test_adapter_coverage.py compare it with peft",
     "engine/cpu/recorded.py": "tests/parity replays it in every test",

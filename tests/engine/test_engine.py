@@ -13,7 +13,7 @@ from adapters.loads import AdapterLoads
 from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.errors import EngineError, OverloadError, RequestError
-from engine.metrics import SIZE_BOUNDS, Sizes
+from engine.metrics import SIZE_BOUNDS
 from engine.ports import PauseWish
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.scheduler import Scheduler
@@ -498,17 +498,6 @@ def test_steps_are_counted_by_their_requests_and_their_tokens() -> None:
     up_to_four, up_to_sixteen = SIZE_BOUNDS.index(4), SIZE_BOUNDS.index(16)
     assert snapshot.step_requests.counts[up_to_four] == 4
     assert (snapshot.step_tokens.counts[up_to_four], snapshot.step_tokens.counts[up_to_sixteen]) == (3, 1)
-
-
-def test_a_size_is_counted_under_the_first_bound_that_holds_it() -> None:
-    sizes = Sizes()
-    for size in (0, 1, 2, 3, SIZE_BOUNDS[-1], SIZE_BOUNDS[-1] + 1):
-        sizes.add(size)
-    assert sizes.counts[:3] == [2, 1, 1]
-    assert sizes.counts[-2:] == [1, 1]
-    kept = sizes.copy()
-    sizes.add(1)
-    assert sum(kept.counts) == 6
 
 
 LONG = tuple(i % 23 + 1 for i in range(399))
