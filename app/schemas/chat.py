@@ -106,7 +106,9 @@ class Message(WireRequest):
                 "this server does not support the role 'function'; use 'tool'",
                 {"field": "role"},
             )
-        says_something_else = role == "assistant" and (data.get("refusal") is not None or data.get("tool_calls"))
+        says_something_else = role == "assistant" and (
+            data.get("refusal") is not None or data.get("tool_calls") or data.get("reasoning_content")
+        )
         if role in _ROLES and data.get("content") is None and not says_something_else:
             raise missing("content")
         if role == "tool" and data.get("tool_call_id") is None:

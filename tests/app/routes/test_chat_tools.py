@@ -93,6 +93,16 @@ async def test_an_answer_may_come_back_inside_its_own_text(client: httpx.AsyncCl
     assert [call.call_id for call in prompt.messages[1].tool_calls] == ["call_a", "call_b"]
 
 
+async def test_an_answer_that_ended_in_its_thoughts_may_come_back(
+    client: httpx.AsyncClient, calling: ScriptedGateway
+) -> None:
+    """Clients that keep no empty content could not continue after `max_tokens` had cut the thoughts."""
+    turn = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
+    again = {"role": "user", "content": "Go on."}
+    assert (await client.post(PATH, json=GOOD | {"messages": [*GOOD["messages"], turn, again]})).status_code == 200
+    assert calling.requests[0].prompt.messages[1] == ChatMessage(role="assistant", content="", reasoning="Hm.")  # type: ignore[union-attr]
+
+
 async def test_a_parsed_answer_may_come_back_with_what_was_parsed(
     client: httpx.AsyncClient, calling: ScriptedGateway
 ) -> None:
