@@ -22,13 +22,12 @@ from app.settings import (
     BatchSettings,
     ModelSettings,
     RegistrySettings,
-    RerankerSettings,
-    SafetySettings,
     Settings,
     SloSettings,
     TracingSettings,
 )
 from app.settings_access import AccountSettings
+from app.settings_classifiers import RerankerSettings, SafetySettings
 from deployments.accounts.values import TenantLimits
 from deployments.batches.values import MAX_LINE_BYTES
 from deployments.classifiers.sequence_window import read_labels, read_window
@@ -83,6 +82,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     return GatewayConfig(
         models=models,
         channel=ChannelConfig(secret=secret, **settings.channel.model_dump()),
+        local_chars=settings.tokenizer.local_chars,
         safety=None if settings.safety is None else safety_config(settings.safety),
         rerankers=tuple(
             reranker_config(reranker, f"rerankers[{index}]") for index, reranker in enumerate(settings.rerankers)

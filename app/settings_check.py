@@ -13,8 +13,9 @@ from adapters.registry import DeclaredNames
 from app.checkpoint_source import at, is_hub_id, local_folder
 from app.declared_adapters import declared_names
 from app.resolved import accounts_config, check_sources, model_config, reranker_config, safety_config, tracing_config
-from app.settings import ModelSettings, RerankerSettings, SafetySettings, Settings
+from app.settings import ModelSettings, Settings
 from app.settings_access import AccountSettings
+from app.settings_classifiers import RerankerSettings, SafetySettings
 from deployments.classifiers.sequence_window import check_head, check_labels, check_problem, read_labels, read_window
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tokenizer.tokenizer_folder import load_tokenizer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 NodePath = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
@@ -21,6 +21,11 @@ PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$"
 
 NamePattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._*?-]{1,128}$")]
 """A public name, in which `*` stands for any characters and `?` for one."""
+
+Placement = Annotated[
+    Literal["deployment", "inline"],
+    Field(description="Own replicas, or inside the gateway's process (saves a call)."),
+]
 
 
 def hint(name: str, known: Iterable[str]) -> str:

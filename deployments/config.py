@@ -255,11 +255,13 @@ class GatewayConfig:
     """Configuration of the gateway.
 
     Attributes:
+        local_chars: prompts that count more characters are tokenized by the tokenizer deployment, if there is one.
         created_s: Unix time at which the model names were declared.
     """
 
     models: tuple[ModelConfig, ...]
     channel: ChannelConfig
+    local_chars: int = 0
     safety: SafetyConfig | None = None
     rerankers: tuple[RerankerConfig, ...] = ()
     accounts: AccountsConfig | None = None

@@ -124,7 +124,7 @@ class Answering:
         if isinstance(prompt, TokenPrompt):
             token_ids = prompt.token_ids
         else:
-            token_ids = await self._model.encode_patiently(prompt, self._flow)
+            token_ids = await self._model.encode(prompt, self._flow)
         # Checked for encoded text too: a tokenizer may have more tokens than the model.
         check_vocabulary(token_ids, self._model.config.vocab_size, field=self._prompt_field)
         return token_ids

@@ -106,7 +106,7 @@ class Embedding:
         else:
             try:
                 async with self._room:
-                    token_ids = await self._model.encode_patiently(prompt, (self._adapter, self._request.tenant))
+                    token_ids = await self._model.encode(prompt, (self._adapter, self._request.tenant))
             except RequestError as error:
                 # The tokenizer's message calls every text "prompt".
                 message = error.message.replace("prompt", f"'{field}'", 1)

@@ -40,22 +40,21 @@ from deployments.gateway.embedding import Embedding
 from deployments.gateway.front_gate import FrontGate
 from deployments.gateway.inside import answer_inside, beating
 from deployments.gateway.overview import Overview
+from deployments.gateway.prompt_encoder import PromptEncoder
 from deployments.gateway.replica_calls import ChannelSource, HandleSource
 from deployments.gateway.served_model import ServedModel
 from deployments.gateway.served_names import ServedNames
 from deployments.gateway.token_checks import check_vocabulary
 from deployments.gateway.verdicts import Verdicts
 from deployments.generation import ChatPrompt, GenerationRequest, HealthReport, TextPrompt
-from deployments.handle_calls import reached
 from deployments.logs import log_answer, log_prompt
 from deployments.metrics import GatewayMetrics, gateway_families
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest, Tokenized
 from deployments.registry.adapter_directory import AdapterDirectory
-from deployments.room import Room
 from deployments.routing.board import board_of
 from deployments.routing.watch import ReplicaWatch
 from deployments.timeline import Timeline
-from deployments.tokenizer.tokenizer import LocalTokenizer, ask_tokenizer, build_codecs
+from deployments.tokenizer.tokenizer import build_codecs
 from engine.errors import OverloadError
 
 if TYPE_CHECKING:
@@ -134,10 +133,8 @@ class Gateway:
         # The classifier first: loading tokenizers hides torch from transformers unless torch is already imported.
         await self._verdicts.start()
         codecs = await asyncio.to_thread(build_codecs, self._config.models)
-        handle = self._tokenizer_handle
-        local = LocalTokenizer()
-        encode = local.encode if handle is None else partial(ask_tokenizer, handle, local)
-        sources, room = await self._sources(), Room()
+        encoder = PromptEncoder(self._tokenizer_handle, self._config.local_chars)
+        sources = await self._sources()
         for model in self._config.models:
             # Probes each template once, however many patterns share it.
             dialect = cache(partial(dialect_of, model))
@@ -146,8 +143,7 @@ class Gateway:
                     config=model,
                     codec=codecs[name],
                     dialect=dialect(codecs[name]),
-                    encode=partial(reached, "tokenizer", partial(encode, codecs[name])),
-                    room=room,
+                    encoder=encoder,
                     source=sources[model.name],
                     pool=sources[model.name].vector,
                 )
@@ -254,7 +250,7 @@ class Gateway:
             OverloadError: the tokenizer cannot be reached.
         """
         model = self._model_of(*self._names.target(name))
-        token_ids = tuple(await model.encode_patiently(prompt, ("tokenize", tenant)))
+        token_ids = tuple(await model.encode(prompt, ("tokenize", tenant)))
         texts = None
         if with_texts:
             texts = tuple(model.codec.pieces.spelling(token_id).decode("utf-8", "replace") for token_id in token_ids)

@@ -4,48 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from deployments.config import ModelConfig
 from deployments.gateway.dialect import Dialect
+from deployments.gateway.prompt_encoder import PromptEncoder
 from deployments.gateway.resumption import TokenSource
 from deployments.gateway.token_checks import check_vocabulary
 from deployments.generation import PREDICTION_FIELD, ChatPrompt, GenerationRequest, TextPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult
-from deployments.room import Room
 from deployments.tokenizer.text_codec import TextCodec
-from deployments.waits import patiently
 from engine.errors import RequestError
-
-INPUT_PATIENCE_S = 5.0
-"""How long a request waits for a tokenizer that is being replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One base model as a gateway sees it; `encode` may be a call to another process, and `pool` is one.
-
-    Attributes:
-        room: places at the tokenizer, for all models together.
-    """
+    """One base model as a gateway sees it; `source` and `pool` are calls to its replicas."""
 
     config: ModelConfig
     codec: TextCodec
     dialect: Dialect
-    encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
-    room: Room
+    encoder: PromptEncoder
     source: TokenSource
     pool: Callable[[GenerationCall], Awaitable[GenerationResult]]
 
-    async def encode_patiently(self, prompt: ChatPrompt | TextPrompt, flow: Hashable) -> Sequence[int]:
-        """Return the token ids of a prompt, if need be from the successor of a tokenizer that has died.
-
-        Args:
-            flow: takes turns with other flows if many prompts wait.
-        """
-        async with self.room.place(flow):
-            return await patiently(partial(self.encode, prompt), INPUT_PATIENCE_S)
+    async def encode(self, prompt: ChatPrompt | TextPrompt, flow: Hashable) -> Sequence[int]:
+        """Return the token ids of a prompt; as `PromptEncoder.encode`."""
+        return await self.encoder.encode(self.codec, prompt, flow)
 
     async def prediction_ids(self, text: str, flow: Hashable) -> Sequence[int]:
         """Return the token ids of a predicted output, which the engine may use as draft tokens; empty for no text.
@@ -58,7 +43,7 @@ class ServedModel:
             return ()
         field, limit = PREDICTION_FIELD, self.config.max_model_len
         try:
-            token_ids = await self.encode_patiently(TextPrompt(text=text, has_special_tokens=False), flow)
+            token_ids = await self.encode(TextPrompt(text=text, has_special_tokens=False), flow)
         except RequestError as error:
             raise RequestError.about(field, f"is refused: {error.message}") from None
         check_vocabulary(token_ids, self.config.vocab_size, field=field)

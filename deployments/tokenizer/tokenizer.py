@@ -28,6 +28,8 @@ MAX_CHARS_PER_TOKEN = 16
 NUM_THREADS = 2
 LONG_CHARS = 16_384
 """Longer prompts have threads of their own: one of hundreds of kilobytes takes as long as hundreds of others."""
+CHARS_PER_TEXT = 32
+"""What each text of a prompt counts besides its characters: a message, which has two, takes as long as 64 of them."""
 ENCODE_TIMEOUT_S = 10.0
 """More than any prompt takes; a tokenizer that takes longer hangs or is badly overloaded."""
 
@@ -65,7 +67,7 @@ class LocalTokenizer:
         Raises:
             RequestError: as in the `encode` methods of `TextCodec`.
         """
-        threads = self._long_threads if _is_long(prompt) else self._threads
+        threads = self._long_threads if is_longer(prompt, LONG_CHARS) else self._threads
         return tuple(await asyncio.get_running_loop().run_in_executor(threads, _encode, codec, prompt))
 
 
@@ -110,8 +112,10 @@ class Tokenizer:
         return None
 
 
-def _is_long(prompt: ChatPrompt | TextPrompt) -> bool:
-    return any(num_chars > LONG_CHARS for num_chars in accumulate(map(len, texts_read(prompt))))
+def is_longer(prompt: ChatPrompt | TextPrompt, max_chars: int) -> bool:
+    """Return whether a prompt counts more than this many characters (`CHARS_PER_TEXT`)."""
+    sizes = (len(text) + CHARS_PER_TEXT for text in texts_read(prompt))
+    return any(size > max_chars for size in accumulate(sizes))
 
 
 def _encode(codec: TextCodec, prompt: ChatPrompt | TextPrompt) -> list[int]:

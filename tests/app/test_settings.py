@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.settings import ChannelSettings, RegistrySettings, RerankerSettings, SafetySettings, Settings
+from app.settings import ChannelSettings, RegistrySettings, Settings
+from app.settings_classifiers import RerankerSettings, SafetySettings
 from app.settings_engine import EngineSettings
 from app.settings_node import SettingsNode
 from deployments.config import ChannelConfig, RegistryConfig, RerankerConfig, SafetyConfig

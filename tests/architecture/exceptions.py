@@ -49,6 +49,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/schemas/tokens.py": "tests/app/routes/test_tokens.py sends every field",
     "app/schemas/wire.py": "tests/app/http/test_field_errors.py sends what it refuses",
     "app/translation/prompts.py": "tests/app/translation/test_translate.py and tests/app/routes make them all",
+    "app/settings_classifiers.py": "tests/app/test_settings.py sends every node what it refuses",
     "app/settings_node.py": "tests/app/test_settings.py sends every node what it refuses",
     "app/http/file_form.py": "tests/app/routes/test_files.py sends every form, whole, wrong and too large",
     "deployments/accounts/actor.py": "tests/deployments/accounts/test_meter.py asks one in its own process",

@@ -31,6 +31,8 @@ def scaled_config(folder: Path) -> Path:
     tree = yaml.safe_load(path.read_text())
     [application] = tree["applications"]
     del application["args"]["safety"]
+    # Every prompt starts the tokenizer if none runs, too.
+    application["args"]["tokenizer"] = {"local_chars": 0}
     application["deployments"] = [
         {"name": name, "autoscaling_config": SCALING, "ray_actor_options": {"num_cpus": 0.1}}
         for name in ("Model-stdlib-chat", "Tokenizer")

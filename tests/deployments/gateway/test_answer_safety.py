@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
@@ -12,6 +12,7 @@ from deployments.config import SafetyConfig
 from deployments.errors import UnavailableError
 from deployments.gateway import answer_safety
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
+from deployments.gateway.prompt_encoder import PromptEncoder
 from deployments.generation import ChatMessage, ChatPrompt, Moderation, TextPrompt, TokenPrompt, ToolCall, ToolSpec
 from deployments.timeline import Reception, Recorder, Timeline
 from deployments.tokenizer.text_codec import TextCodec
@@ -243,22 +244,22 @@ async def test_alongside_nothing_is_shown_before_the_verdict(gateway: OpenGatewa
 
 
 async def test_alongside_a_verdict_that_is_there_in_time_saves_the_engines_work(
-    gateway: OpenGateway, serving: Serving
+    gateway: OpenGateway, serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = Judge("Where")
     opened = await gateway(judge, safety=SafetyConfig(model_path="unused", mode="alongside"))
-    served = opened._served["chat"]
+    encode_now = PromptEncoder.encode
 
-    async def encode(prompt: ChatPrompt | TextPrompt) -> Sequence[int]:
+    async def encode(*args: Any) -> Sequence[int]:
         while not judge.calls:
             await asyncio.sleep(0.001)
         await asyncio.wait([judge.calls[0].task])
         # The verdict needs some rounds of the event loop.
         for _ in range(20):
             await asyncio.sleep(0)
-        return await served.encode(prompt)
+        return await encode_now(*args)
 
-    opened._served["chat"] = replace(served, encode=encode)
+    monkeypatch.setattr(PromptEncoder, "encode", encode)
     *_, end = await events_of(opened, ask())
     assert isinstance(end, Finished)
     assert end.refusal

@@ -170,10 +170,10 @@ async def test_a_request_asks_for_no_more_at_once_than_its_share(
 
         monkeypatch.setattr(owner, name, call)
 
-    count(ServedModel, "encode_patiently")
+    count(ServedModel, "encode")
     count(serving.replicas.server, "pool")
     await (await gateway()).embed(asked(*TEXTS, "y", "z"))
-    assert most == {"encode_patiently": 2, "pool": 2}
+    assert most == {"encode": 2, "pool": 2}
 
 
 @pytest.mark.parametrize(("said", "tenant"), [({"tenant": "blue"}, "blue"), ({}, "s")])

@@ -25,6 +25,7 @@ from deployments.handle_calls import reached
 from deployments.room import NUM_PLACES
 from deployments.siblings import Siblings
 from deployments.slo import Slo
+from deployments.tokenizer.tokenizer import LocalTokenizer
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import DryPenalty, LzPenalty
 from tests.deployments.conftest import OpenGateway, Serving
@@ -423,10 +424,9 @@ async def test_prompts_that_are_only_counted_take_turns_with_those_of_chats(
 ) -> None:
     """A client that had hundreds counted at once made the chats of all others wait for the tokenizer's threads."""
     opened = await gateway()
-    (name,) = opened._served
-    model, num_inside, most = opened._served[name], 0, 0
+    num_inside, most = 0, 0
 
-    async def encode(_prompt: object) -> Sequence[int]:
+    async def encode(*_args: object) -> Sequence[int]:
         nonlocal num_inside, most
         num_inside += 1
         most = max(most, num_inside)
@@ -434,7 +434,7 @@ async def test_prompts_that_are_only_counted_take_turns_with_those_of_chats(
         num_inside -= 1
         return (1,)
 
-    monkeypatch.setitem(opened._served, name, replace(model, encode=encode))
+    monkeypatch.setattr(LocalTokenizer, "encode", encode)
     prompt = TextPrompt(text="Hi")
     await asyncio.gather(*(opened.tokenize("chat", prompt, with_texts=False, tenant="t") for _ in range(200)))
     assert most == NUM_PLACES
