@@ -46,7 +46,7 @@ class GenerationCall:
         timeout_s: seconds from arrival at the replica; the clocks of two machines are unrelated.
         reply_to: the gateway, where the tokens go; None if they return over the handle.
         usage: None if usage is not recorded.
-        pooling: requests a vector instead of tokens, returned with the result.
+        pooling: requests a vector instead of tokens.
     """
 
     request_id: RequestId
@@ -90,12 +90,9 @@ class GenerationResult:
     """How an attempt ended.
 
     Attributes:
-        pooled: the requested vector: float32, little-endian.
         fault: the error for the caller to raise.
     """
 
-    num_cached_tokens: int = 0
-    pooled: bytes | None = None
     fault: Exception | None = None
 
 

@@ -49,7 +49,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SlowReaderError(RequestError):
-    """A stream's client does not read: more than `ChannelConfig.max_buffered_bytes` wait. The stream must end."""
+    """A client does not read: emissions of over `ChannelConfig.max_buffered_bytes` wait, not just a large one."""
 
 
 class Subscription:
@@ -85,7 +85,7 @@ class Subscription:
         if self._error is not None or self._has_ended or is_claim:
             return
         self._unread_bytes += payload_bytes(emission)
-        if self._unread_bytes > self._max_buffered_bytes:
+        if self._unread and self._unread_bytes > self._max_buffered_bytes:
             self._unread = []
             self.fail(SlowReaderError(f"More than {self._max_buffered_bytes} bytes of the answer were left unread."))
             return

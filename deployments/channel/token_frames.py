@@ -4,14 +4,15 @@ All numbers are little-endian. A frame and its emissions:
 
     frame     length u32 (bytes that follow) | magic b"AF" | version u8 | reserved u8 = 0 | count u32 | emission * count
     emission  id length u16 | error length u16 (0xffff: none) | cached tokens u32 | accepted u32 | rejected u32
-              | token count u32 | finish u8 | bytes of log-probabilities u32 | of the prompt's u32
-              | id (UTF-8) | token ids i32 * count | log-probabilities, the prompt's | error (UTF-8)
+              | token count u32 | finish u8 | bytes of log-probabilities u32 | of the prompt's u32 | of the vector u32
+              | id (UTF-8) | token ids i32 * count | log-probabilities, the prompt's | vector | error (UTF-8)
     log-probabilities, with no count in front:
               (top tokens u16 | logprob f32 | rank u32 | (token id i32 | logprob f32) * top tokens) * entries
 
-Example: request "r1" samples token 7 and ends by length; three prompt tokens came from the prefix cache; 47 bytes:
+Example: request "r1" samples token 7 and ends by length; three prompt tokens came from the prefix cache; 51 bytes:
 
-    2b000000 4146 03 00 01000000   0200 ffff 03000000 00000000 00000000 01000000 02 00000000 00000000   7231 07000000
+    2f000000 4146 04 00 01000000
+    0200 ffff 03000000 00000000 00000000 01000000 02 00000000 00000000 00000000   7231 07000000
 
 Bytes that do not decode exactly to the last one raise `FrameError`: every length is checked against the bytes present.
 """
@@ -24,14 +25,14 @@ from collections.abc import Sequence
 from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 
 MAGIC = b"AF"
-VERSION = 3
+VERSION = 4
 MAX_FRAME_BYTES = 16 << 20
 MAX_ID_BYTES = 1024
 MAX_ERROR_BYTES = 4096
 LENGTH = struct.Struct("<I")
 
 _HEADER = struct.Struct("<2sBBI")
-_EMISSION = struct.Struct("<HHIIIIBII")
+_EMISSION = struct.Struct("<HHIIIIBIII")
 _LOGPROBS = struct.Struct("<HfI")
 _TOP = struct.Struct("<if")
 _FINISH_REASONS = (None, *FinishReason)
@@ -100,7 +101,7 @@ def payload_bytes(emission: Emission) -> int:
     num_scored = len(emission.logprobs) + len(emission.prompt_logprobs)
     num_top = sum(len(entry.top) for entry in (*emission.logprobs, *emission.prompt_logprobs)) if num_scored else 0
     numbers = 4 * len(emission.token_ids) + 10 * num_scored + 8 * num_top
-    return _EMISSION.size + len(emission.request_id) + numbers + len(emission.error or "")
+    return _EMISSION.size + len(emission.request_id) + numbers + len(emission.pooled or b"") + len(emission.error or "")
 
 
 def coalesce(emissions: Sequence[Emission]) -> list[Emission]:
@@ -124,6 +125,7 @@ def _joined(parts: Sequence[Emission]) -> Emission:
         num_rejected=last.num_rejected,
         logprobs=tuple(entry for part in parts for entry in part.logprobs),
         prompt_logprobs=tuple(entry for part in parts for entry in part.prompt_logprobs),
+        pooled=last.pooled,
         error=last.error,
     )
 
@@ -136,6 +138,7 @@ def _emission_parts(emission: Emission) -> tuple[bytes, ...]:
     if not 0 < len(request_id) <= MAX_ID_BYTES:
         raise FrameError(f"a request id of {len(request_id)} bytes is not within 1 and {MAX_ID_BYTES}")
     error_text = b"" if emission.error is None else _clipped(emission.error)
+    vector = emission.pooled or b""
     try:
         token_ids = struct.pack(f"<{len(emission.token_ids)}i", *emission.token_ids)
         logprobs, prompt_logprobs = _packed(emission.logprobs), _packed(emission.prompt_logprobs)
@@ -149,18 +152,21 @@ def _emission_parts(emission: Emission) -> tuple[bytes, ...]:
             _FINISH_CODES[emission.finish_reason],
             len(logprobs),
             len(prompt_logprobs),
+            len(vector),
         )
     except struct.error as error:
         raise FrameError(f"a number in an emission of {emission.request_id!r} is out of bounds") from error
     if min(emission.token_ids, default=0) < 0:
         raise FrameError(f"a token id in an emission of {emission.request_id!r} is negative")
-    return head, request_id, token_ids, logprobs, prompt_logprobs, error_text
+    return head, request_id, token_ids, logprobs, prompt_logprobs, vector, error_text
 
 
 def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
     if offset + _EMISSION.size > len(body):
         raise FrameError("a frame ends within the head of an emission")
-    id_length, error_length, *counts, num_tokens, finish, num_scored, num_prompt = _EMISSION.unpack_from(body, offset)
+    id_length, error_length, *counts, num_tokens, finish, num_scored, num_prompt, num_vector = _EMISSION.unpack_from(
+        body, offset
+    )
     has_error = error_length != _NO_ERROR
     is_sane = 0 < id_length <= MAX_ID_BYTES and finish < len(_FINISH_REASONS)
     if not is_sane or (has_error and error_length > MAX_ERROR_BYTES):
@@ -169,7 +175,8 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
     ids_start = id_start + id_length
     logprobs_start = ids_start + 4 * num_tokens
     prompt_start = logprobs_start + num_scored
-    error_start = prompt_start + num_prompt
+    vector_start = prompt_start + num_prompt
+    error_start = vector_start + num_vector
     end = error_start + (error_length if has_error else 0)
     if end > len(body):
         raise FrameError("a frame ends within an emission")
@@ -189,7 +196,8 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
         num_accepted=counts[1],
         num_rejected=counts[2],
         logprobs=_unpacked(body[logprobs_start:prompt_start]) if num_scored else (),
-        prompt_logprobs=_unpacked(body[prompt_start:error_start]) if num_prompt else (),
+        prompt_logprobs=_unpacked(body[prompt_start:vector_start]) if num_prompt else (),
+        pooled=body[vector_start:error_start] or None,
         error=error,
     )
     return emission, end

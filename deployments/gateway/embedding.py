@@ -6,32 +6,30 @@ Each input is a call of its own, so that a request is spread over replicas and b
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing
 from functools import partial
 
 import numpy as np
 
 from adapters.identity import AdapterRef
 from deployments.config import GatewayConfig
-from deployments.errors import ABORTED, ReplicaLostError
+from deployments.errors import ABORTED
+from deployments.gateway.resumption import Resumption
 from deployments.gateway.served_model import ServedModel
 from deployments.gateway.token_checks import adapter_start, check_vocabulary
 from deployments.gateway.verdicts import AnswerJudge
 from deployments.generation import TextPrompt, TokenPrompt
-from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
+from deployments.generation_calls import GenerationCall, pack_ids
 from deployments.pooled import EmbeddingRequest, Embeddings
 from deployments.siblings import Siblings
 from deployments.timeline import Recorder
 from deployments.waits import patiently, side_by_side
 from engine.errors import EngineError, OverloadError, RequestError
-from engine.request import Pooling, RequestId, SamplingParams
+from engine.request import Emission, Pooling, RequestId, SamplingParams
 
 MAX_CONCURRENT_INPUTS = 64
 """Bound per request, so that one request does not fill the queues that others wait in."""
-REPLACEMENT_S = 120.0
-"""How long an input whose replica was lost waits for another one."""
 
 
 class Embedding:
@@ -125,33 +123,22 @@ class Embedding:
         check_vocabulary(token_ids, self._model.config.vocab_size, field=field)
         return token_ids
 
-    async def _pooled(self, token_ids: Sequence[int]) -> GenerationResult:
+    async def _pooled(self, token_ids: Sequence[int]) -> Emission:
         """Return the vector of an input; one that finds no room beside others of the request waits for one of them."""
         part = object()
         async with self._room:
             while True:
                 try:
                     with self._siblings.asked(part):
-                        return await self._attempts(token_ids)
+                        return await self._ask(token_ids)
                 except OverloadError as error:
                     if not self._siblings.may_wait(error):
                         raise
                 await self._siblings.until_room()
 
-    async def _attempts(self, token_ids: Sequence[int]) -> GenerationResult:
-        ask, patience_s = partial(self._ask, token_ids), 0.0
-        for _ in range(self._max_resumes):
-            with suppress(ReplicaLostError):
-                return await patiently(ask, patience_s)
-            patience_s = REPLACEMENT_S
-        return await patiently(ask, patience_s)
-
-    async def _ask(self, token_ids: Sequence[int]) -> GenerationResult:
-        # A new id for each attempt: a lost one may still run on its replica.
-        request_id = RequestId(f"{uuid.uuid4().hex}-v")
-        self._recorder.note_attempt(request_id)
+    async def _ask(self, token_ids: Sequence[int]) -> Emission:
         call = GenerationCall(
-            request_id=request_id,
+            request_id=RequestId(self._request.request_id),
             prompt_ids=pack_ids(token_ids),
             tokenizer_digest=self._model.config.tokenizer_digest,
             params=SamplingParams(max_tokens=0),
@@ -163,12 +150,14 @@ class Embedding:
             priority=self._request.priority,
             timeout_s=self._recorder.left_s(self._request.timeout_s),
         )
-        result = await self._model.pool(call)
-        if result.fault is not None:
-            raise result.fault
-        if result.pooled is None:
-            raise EngineError(ABORTED)
-        return result
+        attempts = Resumption(
+            self._model.source, call, max_resumes=self._max_resumes, on_attempt=self._recorder.note_attempt
+        )
+        async with aclosing(attempts.tokens()) as batches:
+            async for batch in batches:
+                if batch.pooled is not None:
+                    return batch
+        raise EngineError(ABORTED)
 
     def _field(self, index: int) -> str:
         return "input" if len(self._request.inputs) == 1 else f"input[{index}]"

@@ -145,7 +145,6 @@ class Gateway:
                     dialect=dialect(codecs[name]),
                     encoder=encoder,
                     source=sources[model.name],
-                    pool=sources[model.name].vector,
                 )
                 for name in model.template_by_codec()
             }
@@ -348,7 +347,7 @@ class Gateway:
 
     async def _sources(self) -> Mapping[str, ChannelSource | HandleSource]:
         if self._config.channel.transport == "handle":
-            return {name: HandleSource(handle, board_of(name)) for name, handle in self._replicas.items()}
+            return {name: HandleSource(handle) for name, handle in self._replicas.items()}
         watch = ReplicaWatch(self._replicas)
         self._listener = ChannelListener(
             self._config.channel,

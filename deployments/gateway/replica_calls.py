@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
@@ -81,16 +80,6 @@ class ChannelSource:
             self._board.end(call.request_id)
             self._listener.unsubscribe(call.request_id)
 
-    async def vector(self, call: GenerationCall) -> GenerationResult:
-        """Request a vector; see `ask_vector`. Its replica's silence on the token channel ends the wait."""
-        subscription = self._listener.subscribe(call.request_id)
-        patience = Patience(self._board, subscription.fail)
-        try:
-            return await ask_vector(self._handle, self._board, replace(call, reply_to=self._address), subscription)
-        finally:
-            patience.end()
-            self._listener.unsubscribe(call.request_id)
-
     def _watched(self, response: DeploymentResponse, subscription: Subscription) -> asyncio.Future[GenerationResult]:
         """Return the result of a stream's call, which ends the stream if its frames do not."""
         control = asyncio.ensure_future(_result(response))
@@ -115,9 +104,8 @@ class ChannelSource:
 class HandleSource:
     """Calls replicas by a streaming handle; needs no listening port."""
 
-    def __init__(self, handle: DeploymentHandle, board: Board) -> None:
+    def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle.options(stream=True)
-        self.vector = partial(ask_vector, handle, board)
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield the output of one attempt; see `deployments.gateway.resumption.TokenSource`."""
@@ -137,52 +125,12 @@ class HandleSource:
                 response.cancel()
 
 
-async def ask_vector(
-    handle: DeploymentHandle, board: Board, call: GenerationCall, subscription: Subscription | None = None
-) -> GenerationResult:
-    """Request a vector from a replica; cancelling the coroutine cancels the call.
-
-    Args:
-        board: the state that replicas are chosen by; updated when the call ends.
-        subscription: if it fails, the call is canceled and its error raised. A vector itself comes as the result.
-
-    Raises:
-        ReplicaLostError: the replica is gone.
-        UnavailableError, OverloadError, EngineError: as `serve_error`.
-    """
-    try:
-        answer = _result(handle.pool.remote(call))
-        result = await (answer if subscription is None else _unless_failed(answer, subscription))
-        if isinstance(result.fault, ReplicaLostError):
-            raise result.fault
-        return result
-    except ReplicaLostError:
-        board.lose_request(call.request_id, time.monotonic())
-        raise
-    finally:
-        board.end(call.request_id)
-
-
 async def _result(response: DeploymentResponse) -> GenerationResult:
     try:
         result: GenerationResult = await until_answered(response)
     except CALL_ERRORS as error:
         raise serve_error(error) from error
     return result
-
-
-async def _unless_failed(answer: Coroutine[Any, Any, GenerationResult], subscription: Subscription) -> GenerationResult:
-    """Await a call's answer; if its subscription fails first, cancel the call and raise that error."""
-    answering, failing = asyncio.create_task(answer), asyncio.create_task(subscription.get())
-    try:
-        await asyncio.wait((answering, failing), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            await failing
-        return await answering
-    finally:
-        for task in (answering, failing):
-            task.cancel()
-        await asyncio.gather(answering, failing, return_exceptions=True)
 
 
 def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,21 +12,19 @@ from deployments.gateway.prompt_encoder import PromptEncoder
 from deployments.gateway.resumption import TokenSource
 from deployments.gateway.token_checks import check_vocabulary
 from deployments.generation import PREDICTION_FIELD, ChatPrompt, GenerationRequest, TextPrompt
-from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One base model as a gateway sees it; `source` and `pool` are calls to its replicas."""
+    """One base model as a gateway sees it."""
 
     config: ModelConfig
     codec: TextCodec
     dialect: Dialect
     encoder: PromptEncoder
     source: TokenSource
-    pool: Callable[[GenerationCall], Awaitable[GenerationResult]]
 
     async def encode(self, prompt: ChatPrompt | TextPrompt, flow: Hashable) -> Sequence[int]:
         """Return the token ids of a prompt; as `PromptEncoder.encode`."""

@@ -84,7 +84,7 @@ class ReplicaServer:
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, on_failure)
 
     async def generate(self, call: GenerationCall) -> GenerationResult:
-        """Serve one call whose tokens go to `call.reply_to`; cancelling it frees the request in the engine."""
+        """Serve one call whose output goes to `call.reply_to`; cancelling it frees the request in the engine."""
         assert call.reply_to is not None
         fault = await self._grammar_fault(call)
         if fault is not None:
@@ -96,13 +96,16 @@ class ReplicaServer:
             lost = ReplicaLostError("The replica could not open its channel to the gateway.")
             return GenerationResult(fault=lost)
         claim = asyncio.get_running_loop().call_later(CLAIM_AFTER_S, self._claim, call.request_id, call.reply_to)
+        generation = self._open(call)
         try:
-            return await self._until_ended(call)
+            # Unshielded, cancelling this coroutine would cancel the future, and the request would count as ended.
+            return await asyncio.shield(generation.ended)
         finally:
             claim.cancel()
+            self._close(call.request_id, generation)
 
     async def generate_stream(self, call: GenerationCall) -> AsyncIterator[Emission | GenerationResult]:
-        """Yield the tokens of one call, coalescing those that came since the last read; a failure's result is last."""
+        """Yield the output of one call, coalescing what has come since the last read; a failure's result is last."""
         fault = await self._grammar_fault(call)
         if fault is not None:
             yield GenerationResult(fault=fault)
@@ -122,10 +125,6 @@ class ReplicaServer:
                     return
         finally:
             self._close(call.request_id, generation)
-
-    async def pool(self, call: GenerationCall) -> GenerationResult:
-        """Serve one call for a vector; cancelling it frees the request in the engine."""
-        return await self._until_ended(call)
 
     async def watch(self, address: TokenAddress, report_format: str = "") -> None:
         """Send load reports to a gateway from now on, if it reads what this release reports."""
@@ -208,14 +207,6 @@ class ReplicaServer:
         if generation is not None and not generation.num_tokens and not generation.ended.done():
             self._dialer.send(address, [Emission(request_id=request_id)])
 
-    async def _until_ended(self, call: GenerationCall) -> GenerationResult:
-        generation = self._open(call)
-        try:
-            # Unshielded, cancelling this coroutine would cancel the future, and the request would count as ended.
-            return await asyncio.shield(generation.ended)
-        finally:
-            self._close(call.request_id, generation)
-
     async def _grammar_fault(self, call: GenerationCall) -> Exception | None:
         """Compile a call's grammar off the event loop and off the engine's thread; return the fault if it fails."""
         if call.params.grammar is None:
@@ -277,15 +268,12 @@ class ReplicaServer:
                 begun.add(emission.request_id)
             generation.num_tokens += len(emission.token_ids)
             fault = self._fault(emission)
-            if (address := generation.call.reply_to) is not None and generation.call.pooling is None:
+            if (address := generation.call.reply_to) is not None:
                 by_gateway.setdefault(address, []).append(emission)
             elif fault is None:
                 generation.unread.put_nowait(emission)
             if emission.finish_reason is not None:
-                result = GenerationResult(
-                    num_cached_tokens=emission.num_cached_tokens, pooled=emission.pooled, fault=fault
-                )
-                ended.append((generation, result))
+                ended.append((generation, GenerationResult(fault=fault)))
         for address, frame in by_gateway.items():
             self._dialer.send(address, frame, begun)
         for generation, result in ended:

@@ -147,7 +147,6 @@ class Replicas:
         self.delivers_twice = False
         self.generate = Method(self._generate)
         self.generate_stream = Method(self._generate_stream)
-        self.pool = self.generate
         self.start()
 
     def start(self) -> None:
@@ -181,12 +180,14 @@ class Replicas:
                 self._track(Response(self.server.generate(call)))
                 while not self.server._generations:
                     await asyncio.sleep(0)
-            return await (self.server.generate(call) if call.pooling is None else self.server.pool(call))
+            return await self.server.generate(call)
         except asyncio.CancelledError:
             raise ActorDiedError from None
 
     def _generate_stream(self, call: GenerationCall) -> StreamResponse:
         self.calls.append(call)
+        if self.refusal is not None:
+            return self._track(StreamResponse(raising(self.refusal)))
         if self.delivers_twice:
             self.delivers_twice = False
             self._track(StreamResponse(self.server.generate_stream(call)))
@@ -218,6 +219,12 @@ async def at_once(answer: Any) -> Any:
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+async def raising(error: Exception) -> AsyncIterator[Any]:
+    """Raise it where the first item would be."""
+    raise error
+    yield
 
 
 class Judge:

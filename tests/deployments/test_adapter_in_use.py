@@ -238,5 +238,5 @@ async def test_a_call_that_fails_as_it_is_taken_does_not_keep_its_adapter(
     assert call.adapter is not None
     monkeypatch.setattr(serving.replicas.engine, "add", fail)
     with pytest.raises(ZeroDivisionError):
-        await server.pool(call)
+        await anext(aiter(server.generate_stream(call)))
     assert await asyncio.wait_for(server.release_adapter(call.adapter.digest), 20) > 0

@@ -164,6 +164,13 @@ async def test_a_stream_holds_what_it_may_and_once_that_is_exceeded_nothing() ->
         await stream.get()
 
 
+async def test_one_emission_of_any_size_is_no_sign_of_a_slow_reader() -> None:
+    """A vector, or a long prompt's log-probabilities, would have ended a stream that somebody reads."""
+    stream, whole = Subscription(1024), tokens("r", *range(1000))
+    stream.put(whole)
+    assert await stream.get() == whole
+
+
 async def test_a_reader_that_comes_late_gets_everything_as_one_emission() -> None:
     async with both_ends() as ends:
         stream = ends.listener.subscribe(RequestId("r"))
@@ -205,6 +212,8 @@ async def test_a_stream_that_nobody_reads_ends_with_an_error_and_leaves_the_othe
     async with both_ends(replace(CONFIG, max_buffered_bytes=4000)) as ends:
         slow, quick = ends.listener.subscribe(RequestId("slow")), ends.listener.subscribe(RequestId("quick"))
         await ends.dialer.connect(ends.address)
+        ends.dialer.send(ends.address, [tokens("slow", 1), tokens("quick", 0)])
+        assert (await quick.get()).token_ids == (0,)
         ends.dialer.send(ends.address, [tokens("slow", *range(2000)), tokens("quick", 1)])
         assert (await quick.get()).token_ids == (1,)
         with pytest.raises(SlowReaderError, match="4000 bytes") as told:

@@ -16,9 +16,10 @@ from deployments.channel.token_frames import (
 from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 
 R1, R2 = RequestId("r1"), RequestId("r2")
-EXAMPLE = (
-    "2b000000 4146 03 00 01000000   0200 ffff 03000000 00000000 00000000 01000000 02 00000000 00000000   7231 07000000"
-)
+EXAMPLE = """\
+    2f000000 4146 04 00 01000000
+    0200 ffff 03000000 00000000 00000000 01000000 02 00000000 00000000 00000000   7231 07000000
+"""
 
 
 def emission(request_id: str = "r1", **fields: object) -> Emission:
@@ -28,7 +29,7 @@ def emission(request_id: str = "r1", **fields: object) -> Emission:
 def test_the_example_in_the_documentation_is_a_frame() -> None:
     frame = bytes.fromhex(EXAMPLE)
     assert EXAMPLE in (token_frames.__doc__ or "")
-    assert decode_length(frame[:4]) == len(frame) - 4 == 43
+    assert decode_length(frame[:4]) == len(frame) - 4 == 47
     expected = emission(token_ids=(7,), finish_reason=FinishReason.LENGTH, num_cached_tokens=3)
     assert decode_body(frame[4:]) == (expected,)
     assert encode_frame([expected]) == frame
@@ -129,8 +130,14 @@ def test_what_became_of_a_prediction_travels_with_each_emission() -> None:
 def test_the_payload_is_what_the_frame_grows_by() -> None:
     """What a slow reader may leave unread is bounded by it, and most of it may be log-probabilities."""
     scores = (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.0), (9, -2.0)), 1), TokenLogprobs(-3.0, (), 4))
-    one = emission(token_ids=(1, 2, 3), error="no", logprobs=scores, prompt_logprobs=scores[:1])
+    one = emission(token_ids=(1, 2, 3), error="no", logprobs=scores, prompt_logprobs=scores[:1], pooled=bytes(8))
     assert len(encode_frame([one, one])) - len(encode_frame([one])) == payload_bytes(one)
+
+
+def test_a_vector_travels_and_none_is_none() -> None:
+    sent = [emission(finish_reason=FinishReason.STOP, pooled=bytes(range(8)), error="x"), emission(token_ids=(1,))]
+    assert decode_body(encode_frame(sent)[4:]) == tuple(sent)
+    assert coalesce(sent[:1] * 2)[0].pooled == sent[0].pooled
 
 
 def test_log_probabilities_travel_with_their_tokens() -> None:

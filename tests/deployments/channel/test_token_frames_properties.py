@@ -19,6 +19,7 @@ EMISSIONS = st.lists(
         token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=20).map(tuple),
         finish_reason=st.none() | st.sampled_from(FinishReason),
         num_cached_tokens=st.integers(0, (1 << 32) - 1),
+        pooled=st.none() | st.binary(min_size=1, max_size=40),
         error=st.none() | st.text(st.characters(codec="utf-8"), max_size=50),
     ),
     max_size=8,

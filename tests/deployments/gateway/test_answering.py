@@ -197,8 +197,7 @@ async def test_a_cancelation_that_a_frame_tells_of_first_is_not_the_readers(tiny
         await reading
 
 
-@pytest.mark.parametrize("method", ["tokens", "vector"])
-async def test_a_call_that_cannot_even_be_made_leaves_no_subscription(tiny_model: ModelConfig, method: str) -> None:
+async def test_a_call_that_cannot_even_be_made_leaves_no_subscription(tiny_model: ModelConfig) -> None:
     def refuse(call: GenerationCall) -> Response:
         raise RayServeException("deleted")
 
@@ -206,11 +205,10 @@ async def test_a_call_that_cannot_even_be_made_leaves_no_subscription(tiny_model
     await events_of(await serving.gateway(), ask())
     await serving.replicas.server.stop()
     listener = ChannelListener(ChannelConfig(transport="tcp", secret=SECRET), "gateway")
-    handle: Any = SimpleNamespace(generate=Method(refuse), pool=Method(refuse))
+    handle: Any = SimpleNamespace(generate=Method(refuse))
     source = ChannelSource(handle, listener, TokenAddress(gateway_id="gateway", host="", port=1), Board())
-    asked = source.vector if method == "vector" else lambda call: anext(source.tokens(call))
     with pytest.raises(RayServeException):
-        await asked(serving.replicas.calls[-1])
+        await anext(source.tokens(serving.replicas.calls[-1]))
     assert not listener._subscriptions
 
 

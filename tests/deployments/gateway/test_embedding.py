@@ -19,6 +19,7 @@ from deployments.gateway import embedding
 from deployments.gateway.embedding import scaled
 from deployments.gateway.served_model import ServedModel
 from deployments.generation import TextPrompt, TokenPrompt
+from deployments.generation_calls import GenerationCall
 from deployments.pooled import EmbeddingRequest
 from engine.errors import OverloadError, RequestError
 from engine.request import Pooling
@@ -170,10 +171,16 @@ async def test_a_request_asks_for_no_more_at_once_than_its_share(
 
         monkeypatch.setattr(owner, name, call)
 
+    def note(call: GenerationCall) -> Any:
+        generation = open_now(call)
+        most["open"] = max(most["open"], len(server._generations))
+        return generation
+
     count(ServedModel, "encode")
-    count(serving.replicas.server, "pool")
+    server, open_now = serving.replicas.server, serving.replicas.server._open
+    monkeypatch.setattr(server, "_open", note)
     await (await gateway()).embed(asked(*TEXTS, "y", "z"))
-    assert most == {"encode": 2, "pool": 2}
+    assert most == {"encode": 2, "open": 2}
 
 
 @pytest.mark.parametrize(("said", "tenant"), [({"tenant": "blue"}, "blue"), ({}, "s")])

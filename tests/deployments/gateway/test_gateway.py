@@ -372,8 +372,6 @@ async def test_an_answer_that_waits_for_its_siblings_ends_at_its_deadline(
 
 
 async def test_serve_s_back_pressure_is_overload(gateway: OpenGateway, serving: Serving) -> None:
-    if serving.channel.transport == "handle":
-        pytest.skip("a streaming call refuses in the same way, from another place")
     serving.replicas.refusal = BackPressureError(5, 4, retry_after_s=3)
     with pytest.raises(OverloadError) as caught:
         await events_of(await gateway(), ask())

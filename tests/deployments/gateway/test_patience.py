@@ -17,8 +17,7 @@ from engine.request import RequestId, SamplingParams
 from tests.deployments.in_process import SECRET, Method, Response
 
 
-@pytest.mark.parametrize("method", ["tokens", "vector"])
-async def test_a_call_waits_for_a_replica_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+async def test_a_call_waits_for_a_replica_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the only replica's node gone, clients waited until their own timeouts: Serve's router has none."""
     monkeypatch.setattr(patience, "CHECK_S", 0.0)
     checks: list[bool] = []
@@ -35,10 +34,10 @@ async def test_a_call_waits_for_a_replica_but_not_for_ever(monkeypatch: pytest.M
 
     board, channel = Watched(), ChannelConfig(transport="tcp", secret=SECRET)
     listener, waits = ChannelListener(channel, "gateway"), Method(lambda _: Response(asyncio.Event().wait()))
-    handle: Any = SimpleNamespace(generate=waits, pool=waits)
+    handle: Any = SimpleNamespace(generate=waits)
     source = ChannelSource(handle, listener, TokenAddress(gateway_id="gateway", host="", port=1), board)
     call = GenerationCall(request_id=RequestId("r"), prompt_ids=b"", params=SamplingParams(max_tokens=1))
-    asked = asyncio.ensure_future(source.vector(call) if method == "vector" else anext(source.tokens(call)))
+    asked = asyncio.ensure_future(anext(source.tokens(call)))
     async with asyncio.timeout(20):
         await until_checked()  # Serve's list has not come yet.
         board.set_replicas(["a"])

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
 from ray.serve._private.common import (
     DeploymentHandleSource,
     DeploymentID,
@@ -20,15 +17,12 @@ from ray.serve._private.common import (
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
 
-from deployments.errors import ReplicaLostError
-from deployments.gateway.replica_calls import ask_vector
-from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
+from deployments.generation_calls import GenerationCall, pack_ids
 from deployments.routing.asked import Asked, asked_of
 from deployments.routing.board import Board, board_of
 from deployments.routing.report import LoadReport
 from deployments.routing.router import MAX_RANKS, SPARE_CALLS, FirstTokenRouter
 from engine.request import RequestId, SamplingParams
-from tests.deployments.in_process import Method, Response
 
 DEPLOYMENT = DeploymentID(name="Model-m", app_name="app")
 
@@ -163,32 +157,6 @@ async def test_the_dead_are_not_chosen_and_all_dead_are_waited_for() -> None:
     routed.router.on_replica_actor_died(routed.replicas["a"].replica_id)
     assert not routed.board.unheard()
     assert await routed.place(call_of("r3")) == "b"
-
-
-@pytest.mark.parametrize("says_so", [False, True])
-async def test_a_call_for_a_vector_counts_until_it_ends_and_a_lost_one_goes_elsewhere(says_so: bool) -> None:
-    """Calls for vectors were counted as open for ever; and a replica that said itself that it was lost looked idle."""
-    routed = Routed("a", "b")
-    routed.hear("a", landmarks_added=asked_of(call_of("x"), 16).block_marks)
-    routed.hear("b")
-    placed: list[str] = []
-
-    async def serve(call: GenerationCall) -> GenerationResult:
-        placed.append(await routed.place(call))
-        if call.request_id == "lost" and says_so:
-            return GenerationResult(fault=ReplicaLostError("The engine has failed."))
-        if call.request_id == "lost":
-            raise ActorDiedError
-        return GenerationResult(pooled=b"vector")
-
-    ask: Any = partial(ask_vector, SimpleNamespace(pool=Method(lambda call: Response(serve(call)))), routed.board)
-    assert (await ask(call_of("first"))).pooled == b"vector"
-    assert len(routed.board._replica_by_request) == 0
-    with pytest.raises(ReplicaLostError):
-        await ask(call_of("lost"))
-    await ask(call_of("again"))
-    assert placed == ["a", "a", "b"]
-    assert len(routed.board._replica_by_request) == 0
 
 
 async def test_one_replica_and_other_calls_cost_nothing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -12,8 +11,6 @@ import pytest
 
 from deployments.channel.token_channel import ChannelDialer, ChannelListener
 from deployments.config import ChannelConfig, ModelConfig
-from deployments.errors import ReplicaLostError
-from deployments.gateway.replica_calls import ChannelSource
 from deployments.generation_calls import GenerationCall, TokenAddress, pack_ids
 from deployments.replica.replica_server import ReplicaServer
 from deployments.routing import watch as watch_module
@@ -22,8 +19,8 @@ from deployments.routing.report import LoadReport
 from deployments.routing.reporter import ReplicaName
 from deployments.routing.watch import ReplicaWatch
 from engine.build import build_engine
-from engine.request import Pooling, RequestId, SamplingParams
-from tests.deployments.in_process import SECRET, Broadcasted, Method, Response
+from engine.request import RequestId, SamplingParams
+from tests.deployments.in_process import SECRET, Broadcasted
 
 CHANNEL = ChannelConfig(secret=SECRET, host="127.0.0.1")
 
@@ -142,80 +139,4 @@ async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny
     await asyncio.wait_for(until_lost(), 20)
     assert board.choose(asked, names, asyncio.get_running_loop().time()) == ["a"]
     await servers[0].stop()
-    await listener.close()
-
-
-async def test_a_replica_tells_of_the_vectors_that_it_was_asked_for(tiny_model: ModelConfig) -> None:
-    """Until it does, the router counts such a request beside the load that the replica reports of it."""
-    server = ReplicaServer(build_engine(tiny_model.engine), ReplicaName("chat", "a"), partial(ChannelDialer, CHANNEL))
-    watch = ReplicaWatch({"chat": Handle([server])})  # type: ignore[dict-item]
-    seen: list[str] = []
-
-    def hear(report: LoadReport, source: object) -> None:
-        seen.extend(report.seen)
-        watch.hear(report, source)
-
-    listener = ChannelListener(CHANNEL, "gateway", on_report=hear, on_end=watch.lose)
-    address = await listener.start()
-    board = watch.boards["chat"]
-    board.set_replicas(["a", "b"])
-    watch.start(address)
-
-    async def until(is_so: Callable[[], bool]) -> None:
-        while not is_so():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(until(lambda: board._state_by_id["a"].report is not None), 20)
-    call = GenerationCall(
-        request_id=RequestId("v"),
-        prompt_ids=pack_ids(range(3, 80)),
-        params=SamplingParams(max_tokens=0),
-        pooling=Pooling.LAST,
-    )
-    calls = ChannelSource(SimpleNamespace(pool=Method(server.pool)), listener, address, board)  # type: ignore[arg-type]
-    result = await calls.vector(call)
-    assert result.pooled
-    await asyncio.wait_for(until(lambda: seen == ["v"]), 20)
-    await server.stop()
-    await listener.close()
-
-
-async def test_a_vector_is_asked_for_elsewhere_once_its_replica_s_channel_has_ended(tiny_model: ModelConfig) -> None:
-    """A replica that hung, or whose machine had vanished, was waited for until Serve or Ray had found out."""
-    dial = partial(ChannelDialer, CHANNEL)
-    servers = [ReplicaServer(build_engine(tiny_model.engine), ReplicaName("chat", name), dial) for name in "ab"]
-    watch = ReplicaWatch({"chat": Handle(servers)})  # type: ignore[dict-item]
-    listener = ChannelListener(CHANNEL, "gateway", on_report=watch.hear, on_end=watch.lose)
-    address = await listener.start()
-    board = watch.boards["chat"]
-    board.set_replicas(["a", "b"])
-    watch.start(address)
-    responses: list[Response] = []
-
-    def pool(call: GenerationCall) -> Response:
-        board.choose(asked_of(call, board.block_tokens), ["a"], asyncio.get_running_loop().time())
-        responses.append(Response(asyncio.Event().wait()))
-        return responses[-1]
-
-    call = GenerationCall(
-        request_id=RequestId("v"),
-        prompt_ids=pack_ids(range(3, 80)),
-        params=SamplingParams(max_tokens=0),
-        pooling=Pooling.LAST,
-    )
-    source = ChannelSource(SimpleNamespace(pool=Method(pool)), listener, address, board)  # type: ignore[arg-type]
-    async with asyncio.timeout(20):
-        while board.unheard():
-            await asyncio.sleep(0.01)
-        asked = asyncio.create_task(source.vector(call))
-        while not responses:
-            await asyncio.sleep(0)
-        await servers[0].stop()
-        with pytest.raises(ReplicaLostError):
-            await asked
-    await asyncio.wait([responses[0].task])
-    assert responses[0].task.cancelled()
-    assert board.choose(asked_of(call, 0), ["a", "b"], asyncio.get_running_loop().time()) == ["b"]
-    assert not listener._subscriptions
-    await servers[1].stop()
     await listener.close()
