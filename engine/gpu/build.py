@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -29,7 +30,7 @@ from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import measure, stream_each
 from engine.gpu.tabled_adapter import TabledAdapter
-from engine.gpu.trial import settle
+from engine.gpu.trial import keep_what_gains, settle
 from engine.hardware import DTYPE_BY_NAME
 from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource
@@ -43,6 +44,8 @@ _logger = logging.getLogger(__name__)
 
 RESERVED_BYTES = 512 << 20
 """Memory left for what is not measured: recorded steps, library workspaces."""
+TIMED_POSITION = 1023
+"""Of the tokens of decode steps whose time decides what is used: a usual context."""
 
 
 def gpu_parts(
@@ -134,7 +137,10 @@ def _can_record(decoder: Decoder | FallbackDecoder, rehearsal: Rehearsal, runtim
     if isinstance(decoder, FallbackDecoder) and not all(map(runtime.only_enqueues, rehearsal.decodes())):
         _logger.info("decode steps of %s are launched, as they wait for the device", decoder.spec.architecture)
         return False
-    return settle(rehearsal.decodes, runtime)
+    can_record = settle(rehearsal.decodes, runtime)
+    if can_record:
+        keep_what_gains(partial(rehearsal.decodes, TIMED_POSITION), runtime)
+    return can_record
 
 
 def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: CudaRuntime) -> TritonLora:

@@ -71,15 +71,15 @@ class Rehearsal:
         logits = torch.zeros(LOGIT_COPIES, config.max_num_seqs, self._decoder.spec.vocab_size, device=self._device)
         self._choose(logits[0, :1], [SamplingParams(max_tokens=1)], [0])
 
-    def decodes(self) -> Iterator[Callable[[], torch.Tensor]]:
+    def decodes(self, position: int = 0) -> Iterator[Callable[[], torch.Tensor]]:
         """Yield decode steps that return their logits, of one row and of all, with adapters and without.
 
-        Each can be repeated until the next is asked for, and computes the same: rows with tokens and blocks of their
-        own, at their first position.
+        Each can be repeated until the next is asked for, and computes the same: rows with tokens of their own, at this
+        position, or at the last one of shorter contexts, whose blocks are all one.
         """
         for count in (1, self._config.max_num_seqs):
             cache = self._cache(count)
-            batch = self._decode_batch(count, cache.null_block)
+            batch = self._decode_batch(count, min(position, self._config.max_model_len - 1), cache.null_block)
             for has_adapters in (False, True):
                 self._adapters.expect(count if has_adapters else 0)
                 yield partial(self._logits, batch, cache)
@@ -97,19 +97,19 @@ class Rehearsal:
             device=self._device,
         )
 
-    def _decode_batch(self, count: int, null_block: int) -> DecoderBatch:
-        """Return a step of `count` rows with one token each, whose table names a block of its own."""
+    def _decode_batch(self, count: int, position: int, null_block: int) -> DecoderBatch:
+        """Return a step of `count` rows with one token each, whose table names nothing but a block of its own."""
         batch = self._batch([(at, 1) for at in range(count)], count, null_block)
         (attention,), places = batch.attention, torch.arange(count, device=self._device)
         rows = attention.rows.clone()
-        rows[:, 3] = places
-        tables = attention.tables.repeat(count, 1)
-        tables[:, 0] = places
+        rows[:, 1], rows[:, 3] = position, places
+        tables = places.unsqueeze(1).repeat(1, attention.tables.shape[1])
+        slots = places * attention.block_tokens + position % attention.block_tokens
         return replace(
             batch,
             token_ids=places % self._decoder.spec.vocab_size,
-            positions=torch.zeros_like(places),
-            attention=(replace(attention, slots=places * attention.block_tokens, rows=rows, tables=tables),),
+            positions=torch.full_like(places, position),
+            attention=(replace(attention, slots=slots, rows=rows, tables=tables),),
         )
 
     def _batch(self, rows: list[tuple[int, int]], num_decodes: int, null_block: int) -> DecoderBatch:

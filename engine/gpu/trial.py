@@ -2,14 +2,15 @@
 
 Launched, kernels hardly overlap, as the host takes longer to launch one than the device to run it. Recorded, they do.
 What makes recordings faster is given up, one thing after the other, until all steps are right: with a driver or on a
-GPU on which something fails, the server is slower, and the log says why.
+GPU on which something fails, the server is slower, and the log says why. What gains nothing there is given up as well.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from types import ModuleType
 
 import torch
@@ -26,6 +27,9 @@ TOLERANCE = 0.02
 
 NUM_REPLAYS = 20 if overlap.CAN_WAIT else 1
 """Replays of each recorded step: kernels that overlap and do not wait for each other may be right many times."""
+
+MIN_GAIN = 0.02
+"""An optimization goes if steps take this share less time without it, in the mean over them: less may be noise."""
 
 Step = Callable[[], torch.Tensor]
 
@@ -45,6 +49,10 @@ class Switch:
     def turn_off(self) -> None:
         """Turn it off for all engines of this process; what is already recorded stays."""
         setattr(self.module, self.attribute, False)
+
+    def turn_on(self) -> None:
+        """Turn it on again."""
+        setattr(self.module, self.attribute, True)
 
     @property
     def is_off(self) -> bool:
@@ -77,6 +85,40 @@ def settle(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> bool:
         left[0].turn_off()
         _logger.error("decode steps are tried again without an optimization (%s)", left[0].name)
     return True
+
+
+@torch.inference_mode()
+def keep_what_gains(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> None:
+    """Turn off each optimization without which these steps take less time, and are right.
+
+    Args:
+        steps: as for `settle`, which has been called before.
+
+    Raises:
+        torch.OutOfMemoryError: there is not enough memory for a step.
+    """
+    taken = _seconds(steps, gpu)
+    for switch in SWITCHES:
+        if switch.is_off:
+            continue
+        switch.turn_off()
+        without = _seconds(steps, gpu)
+        if without and (not taken or _saved(taken, without) >= MIN_GAIN):
+            taken = without
+            _logger.info("decode steps take less time without an optimization (%s)", switch.name)
+        else:
+            switch.turn_on()
+
+
+def _seconds(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> Sequence[float]:
+    """Return the time of each step; of none if one is wrong, or cannot be recorded."""
+    if not all(_is_right(step, gpu) for step in steps()):
+        return ()
+    return [gpu.seconds(step) for step in steps()]
+
+
+def _saved(taken: Sequence[float], without: Sequence[float]) -> float:
+    return 1 - geometric_mean(after / before for before, after in zip(taken, without, strict=True))
 
 
 def _is_right(step: Step, gpu: CudaRuntime) -> bool:

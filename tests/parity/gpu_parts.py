@@ -78,6 +78,7 @@ class Replays:
         monkeypatch.setattr(runtime.CudaRuntime, "seconds", lambda *_: 0.0)
         monkeypatch.setattr(Rehearsal, "run", lambda _: None)
         monkeypatch.setattr(gpu_build, "settle", _try_one)
+        monkeypatch.setattr(gpu_build, "keep_what_gains", lambda *_: None)
         for launch in (shrink_launch, lora_experts_launch):
             monkeypatch.setattr(launch, "PROGRAMS_WANTED", 8)
         monkeypatch.setattr(rope_kv_launch, "BLOCK_HEADS_OF_FEW", rope_kv_launch.BLOCK_HEADS)

@@ -126,8 +126,7 @@ def test_layers_with_states_launch_the_same_for_chunks_of_any_length() -> None:
     run_uninterpreted("-c", CHUNKS)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="every start of an engine does it there")
-def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny_rehearsal(tmp_path: Path) -> tuple[Rehearsal, TritonBackend]:
     tiny = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     tiny |= {"num_key_value_heads": 1, "vocab_size": 70, "eos_token_id": 2, "hidden_act": "silu"}
     (tmp_path / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | tiny))
@@ -137,17 +136,45 @@ def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, monkeypatch: py
     backend = TritonBackend(adapters, config.max_num_seqs)
     weights = random_weights("", spec, torch.float32, runtime.device)
     decoder = Decoder(spec, weights, backend, config.max_model_len)
-    caches: list[KvCache] = []
-    make = KvCache.of
+    choose = TokenChooser(runtime, config.max_num_seqs)
+    return Rehearsal(decoder, adapters, choose, config, torch.float32, runtime.device), backend
 
-    def kept(*args: object, **named: object) -> KvCache:
-        caches.append(make(*args, **named))
-        return caches[-1]
 
-    monkeypatch.setattr(KvCache, "of", kept)
-    Rehearsal(decoder, adapters, TokenChooser(runtime, 3), config, torch.float32, runtime.device).run()
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[KvCache]:
+    """Those that are made in a test."""
+    made: list[KvCache] = []
+    make = Rehearsal._cache
+
+    def kept(self: Rehearsal, num_blocks: int = 1) -> KvCache:
+        made.append(make(self, num_blocks))
+        return made[-1]
+
+    monkeypatch.setattr(Rehearsal, "_cache", kept)
+    return made
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="every start of an engine does it there")
+def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, caches: list[KvCache]) -> None:
+    rehearsal, backend = tiny_rehearsal(tmp_path)
+    rehearsal.run()
     assert not caches[0].data.any()
     assert backend.lora(()) is None
+
+
+@pytest.mark.parametrize(("position", "slot"), [(0, 0), (5, 1), (1023, 3)])
+def test_decodes_compute_the_same_each_time_and_write_one_place_of_each_row(
+    tmp_path: Path, caches: list[KvCache], position: int, slot: int
+) -> None:
+    """At the asked position, or the last: contexts are of 8 tokens, and blocks of 4."""
+    rehearsal, _ = tiny_rehearsal(tmp_path)
+    for count, step in zip((1, 1, 3, 3), rehearsal.decodes(position), strict=True):
+        logits = step().clone()
+        assert logits.shape == (count, 70)
+        assert logits.isfinite().all()
+        assert torch.equal(step(), logits)
+        written = caches[-1].data.abs().sum((0, 1, 4)) > 0
+        assert written.tolist() == [[at == slot for at in range(4)]] * count + [[False] * 4] * (len(written) - count)
 
 
 def test_every_size_is_there_and_the_last_step_is_the_fullest() -> None:
