@@ -33,13 +33,6 @@ SHARED_SYSTEM_PROMPT = (
     "one sentence, as its documentation does. Do not add examples unless they are asked for. If you are asked about "
     "something else, say that you do not know."
 )
-FALLBACK_ENTRIES = (
-    ("os.path.join", "Join two or more pathname components, inserting '/' as needed."),
-    ("json.dumps", "Serialize ``obj`` to a JSON formatted ``str``."),
-    ("bisect.insort", "Insert item x in list a, and keep it sorted assuming a is sorted."),
-    ("textwrap.dedent", "Remove any common leading whitespace from every line in `text`."),
-    ("shutil.copyfile", "Copy data from src to dst in the most efficient way possible."),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +86,7 @@ class ChatMix:
 
 
 def read_entries(path: Path = STDLIB_FILE) -> tuple[Entry, ...]:
-    """Return the entries of a JSON-lines file with `name` and `summary`, or a few built-in ones if it is absent."""
-    if not path.exists():
-        return tuple(Entry(name=name, summary=summary) for name, summary in FALLBACK_ENTRIES)
+    """Return the entries of a JSON-lines file with `name` and `summary`."""
     with path.open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines if line.strip()]
     return tuple(Entry(name=row["name"], summary=row["summary"]) for row in rows)

@@ -10,15 +10,7 @@ import triton.language as tl
 from kernels.gated_activation.kernel import gated
 from kernels.mxfp4.kernel import add_mxfp4
 from kernels.overlap import take_turn
-from kernels.streamed_linear.kernel import add_int4
-
-
-@triton.jit
-def _tile_of(matrix, row, is_row, depth, at, BLOCK_K: tl.constexpr):
-    """Load BLOCK_K columns from `at` on of some rows of a matrix, zeros from `depth` on."""
-    k = at + tl.arange(0, BLOCK_K)
-    place = row.to(tl.int64)[:, None] * depth + k[None, :]
-    return tl.load(matrix + place, mask=is_row[:, None] & (k < depth)[None, :], other=0.0)
+from kernels.streamed_linear.kernel import add_int4, tile_of
 
 
 @triton.jit(do_not_specialize=["experts", "sharers"])
@@ -90,11 +82,11 @@ def expert_product_kernel(
         elif IS_MXFP4:
             product = add_mxfp4(product, x, row, weight, units, there, depth, at)
         else:
-            w_tile = _tile_of(weight, line, is_line, depth, at, BLOCK_K)
+            w_tile = tile_of(weight, line, is_line, depth, at, depth, BLOCK_K)
             if LIMIT > 0:
                 # By way of float32: the default conversion, by way of float16, takes twice as long.
                 w_tile = w_tile.to(tl.float32).to(x.dtype.element_ty)
-            x_tile = tl.trans(_tile_of(x, row, is_pair, depth, at, BLOCK_K))
+            x_tile = tl.trans(tile_of(x, row, is_pair, depth, at, depth, BLOCK_K))
             product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
     if LIMIT > 0:
         product *= unit[:, None]

@@ -50,7 +50,7 @@ def add_int4(product, x, row, held, units, line, num_lines, depth, at, GROUP: tl
 
 
 @triton.jit
-def _tile_of(matrix, row, is_row, depth, at, last, BLOCK_K: tl.constexpr):
+def tile_of(matrix, row, is_row, depth, at, last, BLOCK_K: tl.constexpr):
     """Load BLOCK_K columns from `at` on of some rows of a matrix, zeros from `last` on."""
     k = at + tl.arange(0, BLOCK_K)
     place = row.to(tl.int64)[:, None] * depth + k[None, :]
@@ -104,8 +104,8 @@ def streamed_linear_kernel(
             row, line = tl.minimum(m, rows - 1), tl.minimum(n, width - 1)
             product = add_int4(product, x, row, weight, units, line, width, depth, at, GROUP)
         else:
-            w_tile = _tile_of(weight, n, is_output, depth, at, last, BLOCK_K)
-            x_tile = tl.trans(_tile_of(x, m, is_row, depth, at, last, BLOCK_K))
+            w_tile = tile_of(weight, n, is_output, depth, at, last, BLOCK_K)
+            x_tile = tl.trans(tile_of(x, m, is_row, depth, at, last, BLOCK_K))
             if IS_FP8:
                 # Hopper's matrix units accumulate FP8 products with 14 bits, so sums are promoted to float32 every
                 # 128 inputs (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.3.2).

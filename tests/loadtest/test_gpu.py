@@ -277,7 +277,6 @@ def _result(target: float | None) -> engine.Result:
     )
 
 
-@no_gpu
 def _first_fails(alone_ms: Callable[..., float], asked: list[object], *arguments: Any) -> float:
     asked.append(arguments)
     if len(asked) == 1:
@@ -285,6 +284,7 @@ def _first_fails(alone_ms: Callable[..., float], asked: list[object], *arguments
     return alone_ms(*arguments)
 
 
+@no_gpu
 def test_peers_are_timed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def generate_batch(decoder: object, inputs: list[list[int]], **_options: object) -> dict[str, SimpleNamespace]:
         """The second begins 3 s after the first, and both take 2 s for a token."""

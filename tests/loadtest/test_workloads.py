@@ -65,10 +65,6 @@ def test_lengths_of_conversations_are_mixed() -> None:
     assert len({len(body["messages"]) for body in asks(50)}) >= 4  # type: ignore[arg-type]
 
 
-def test_a_missing_file_of_entries_is_no_error(tmp_path: Path) -> None:
-    assert read_entries(tmp_path / "absent.jsonl")
-
-
 def test_entries_are_read_from_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "entries.jsonl"
     path.write_text('{"name": "a.b", "summary": "Does c.", "kind": "function"}\n\n')
