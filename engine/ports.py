@@ -106,18 +106,8 @@ class KeptBlock(NamedTuple):
     slot: int
 
 
-class StoreOrder(NamedTuple):
-    """A block to copy to a slot of a tier."""
-
-    block: BlockId
-    name: BlockName
-    depth: int
-    tier: int
-    slot: int
-
-
-class FetchOrder(NamedTuple):
-    """A block to fill from a slot of a tier."""
+class BlockOrder(NamedTuple):
+    """A block to copy to a slot of a tier, or to fill from one."""
 
     block: BlockId
     name: BlockName
@@ -141,7 +131,7 @@ class BlockMover(Protocol):
         """Return the content of each tier at the start, least recently used first."""
         ...
 
-    def store(self, orders: Sequence[StoreOrder]) -> None:
+    def store(self, orders: Sequence[BlockOrder]) -> None:
         """Start copying blocks; nobody writes to them before calling `abandon`."""
         ...
 
@@ -149,11 +139,11 @@ class BlockMover(Protocol):
         """Invalidate copies of a block that have not been read from it yet: it will be overwritten."""
         ...
 
-    def stored(self) -> list[tuple[StoreOrder, bool]]:
+    def stored(self) -> list[tuple[BlockOrder, bool]]:
         """Return the orders finished since the last call, with whether their slots were written."""
         ...
 
-    def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
+    def fetch(self, ticket: int, orders: Sequence[BlockOrder]) -> None:
         """Start filling blocks in order; nobody reads or writes them until the fetch is done."""
         ...
 

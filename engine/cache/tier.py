@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName, PrefixIndex
-from engine.ports import KeptBlock, StoreOrder
+from engine.ports import BlockOrder, KeptBlock
 
 
 class NamedBlock(NamedTuple):
@@ -29,7 +29,7 @@ class NamedBlock(NamedTuple):
 class Ordered(NamedTuple):
     """A block to copy to a slot, and the name that the slot held before, if any."""
 
-    order: StoreOrder
+    order: BlockOrder
     evicted: BlockName | None
 
 
@@ -54,7 +54,7 @@ class Tier:
         self._reading: set[BlockName] = set()
         self._dirty: OrderedDict[BlockId, NamedBlock] = OrderedDict()
         self._behind: OrderedDict[BlockId, NamedBlock] = OrderedDict()
-        self._order_by_block: dict[BlockId, StoreOrder] = {}
+        self._order_by_block: dict[BlockId, BlockOrder] = {}
 
     def __contains__(self, name: BlockName) -> bool:
         return name in self._slot_by_name
@@ -105,12 +105,12 @@ class Tier:
             return None
         if evicted is not None:
             self._free.append(self._slot_by_name.pop(evicted))
-        order = StoreOrder(*named, self._number, self._free.pop())
+        order = BlockOrder(*named, self._number, self._free.pop())
         self._order_by_block[named.block] = order
         self.num_storing += 1
         return Ordered(order, evicted)
 
-    def end_store(self, order: StoreOrder, *, was_written: bool) -> None:
+    def end_store(self, order: BlockOrder, *, was_written: bool) -> None:
         """Record the end of an order; its slot is free again if it was not written, or if another holds the name."""
         self.num_storing -= 1
         if self._order_by_block.get(order.block) is order:

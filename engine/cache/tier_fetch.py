@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName
-from engine.ports import FetchOrder
+from engine.ports import BlockOrder
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class TierFetch:
     names: Sequence[BlockName]
     num_before: int
     shared: list[BlockId]
-    orders: list[FetchOrder]
+    orders: list[BlockOrder]
     until_s: float
     is_given_up: bool = False
     num_by_tier: Counter[int] = field(init=False)

@@ -19,7 +19,7 @@ from engine.cache.prefix_index import ASIDE, BlockName, Landmarks, PrefixIndex
 from engine.cache.reach import Reach, name_in
 from engine.cache.tier import NamedBlock, Tier
 from engine.cache.tier_fetch import TierFetch
-from engine.ports import BlockMover, FetchOrder, StoreOrder
+from engine.ports import BlockMover, BlockOrder
 
 RESERVE_SHARE = 0.5
 """Share of all blocks to keep free with nothing to lose: unnamed, or held by a tier. A long prompt takes many."""
@@ -229,7 +229,7 @@ class CacheTiers:
         for tier in self._tiers:
             tier.check(self._index)
 
-    def _orders_for(self, tier: Tier, reserve: float) -> Iterator[StoreOrder]:
+    def _orders_for(self, tier: Tier, reserve: float) -> Iterator[BlockOrder]:
         """Yield orders to store blocks until `reserve` are free with nothing to lose: unnamed, or held by the tier."""
         while tier.num_storing < self._max_storing and self._pool.num_free - tier.num_dirty < reserve:
             ordered = tier.try_order()
@@ -238,7 +238,7 @@ class CacheTiers:
             self._forget_landmark(ordered.evicted)
             yield ordered.order
 
-    def _end_store(self, order: StoreOrder, *, was_written: bool) -> None:
+    def _end_store(self, order: BlockOrder, *, was_written: bool) -> None:
         is_new = was_written and not self.holds(order.name)
         self._tiers[order.tier].end_store(order, was_written=was_written)
         if is_new:
@@ -316,9 +316,9 @@ class CacheTiers:
         """Return the nearest tier that holds a name; 0 if none does."""
         return next((number for number, tier in enumerate(self._tiers) if name in tier), 0)
 
-    def _order(self, name: BlockName, block: BlockId, depth: int) -> FetchOrder:
+    def _order(self, name: BlockName, block: BlockId, depth: int) -> BlockOrder:
         number = self._tier_of(name)
-        return FetchOrder(block, name, depth, number, self._tiers[number].open(name))
+        return BlockOrder(block, name, depth, number, self._tiers[number].open(name))
 
     def _begin(self, fetch: TierFetch) -> int:
         assert self._mover is not None

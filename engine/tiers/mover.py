@@ -8,13 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import torch
 
 from engine.cache.blocks import BlockId
 from engine.kv_cache import KvCache
-from engine.ports import FetchOrder, KeptBlock, StoreOrder
+from engine.ports import BlockOrder, KeptBlock
 from engine.tiers.block_time import BlockTime
 from engine.tiers.cache_bytes import CacheBytes, launched
 from engine.tiers.disk_slots import DiskSlots
@@ -22,7 +21,6 @@ from engine.tiers.host_slots import HostSlots
 
 _logger = logging.getLogger(__name__)
 
-Order = TypeVar("Order", StoreOrder, FetchOrder)
 SlotStore = HostSlots | DiskSlots
 """A tier: slots of one block each. `write` is called on one thread, neither beside a `read` of the same slot."""
 
@@ -49,7 +47,7 @@ class TierMover:
         self._num_at_once = max(1, COPIED_AT_ONCE_BYTES // cache.block_bytes)
         # Number of `abandon` calls per block: a store is dropped if it has changed by the time the block is read.
         self._lives = [0] * cache.null_block
-        self._stored: deque[tuple[StoreOrder, bool]] = deque()
+        self._stored: deque[tuple[BlockOrder, bool]] = deque()
         self._fetched: deque[tuple[int, int]] = deque()
         self._times = [BlockTime() for _ in tiers]
         self._given_up: set[int] = set()
@@ -67,7 +65,7 @@ class TierMover:
         """Return what each tier held at the start."""
         return [tier.contents() for tier in self._tiers]
 
-    def store(self, orders: Sequence[StoreOrder]) -> None:
+    def store(self, orders: Sequence[BlockOrder]) -> None:
         """Enqueue copying blocks to their slots, in batches."""
         after = launched(self._device)
         for some in _cut(orders, self._num_at_once):
@@ -78,11 +76,11 @@ class TierMover:
         """Invalidate copies of a block that has not been read yet."""
         self._lives[block] += 1
 
-    def stored(self) -> list[tuple[StoreOrder, bool]]:
+    def stored(self) -> list[tuple[BlockOrder, bool]]:
         """Return the finished stores."""
         return [self._stored.popleft() for _ in range(len(self._stored))]
 
-    def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
+    def fetch(self, ticket: int, orders: Sequence[BlockOrder]) -> None:
         """Enqueue filling blocks from their slots, in batches, behind other fetches from the same farthest tier."""
         self._fetching[max(order.tier for order in orders)].submit(self._fetch, ticket, orders, launched(self._device))
 
@@ -110,7 +108,7 @@ class TierMover:
         for tier in self._tiers:
             tier.close()
 
-    def _store(self, orders: Sequence[StoreOrder], lives: Sequence[int], after: torch.cuda.Event | None) -> None:
+    def _store(self, orders: Sequence[BlockOrder], lives: Sequence[int], after: torch.cuda.Event | None) -> None:
         were_written = [False] * len(orders)
         try:
             # Behind a slow disk, most may have been abandoned by now.
@@ -125,7 +123,7 @@ class TierMover:
         self._stored.extend(zip(orders, were_written, strict=True))
         self._on_done()
 
-    def _write(self, order: StoreOrder, content: torch.Tensor) -> bool:
+    def _write(self, order: BlockOrder, content: torch.Tensor) -> bool:
         if self._is_closing:
             return False
         try:
@@ -137,7 +135,7 @@ class TierMover:
             return False
         return True
 
-    def _fetch(self, ticket: int, orders: Sequence[FetchOrder], after: torch.cuda.Event | None) -> None:
+    def _fetch(self, ticket: int, orders: Sequence[BlockOrder], after: torch.cuda.Event | None) -> None:
         num_good, thread = 0, max(order.tier for order in orders)
         try:
             if after is not None:
@@ -154,7 +152,7 @@ class TierMover:
         self._fetched.append((ticket, num_good))
         self._on_done()
 
-    def _fill(self, ticket: int, orders: Sequence[FetchOrder], up: CacheBytes, after: torch.cuda.Event | None) -> int:
+    def _fill(self, ticket: int, orders: Sequence[BlockOrder], up: CacheBytes, after: torch.cuda.Event | None) -> int:
         """Fill blocks from one tier; return how many leading ones were filled, none of a fetch that was given up."""
         started_s = time.monotonic()
         contents = [*self._readable(ticket, orders)]
@@ -168,7 +166,7 @@ class TierMover:
         self._times[orders[0].tier].learn((time.monotonic() - started_s) / len(contents))
         return len(contents) if is_wanted else 0
 
-    def _readable(self, ticket: int, orders: Sequence[FetchOrder]) -> Iterator[torch.Tensor]:
+    def _readable(self, ticket: int, orders: Sequence[BlockOrder]) -> Iterator[torch.Tensor]:
         for order in orders:
             is_over = self._is_closing or ticket in self._given_up
             content = None if is_over else self._tiers[order.tier].read(order.slot, order.name)
@@ -177,7 +175,7 @@ class TierMover:
             yield content
 
 
-def _cut(orders: Sequence[Order], size: int) -> Iterator[Sequence[Order]]:
+def _cut(orders: Sequence[BlockOrder], size: int) -> Iterator[Sequence[BlockOrder]]:
     """Yield runs of up to `size` orders, each of one tier."""
     start = 0
     for end, order in enumerate(orders, 1):

@@ -14,7 +14,7 @@ from engine.cache.layout import CacheLayout
 from engine.cache.prefix_index import BlockName
 from engine.decoder.model_spec import KvShape
 from engine.kv_cache import KvCache
-from engine.ports import FetchOrder, StoreOrder
+from engine.ports import BlockOrder
 from engine.tiers.host_slots import HostSlots
 from engine.tiers.mover import TierMover
 from loadtest.gpu.launches import Geometry
@@ -52,8 +52,8 @@ def measure(geometry: Geometry, device: torch.device, num_blocks: int) -> Iterat
     arrived = threading.Event()
     mover = TierMover(cache, [host], device, arrived.set)
     names = [BlockName(number.to_bytes(32, "little")) for number in range(num_blocks)]
-    down = [StoreOrder(BlockId(number), name, number, 0, number) for number, name in enumerate(names)]
-    up = [FetchOrder(BlockId(num_blocks + number), name, number, 0, number) for number, name in enumerate(names)]
+    down = [BlockOrder(BlockId(number), name, number, 0, number) for number, name in enumerate(names)]
+    up = [BlockOrder(BlockId(num_blocks + number), name, number, 0, number) for number, name in enumerate(names)]
 
     def store() -> None:
         mover.store(down)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.ports import FetchOrder, KeptBlock, StoreOrder
+from engine.ports import BlockOrder, KeptBlock
 from tests.engine.scripted_mover import Content, ScriptedMover
 
 
@@ -14,7 +14,7 @@ from tests.engine.scripted_mover import Content, ScriptedMover
 class _Store:
     """Attributes: content: what was read of its block; None before."""
 
-    order: StoreOrder
+    order: BlockOrder
     content: Content | None = None
     is_abandoned: bool = False
 
@@ -22,7 +22,7 @@ class _Store:
 @dataclass
 class _Fetch:
     ticket: int
-    left: deque[FetchOrder] = field(default_factory=deque)
+    left: deque[BlockOrder] = field(default_factory=deque)
     num_good: int = 0
 
 
@@ -46,7 +46,7 @@ class HandDrivenMover(ScriptedMover):
         # Memory does not outlive its process: the last tier is the disk.
         return [*([] for _ in self.capacities[1:]), super().contents()[-1]]
 
-    def store(self, orders: Sequence[StoreOrder]) -> None:
+    def store(self, orders: Sequence[BlockOrder]) -> None:
         for order in orders:
             assert len(self._content(order.block)) == self.block_tokens, "a block is stored that is not full"
             self._down[order.tier].append(_Store(order))
@@ -58,7 +58,7 @@ class HandDrivenMover(ScriptedMover):
         for store in found:
             store.is_abandoned |= store.content is None
 
-    def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
+    def fetch(self, ticket: int, orders: Sequence[BlockOrder]) -> None:
         self.num_fetches += 1
         for order in orders:
             self._clear(order.block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engine.cache.prefix_index import BlockName
-from engine.ports import FetchOrder, KeptBlock, StoreOrder
+from engine.ports import BlockOrder, KeptBlock
 
 Content = dict[int, int]
 """Cells of a block by their offset."""
@@ -31,10 +31,10 @@ class ScriptedMover:
         self.cells: dict[int, int] = {}
         self.block_tokens = 0
         self.slots: list[dict[int, tuple[BlockName, int, Content]]] = [{} for _ in capacities]
-        self._stores: list[tuple[int, StoreOrder]] = []
-        self._fetches: list[tuple[int, int, Sequence[FetchOrder]]] = []
-        self._abandoned: list[StoreOrder] = []
-        self._stored: list[tuple[StoreOrder, bool]] = []
+        self._stores: list[tuple[int, BlockOrder]] = []
+        self._fetches: list[tuple[int, int, Sequence[BlockOrder]]] = []
+        self._abandoned: list[BlockOrder] = []
+        self._stored: list[tuple[BlockOrder, bool]] = []
         self._fetched: list[tuple[int, int]] = []
         self.num_fetches = 0
         self.block_s = 0.0
@@ -46,7 +46,7 @@ class ScriptedMover:
             [KeptBlock(name, depth, slot) for slot, (name, depth, _) in sorted(slots.items())] for slots in self.slots
         ]
 
-    def store(self, orders: Sequence[StoreOrder]) -> None:
+    def store(self, orders: Sequence[BlockOrder]) -> None:
         for order in orders:
             assert len(self._content(order.block)) == self.block_tokens, "a block is stored that is not full"
             self._stores.append((self._steps_of(order), order))
@@ -56,11 +56,11 @@ class ScriptedMover:
         assert found, "a copy is abandoned that is not under way"
         self._abandoned += found
 
-    def stored(self) -> list[tuple[StoreOrder, bool]]:
+    def stored(self) -> list[tuple[BlockOrder, bool]]:
         done, self._stored = self._stored, []
         return done
 
-    def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
+    def fetch(self, ticket: int, orders: Sequence[BlockOrder]) -> None:
         self.num_fetches += 1
         for order in orders:
             # Half written, say, from now until it is done.
@@ -89,16 +89,16 @@ class ScriptedMover:
         self._stores = [store for store in self._stores if store[0] > 0]
         self._fetches = [fetch for fetch in self._fetches if fetch[0] > 0]
 
-    def _steps_of(self, order: StoreOrder | FetchOrder) -> int:
+    def _steps_of(self, order: BlockOrder) -> int:
         return 10**9 if order.tier in self.hanging else self._steps
 
-    def _write(self, order: StoreOrder) -> bool:
+    def _write(self, order: BlockOrder) -> bool:
         is_abandoned = any(order is other for other in self._abandoned)
         if not is_abandoned:
             self.slots[order.tier][order.slot] = order.name, order.depth, self._content(order.block)
         return not is_abandoned
 
-    def _read(self, orders: Sequence[FetchOrder]) -> int:
+    def _read(self, orders: Sequence[BlockOrder]) -> int:
         for count, order in enumerate(orders):
             assert not self._content(order.block), "somebody writes to a block that is being filled"
             self._num_read += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex
 from engine.cache.tier import NamedBlock, Tier
-from engine.ports import KeptBlock, StoreOrder
+from engine.ports import BlockOrder, KeptBlock
 
 
 def a_name(number: int) -> BlockName:
@@ -17,7 +17,7 @@ def let_go(tier: Tier, *numbers: int) -> None:
     tier.let_go([NamedBlock(BlockId(number), a_name(number), number) for number in numbers], are_behind=False)
 
 
-def ordered(tier: Tier) -> StoreOrder:
+def ordered(tier: Tier) -> BlockOrder:
     found = tier.try_order()
     assert found is not None
     return found.order

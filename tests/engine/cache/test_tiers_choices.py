@@ -12,7 +12,7 @@ from engine.cache import tiers
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex, landmark
 from engine.cache.reach import Reach
-from engine.cache.tiers import MAX_FETCHES, MIN_STORING, CacheTiers, StoreOrder
+from engine.cache.tiers import MAX_FETCHES, MIN_STORING, BlockOrder, CacheTiers
 from engine.errors import OverloadError
 from engine.ports import KeptBlock
 from engine.request import FinishReason, RequestId
@@ -495,19 +495,19 @@ class SlowMover:
     capacities = (100,)
 
     def __init__(self) -> None:
-        self.orders: list[StoreOrder] = []
-        self.done: list[tuple[StoreOrder, bool]] = []
+        self.orders: list[BlockOrder] = []
+        self.done: list[tuple[BlockOrder, bool]] = []
 
     def contents(self) -> list[list[Any]]:
         return [[]]
 
-    def store(self, orders: Sequence[StoreOrder]) -> None:
+    def store(self, orders: Sequence[BlockOrder]) -> None:
         self.orders += orders
 
     def abandon(self, block: int) -> None:
         """Do nothing: the block has been read."""
 
-    def stored(self) -> list[tuple[StoreOrder, bool]]:
+    def stored(self) -> list[tuple[BlockOrder, bool]]:
         done, self.done = self.done, []
         return done
 

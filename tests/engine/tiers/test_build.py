@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from engine.config import ResolvedConfig
 from engine.kv_cache import KvCache
-from engine.ports import StoreOrder
+from engine.ports import BlockOrder
 from engine.tiers import build
 from engine.tiers.build import open_tiers
 from engine.tiers.mover import TierMover
@@ -76,7 +76,7 @@ def test_the_host_comes_before_the_disk(model: Path) -> None:
     cache = a_cache()
     mover = opened(config_of(model, cache, kv_host_bytes=3 * cache.block_bytes + 1), cache)
     assert [*mover.capacities] == [3, 8]
-    mover.store([StoreOrder(1, a_name(1), 0, 1, 0)])  # type: ignore[arg-type]
+    mover.store([BlockOrder(1, a_name(1), 0, 1, 0)])  # type: ignore[arg-type]
     mover.close()
 
 

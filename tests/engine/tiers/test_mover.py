@@ -12,7 +12,7 @@ import torch
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName
 from engine.kv_cache import KvCache
-from engine.ports import FetchOrder, StoreOrder
+from engine.ports import BlockOrder
 from engine.tiers.disk_slots import DiskSlots
 from engine.tiers.host_slots import HostSlots
 from engine.tiers.mover import TierMover
@@ -51,13 +51,13 @@ class Bench:
         self.arrived = threading.Event()
         self.mover = TierMover(cache, [self.host], device, self.arrived.set)
 
-    def stored(self, count: int) -> list[tuple[StoreOrder, bool]]:
+    def stored(self, count: int) -> list[tuple[BlockOrder, bool]]:
         self.mover._storing[0].submit(lambda: None).result(WAIT_S)
         found = self.mover.stored()
         assert len(found) == count
         return found
 
-    def fetch(self, *orders: FetchOrder) -> int:
+    def fetch(self, *orders: BlockOrder) -> int:
         self.arrived.clear()
         self.mover.fetch(7, orders)
         assert self.arrived.wait(WAIT_S)
@@ -80,12 +80,12 @@ def a_name(number: int) -> BlockName:
     return BlockName(bytes([number]) * 32)
 
 
-def down(block: int, slot: int) -> StoreOrder:
-    return StoreOrder(BlockId(block), a_name(block), 0, 0, slot)
+def down(block: int, slot: int) -> BlockOrder:
+    return BlockOrder(BlockId(block), a_name(block), 0, 0, slot)
 
 
-def up(block: int, name: int, slot: int) -> FetchOrder:
-    return FetchOrder(BlockId(block), a_name(name), 0, 0, slot)
+def up(block: int, name: int, slot: int) -> BlockOrder:
+    return BlockOrder(BlockId(block), a_name(name), 0, 0, slot)
 
 
 def test_blocks_go_down_and_come_back(bench: Bench) -> None:
@@ -231,7 +231,7 @@ def test_how_slow_a_disk_is_tells_nothing_of_host_memory(
 
     for tier, block_s in zip(tiers, (0.001, 1.0), strict=True):
         monkeypatch.setattr(tier, "read", reads_in(block_s))
-    mover.fetch(1, [FetchOrder(BlockId(4 + tier), a_name(1), 0, tier, 0) for tier in range(2)])
+    mover.fetch(1, [BlockOrder(BlockId(4 + tier), a_name(1), 0, tier, 0) for tier in range(2)])
     assert arrived.wait(WAIT_S)
     mover.close()
     assert mover.fetch_s({0: 10}) == pytest.approx(0.01, rel=0.1)
@@ -290,12 +290,12 @@ def test_both_tiers_are_written_and_each_is_read(tmp_path: Path) -> None:
     mover = TierMover(cache, [host, disk], torch.device("cpu"), arrived.set)
     before = cache.data.clone()
     places = [(1, 0, 0), (1, 1, 3), (2, 1, 4)]
-    mover.store([StoreOrder(BlockId(block), a_name(block), block - 1, tier, slot) for block, tier, slot in places])
+    mover.store([BlockOrder(BlockId(block), a_name(block), block - 1, tier, slot) for block, tier, slot in places])
     for thread in mover._storing:
         thread.submit(lambda: None).result(WAIT_S)
     assert [was_written for _, was_written in mover.stored()] == [True, True, True]
     arrived.clear()
-    mover.fetch(1, [FetchOrder(BlockId(5), a_name(1), 0, 0, 0), FetchOrder(BlockId(6), a_name(2), 1, 1, 4)])
+    mover.fetch(1, [BlockOrder(BlockId(5), a_name(1), 0, 0, 0), BlockOrder(BlockId(6), a_name(2), 1, 1, 4)])
     assert arrived.wait(WAIT_S)
     assert mover.fetched() == [(1, 2)]
     assert torch.equal(cache.data[:, :, 5:7], before[:, :, 1:3])
@@ -317,12 +317,12 @@ def test_a_disk_that_hangs_does_not_hold_up_what_is_in_host_memory() -> None:
     tiers[1].may_write = may_go_on
     arrived = threading.Event()
     mover = TierMover(cache, tiers, torch.device("cpu"), arrived.set)
-    mover.store([StoreOrder(BlockId(1), a_name(1), 0, tier, 0) for tier in (1, 0)])
+    mover.store([BlockOrder(BlockId(1), a_name(1), 0, tier, 0) for tier in (1, 0)])
     assert arrived.wait(WAIT_S)
     assert [(order.tier, was_written) for order, was_written in mover.stored()] == [(0, True)]
     arrived.clear()
-    mover.fetch(1, [FetchOrder(BlockId(4), a_name(1), 0, 1, 0)])
-    mover.fetch(2, [FetchOrder(BlockId(5), a_name(1), 0, 0, 0)])
+    mover.fetch(1, [BlockOrder(BlockId(4), a_name(1), 0, 1, 0)])
+    mover.fetch(2, [BlockOrder(BlockId(5), a_name(1), 0, 0, 0)])
     assert arrived.wait(WAIT_S)
     assert mover.fetched() == [(2, 1)]
     may_go_on.set()
