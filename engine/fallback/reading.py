@@ -24,7 +24,7 @@ from engine.decoder.rope import NO_ROPE, RopeSpec
 from engine.decoder.stored import Stored, stored_of
 from engine.errors import CheckpointError
 from engine.fallback.probe import AttentionCall, try_out
-from engine.fallback.spec import GATE_UP, UNCALLED, FallbackSpec
+from engine.fallback.spec import UNCALLED, FallbackSpec
 from engine.loading.contents import opened
 from engine.loading.names import HEAD
 
@@ -89,7 +89,6 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "is_tied": head.weight is embedding.weight,
         "max_position": _max_position(config, folder),
         "modules": modules,
-        "gate_up_size": next((shape[-1] for name, shape in modules.items() if name.endswith(f".mlp.{GATE_UP}")), 0),
         "num_weights": num_weights,
         "num_layer_weights": num_weights - sum(ends.values()),
         "kv": tuple(KvShape(call.num_kv_heads, call.head_dim) for call in own),

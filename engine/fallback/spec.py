@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 from adapters.module_forms import part_widths
 from engine.decoder.model_spec import KvShape, Mixtures, ModelSpec
 
-GATE_UP = "gate_up_proj"
 WIDE_BYTES = 4
 StateKind = Literal["conv", "recurrent"]
 UNCALLED = ".dt_proj"
@@ -45,7 +44,6 @@ class FallbackSpec(ModelSpec):
     Attributes:
         kv: the key heads of each of `layers`; values may have fewer dimensions.
         modules: (in, out) features of what takes an adapter, by name; (out,) for biases.
-        gate_up_size: outputs of a fused gate and up projection; 0 if they are separate.
         num_weights, num_layer_weights: weights of the whole model, and without embedding and output matrix.
         places: which of `layers` has the keys and values of a layer of the model, by the index of the latter, for
             those that attend; several may attend to the same.
@@ -58,7 +56,6 @@ class FallbackSpec(ModelSpec):
     """
 
     modules: Mapping[str, tuple[int, ...]]
-    gate_up_size: int
     num_weights: int
     num_layer_weights: int
     kv: tuple[KvShape, ...]
@@ -89,8 +86,7 @@ class FallbackSpec(ModelSpec):
 
     def widths(self) -> Mapping[str, Mapping[str, int]]:
         """As `ModelSpec` says, for projections that are fused here or may be fused in an adapter."""
-        halves = dict.fromkeys(("gate_proj", "up_proj"), self.gate_up_size // 2)
-        return part_widths(self.modules) | ({GATE_UP: halves} if self.gate_up_size else {})
+        return part_widths(self.modules)
 
     def state_bytes(self, element_bytes: int) -> int:
         """As `ModelSpec` says."""
