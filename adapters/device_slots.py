@@ -65,9 +65,6 @@ class DeviceSlots:
     def __contains__(self, digest: AdapterDigest) -> bool:
         return digest in self._slot_by_digest
 
-    def __len__(self) -> int:
-        return len(self._slot_by_digest)
-
     def has_landed(self, digest: AdapterDigest) -> bool:
         """Tell whether the adapter's weights are on the device, ready for use."""
         slot = self._slot_by_digest.get(digest)
@@ -77,11 +74,6 @@ class DeviceSlots:
     def pinned(self) -> frozenset[AdapterDigest]:
         """The pinned adapters; any thread. The same object until an adapter is pinned first or unpinned last."""
         return self._pinned
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all adapters that have a slot, including those still loading."""
-        return sum(slot.num_bytes for slot in self._slot_by_digest.values())
 
     def pages(self, digest: AdapterDigest) -> tuple[LentPage, ...]:
         """Return the lent pages of the adapter's slot; empty if it uses adapter memory."""

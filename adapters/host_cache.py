@@ -175,16 +175,8 @@ class HostCache:
         with self._lock:
             return dict.fromkeys(self._loading, "loading") | dict.fromkeys(self._entry_by_digest, "host")
 
-    @property
-    def num_bytes(self) -> int:
-        """Host memory held, in bytes."""
-        return self._num_bytes
-
     def __contains__(self, digest: AdapterDigest) -> bool:
         return digest in self._entry_by_digest
-
-    def __len__(self) -> int:
-        return len(self._entry_by_digest)
 
     def close(self) -> None:
         """Drop everything and end the threads once the loads in progress are done; idempotent."""

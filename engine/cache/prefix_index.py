@@ -148,9 +148,6 @@ class PrefixIndex:
         self._name_by_block: dict[BlockId, BlockName] = {}
         self._depth_by_block: dict[BlockId, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._block_by_name)
-
     def __contains__(self, name: BlockName) -> bool:
         return name in self._block_by_name
 

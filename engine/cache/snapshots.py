@@ -27,11 +27,6 @@ class Snapshots:
         self._free: list[int] = [*range(num_places)]
         self._written: set[int] = set()
 
-    @property
-    def num_written(self) -> int:
-        """Number of places that steps in flight write."""
-        return len(self._written)
-
     def __contains__(self, name: BlockName) -> bool:
         return name in self._place_by_name
 

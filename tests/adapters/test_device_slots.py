@@ -78,9 +78,9 @@ def test_as_many_go_as_make_room_for_the_bytes_and_none_where_they_would_not_do(
         slots.land(digest, 0)
     slots.pin(C)
     assert slots.try_take(D, 7, 1) is None
-    assert len(slots) == 3
+    assert len(slots._slot_by_digest) == 3
     assert slots.try_take(D, 4, 1) == [A, B]
-    assert slots.num_bytes == 8
+    assert slots._own_bytes == 8
     slots.check()
 
 
@@ -96,7 +96,7 @@ def test_a_slot_whose_adapter_did_not_arrive_is_free_again() -> None:
     slots.try_take(A, 1, 0)
     assert not slots.has_landed(A)
     slots.drop(A)
-    assert slots.num_bytes == 0
+    assert slots._own_bytes == 0
     place(slots, B)
     slots.drop(B)
     assert B in slots
@@ -109,7 +109,7 @@ def test_lent_pages_hold_what_own_memory_does_not_and_an_adapter_lies_in_one_kin
         assert slots.try_take(digest, num_bytes, 0, num_pages=2) == []
         slots.land(digest, 0)
     assert [len(slots.pages(digest)) for digest in (A, B, C)] == [0, 2, 2]
-    assert slots.num_bytes == 17
+    assert slots._own_bytes == 8
     assert not slots.lacks_room
     # One that does not fit a page goes where A was.
     assert slots.try_take(D, 9, 1) == [A]
@@ -180,7 +180,7 @@ class SlotMachine(RuleBasedStateMachine):
     def take(self, digest: AdapterDigest, num_bytes: int, num_pages: int) -> None:
         if digest in self.slots:
             return
-        had_room = len(self.slots) < 5 and self.slots.num_bytes + num_bytes <= 10
+        had_room = len(self.slots._slot_by_digest) < 5 and self.slots._own_bytes + num_bytes <= 10
         evicted = self.slots.try_take(digest, num_bytes, self.now_s, num_pages)
         assert evicted is None or len(self.slots.pages(digest)) in (0, num_pages)
         assert not had_room or evicted == []

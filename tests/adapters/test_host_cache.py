@@ -81,7 +81,7 @@ def test_asking_returns_at_once_and_the_adapter_comes_later(disk: Disk) -> None:
     assert cache.get(AdapterDigest("a")) is not None
     cache.request(AdapterDigest("a"))
     assert disk.loaded == ["a"]
-    assert cache.num_bytes == BYTES
+    assert cache._num_bytes == BYTES
     cache.close()
 
 
@@ -96,7 +96,7 @@ def test_several_load_at_once(disk: Disk) -> None:
     cache.request(AdapterDigest("a"))
     cache.request(AdapterDigest("b"))
     disk.wait(2)
-    assert len(cache) == 2
+    assert len(cache._entry_by_digest) == 2
     cache.close()
 
 
@@ -125,7 +125,7 @@ def test_the_least_recently_used_entry_goes_when_the_bytes_are_reached(disk: Dis
     fetch(disk, cache, "c")
     assert cache.get(AdapterDigest("b")) is None
     assert cache.get(AdapterDigest("a")) is not None
-    assert cache.num_bytes == 2 * BYTES
+    assert cache._num_bytes == 2 * BYTES
     cache.close()
 
 
@@ -146,7 +146,7 @@ def test_a_crowd_is_let_in_as_far_as_there_is_room_for_all_of_it(disk: Disk) -> 
         assert cache.get(digest) is not None
     for digest in crowd[3:]:
         assert fetch(disk, cache, digest) is not None
-    assert cache.num_bytes == 3 * BYTES
+    assert cache._num_bytes == 3 * BYTES
     cache.close()
 
 
@@ -269,8 +269,8 @@ def test_closing_waits_for_the_loads_under_way_and_keeps_nothing(disk: Disk) -> 
     cache.close()
     cache.close()
     cache.request(AdapterDigest("b"))
-    assert len(cache) == 0
-    assert cache.num_bytes == 0
+    assert len(cache._entry_by_digest) == 0
+    assert cache._num_bytes == 0
     assert disk.loaded == ["a"]
 
 
@@ -375,6 +375,6 @@ def test_the_room_that_is_left_is_what_adding_everything_up_tells(data: st.DataO
             load_bytes = (num_loading + 1) * sum(size_by_digest.values()) / len(size_by_digest)
             kept_bytes = sum(size_by_digest[digest] for digest in kept)
             has_room = (not kept and not num_loading) or kept_bytes + load_bytes <= max_bytes
-        assert cache.num_bytes == sum(size_by_digest.values())
+        assert cache._num_bytes == sum(size_by_digest.values())
         assert cache._has_room() == has_room
     cache.close()

@@ -448,7 +448,7 @@ class Harness:
             self.step()
         self.scheduler.check()
         states = self.scheduler._tables._states
-        assert states is None or not states.snapshots.num_written, "a place is written by nobody"
+        assert states is None or not states.snapshots._written, "a place is written by nobody"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.kv_usage == 0
         assert not +self.gate.pins, "an adapter is still pinned"

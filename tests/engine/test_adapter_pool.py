@@ -142,7 +142,7 @@ def test_pinned_adapters_hold_their_slots_and_a_freed_one_goes_to_whoever_waits(
     bench.pin(pool, one.digest)
     bench.pin(pool, two.digest)
     pool.prepare(three.digest)
-    bench.wait_until(lambda: len(pool._host) == 3)
+    bench.wait_until(lambda: len(pool._host._entry_by_digest) == 3)
     assert not pool.try_pin(three.digest)
     assert pool.waits_for_slot(three.digest)
     assert not pool.waits_for_slot(one.digest)
@@ -159,7 +159,7 @@ def test_many_adapters_are_served_in_turn_by_few_slots_in_bounded_memory(bench: 
     pool = bench.pool(refs, slots=2, host=3)
     for ref in refs + refs[:5]:
         bench.pin(pool, ref.digest)
-        assert len(pool._host) <= 3
+        assert len(pool._host._entry_by_digest) <= 3
         assert len(on_device(pool)) <= 2
         pool.unpin(ref.digest)
 
@@ -206,10 +206,10 @@ def test_adapters_of_all_sizes_share_one_budget_of_bytes(bench: Bench) -> None:
     for digest in (small, other):
         bench.pin(pool, digest)
         pool.unpin(digest)
-    assert pool._slots.num_bytes == 2 * one
+    assert pool._slots._own_bytes == 2 * one
     bench.pin(pool, large)
     assert on_device(pool) == {other, large}
-    assert pool._slots.num_bytes == 9 * one
+    assert pool._slots._own_bytes == 9 * one
     pool.prepare(huge)
     bench.wait_until(lambda: pool.error(huge))
     assert f"{16 * one} bytes, more than the {9 * one}" in str(pool.error(huge))
@@ -239,7 +239,7 @@ def test_what_finds_no_room_lies_in_what_the_cache_lends_until_that_is_wanted_ba
         assert isinstance(weights, TabledAdapter)
         assert weights.num_pages == 2
         assert weights.flat.data_ptr() in inside
-    assert pool._slots.num_bytes == 3 * one
+    assert pool._slots._own_bytes == one
     # Both lie in one loan, so that the other can end.
     empty = pool.give_back()
     assert empty is not None
@@ -277,7 +277,7 @@ def test_an_adapter_is_shared_by_requests_and_leaves_only_after_the_last(bench: 
     assert pool.try_pin(one.digest)
     pool.unpin(one.digest)
     pool.prepare(two.digest)
-    bench.wait_until(lambda: len(pool._host) == 2)
+    bench.wait_until(lambda: len(pool._host._entry_by_digest) == 2)
     assert not pool.try_pin(two.digest)
     pool.unpin(one.digest)
     assert pool.try_pin(two.digest)
@@ -349,7 +349,7 @@ def test_a_released_adapter_is_free_once_nobody_holds_it(bench: Bench) -> None:
     assert freed is not None
     assert freed > 0
     assert pool.places() == {}
-    assert pool._host.num_bytes == 0
+    assert pool._host._num_bytes == 0
     assert pool.error(ref.digest) is not None
     assert pool.release(ref.digest) == 0
     pool.learn(ref)

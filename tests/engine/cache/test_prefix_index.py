@@ -106,7 +106,7 @@ def test_the_first_block_of_a_name_keeps_it() -> None:
     index.insert(name, BlockId(4), 0)
     index.insert(name, BlockId(5), 0)
     assert held(index, [name]) == [4]
-    assert len(index) == 1
+    assert len(index._block_by_name) == 1
 
 
 def test_an_evicted_block_is_found_no_more() -> None:

@@ -63,7 +63,7 @@ class IndexMachine(RuleBasedStateMachine):
     def is_one_to_one(self) -> None:
         if hasattr(self, "index"):
             self.index.check(self.pool)
-            assert len(self.index) == len(self.naive.content)
+            assert len(self.index._block_by_name) == len(self.naive.content)
 
 
 TestIndex = IndexMachine.TestCase
