@@ -25,7 +25,7 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._bias = bias
-        self._packed = _can_pack(weight)
+        self._packed = weight.dtype == torch.bfloat16 and has_fast_bfloat16()
         self._weight = _pack(weight) if self._packed else weight.contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -43,10 +43,6 @@ def has_fast_bfloat16() -> bool:
     # oneDNN also "supports" bfloat16 on plain AVX512, where it converts and is slower than float32.
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
-def _can_pack(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_fast_bfloat16()
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
