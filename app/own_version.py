@@ -8,9 +8,7 @@ served meanwhile. Therefore a model's deployment has its own version, which Serv
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,9 @@ from ray import serve
 from ray.serve._private.config import DeploymentConfig
 
 from deployments.config import ModelConfig
+from engine.loading.fingerprint import code_digest
 
 HOUSES = ("app", "deployments", "engine", "adapters", "kernels")
-_SOURCES = {".py", ".cpp", ".h"}
 
 
 class _OwnVersion(DeploymentConfig):
@@ -47,26 +45,11 @@ def model_version(model: ModelConfig, *told: object) -> str:
     Adapters are excluded, because a request carries what a replica needs to know of its adapter, and so are chat
     templates, which gateways and tokenizers use.
     """
-    digest = hashlib.sha256(code_digest().encode())
+    digest = hashlib.sha256(code_digest(HOUSES).encode())
     digest.update(repr((replace(model, adapters=(), chat_template=None, template_by_pattern={}), *told)).encode())
     # The fingerprint covers the weights.
     for folder in sorted({model.engine.model_path, model.tokenizer_path}):
-        for path in _files(Path(folder).glob("*.json")):
-            digest.update(f"\n{path}\n".encode() + path.read_bytes())
+        for path in sorted(Path(folder).glob("*.json")):
+            if path.is_file():
+                digest.update(f"\n{path}\n".encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-@cache
-def code_digest() -> str:
-    """Return a digest of our code."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for house in HOUSES:
-        for path in _files((root / house).rglob("*")):
-            if path.suffix in _SOURCES:
-                digest.update(f"\n{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    return (path for path in sorted(paths) if path.is_file())

@@ -15,7 +15,7 @@ import torch
 from engine.config import ResolvedConfig
 from engine.errors import ConfigError
 from engine.kv_cache import KvCache
-from engine.loading.fingerprint import model_fingerprint
+from engine.loading.fingerprint import code_digest, model_fingerprint
 from engine.tiers.disk_slots import DiskFullError, DiskSlots
 from engine.tiers.host_slots import HostSlots
 from engine.tiers.mover import SlotStore, TierMover
@@ -23,8 +23,6 @@ from kernels import native
 from kernels.compiling import cache_folder
 
 _logger = logging.getLogger(__name__)
-
-SOURCES = Path(__file__).resolve().parents[2]
 
 
 def open_tiers(
@@ -78,10 +76,6 @@ def _fingerprint(config: ResolvedConfig) -> str:
     The code determines a block's layout and values, so its digest is part of the fingerprint.
     """
     kernels = native.load() if config.device == "cpu" else None
-    digest = hashlib.sha256()
-    for package in ("adapters", "engine", "kernels"):
-        for path in sorted((SOURCES / package).rglob("*.py")):
-            digest.update(path.read_bytes())
-    code = (digest.hexdigest(), None if kernels is None else kernels.name)
+    code = (code_digest(("adapters", "engine", "kernels")), None if kernels is None else kernels.name)
     libraries = [version(name) for name in ("torch", "transformers")]
     return model_fingerprint(config.model_path, f"{_numbers(config)} {code} {libraries}")

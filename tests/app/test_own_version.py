@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +15,10 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.version import DeploymentVersion
 
 from adapters.identity import AdapterRef
-from app import own_version
 from app.own_version import model_version, with_version
 from deployments.config import ChannelConfig, ModelConfig
 from engine.config import EngineConfig
+from engine.loading import fingerprint
 from tests.deployments.tiny_models import write_chat_model
 
 
@@ -52,16 +51,12 @@ def test_code_that_has_changed_is_another_version(
     model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "code"
-    for house in own_version.HOUSES:
-        (root / house).mkdir(parents=True)
-    shutil.copy(own_version.__file__, root / "app")
-    monkeypatch.setattr(own_version, "__file__", str(root / "app" / "own_version.py"))
+    (root / "engine").mkdir(parents=True)
+    monkeypatch.setattr(fingerprint, "ROOT", root)
     versions = []
     for text in ("a = 1", "a = 2"):
         (root / "engine" / "step.py").write_text(text)
-        own_version.code_digest.cache_clear()
         versions.append(model_version(model))
-    own_version.code_digest.cache_clear()
     assert len(set(versions)) == 2
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from engine.config import ResolvedConfig
 from engine.kv_cache import KvCache
+from engine.loading import fingerprint
 from engine.ports import BlockOrder
-from engine.tiers import build
 from engine.tiers.build import open_tiers
 from engine.tiers.mover import TierMover
 from tests.engine.scripted import a_config
@@ -122,8 +122,8 @@ def test_other_code_finds_nothing(model: Path, monkeypatch: pytest.MonkeyPatch, 
     config = config_of(model, cache)
     sources = model.parent / "sources"
     for package in ("engine", "kernels", "adapters"):
-        shutil.copytree(build.SOURCES / package, sources / package, ignore=shutil.ignore_patterns("library"))
-    monkeypatch.setattr(build, "SOURCES", sources)
+        shutil.copytree(fingerprint.ROOT / package, sources / package, ignore=shutil.ignore_patterns("library"))
+    monkeypatch.setattr(fingerprint, "ROOT", sources)
     store_one(opened(config, cache))
     assert num_kept(opened(config, cache)) == 1
     (sources / file).write_text("mended")
