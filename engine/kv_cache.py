@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from engine.cache.layout import CacheLayout, Place
-from engine.decoder.model_spec import KvShape, ModelSpec, cache_width
+from engine.decoder.model_spec import KvShape, cache_width
 from engine.errors import ConfigError
 from kernels.arena import lazy_zeros, touch
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
@@ -87,29 +87,6 @@ class KvCache:
         self._num_touched = 0
         # `touch` reads and rewrites bytes that another thread might be writing.
         self._memory_lock = threading.Lock()
-
-    @classmethod
-    def of(
-        cls,
-        spec: ModelSpec,
-        *,
-        num_blocks: int,
-        block_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        by_block: bool = False,
-        max_model_len: int = 0,
-    ) -> KvCache:
-        """Make a cache for a model; without `max_model_len`, one with a single table that keeps everything."""
-        return cls(
-            layout=spec.cache_layout(max_model_len) if max_model_len else CacheLayout.single(spec.num_layers),
-            num_blocks=num_blocks,
-            block_tokens=block_tokens,
-            kv_shapes=spec.kv_shapes(),
-            dtype=dtype,
-            device=device,
-            by_block=by_block,
-        )
 
     def layer(self, index: int) -> LayerCache:
         """Return the cache of one layer."""

@@ -114,11 +114,11 @@ def build_model(
             needs = "our compiled kernels, which cannot be compiled or loaded here; a warning in the log says why"
         raise ConfigError(f"quantization: {config.quantization!r} needs {needs}.")
     dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
-    cache = KvCache.of(
-        spec,
+    cache = KvCache(
+        layout=spec.cache_layout(config.max_model_len),
         num_blocks=config.num_blocks,
         block_tokens=config.block_tokens,
-        max_model_len=config.max_model_len,
+        kv_shapes=spec.kv_shapes(),
         dtype=dtype,
         device=device,
         by_block=True,

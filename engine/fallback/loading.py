@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from engine.attention import AttentionBatch
 from engine.backend import Backend
+from engine.cache.layout import CacheLayout
 from engine.decoder.decoder import DecoderBatch
 from engine.errors import CheckpointError
 from engine.fallback.decoder import FallbackDecoder
@@ -165,7 +166,14 @@ def _distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
 def _error(decoder: FallbackDecoder, expected: torch.Tensor, device: torch.device, dtype: torch.dtype) -> float:
     """Recompute the logits with the engine's attention, in two prefill chunks and one decode, and compare."""
     num_blocks = -(-TRIED_TOKENS // TRIED_BLOCK_TOKENS)
-    cache = KvCache.of(decoder.spec, num_blocks=num_blocks, block_tokens=TRIED_BLOCK_TOKENS, dtype=dtype, device=device)
+    cache = KvCache(
+        layout=CacheLayout.single(decoder.spec.num_layers),
+        num_blocks=num_blocks,
+        block_tokens=TRIED_BLOCK_TOKENS,
+        kv_shapes=decoder.spec.kv_shapes(),
+        dtype=dtype,
+        device=device,
+    )
     tokens, logits = _tokens(decoder.spec.vocab_size, device), expected
     for start, end in pairwise((0, TRIED_TOKENS // 2, TRIED_TOKENS - 1, TRIED_TOKENS)):
         positions = torch.arange(start, end, device=device)

@@ -175,11 +175,11 @@ def _telling(weights: Iterable[tuple[str, Weight]], spec: DecoderSpec) -> Iterat
 
 
 def _cache(spec: ModelSpec, config: ResolvedConfig, device: torch.device) -> KvCache:
-    return KvCache.of(
-        spec,
+    return KvCache(
+        layout=spec.cache_layout(config.max_model_len),
         num_blocks=config.num_blocks,
         block_tokens=config.block_tokens,
-        max_model_len=config.max_model_len,
+        kv_shapes=spec.kv_shapes(),
         dtype=_cache_dtype(config),
         device=device,
     )

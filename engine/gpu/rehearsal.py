@@ -15,6 +15,7 @@ from functools import partial
 import torch
 
 from engine.attention import AttentionBatch
+from engine.cache.layout import CacheLayout
 from engine.config import ResolvedConfig
 from engine.decoder.decoder import Decoder, DecoderBatch
 from engine.fallback.decoder import FallbackDecoder
@@ -89,10 +90,12 @@ class Rehearsal:
         return self._decoder.forward(batch, cache).logits
 
     def _cache(self, num_blocks: int = 1) -> KvCache:
-        return KvCache.of(
-            self._decoder.spec,
+        spec = self._decoder.spec
+        return KvCache(
+            layout=CacheLayout.single(spec.num_layers),
             num_blocks=num_blocks,
             block_tokens=self._config.block_tokens,
+            kv_shapes=spec.kv_shapes(),
             dtype=self._cache_dtype,
             device=self._device,
         )

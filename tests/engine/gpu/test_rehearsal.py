@@ -28,7 +28,6 @@ import json, random, sys
 from dataclasses import replace
 from pathlib import Path
 import pytest, torch
-from engine.kv_cache import KvCache
 from engine.decoder.decoder import Decoder
 from engine.decoder.reading import read_spec
 from engine.gpu.adapters import AdapterScope, TritonLora
@@ -63,7 +62,7 @@ with pretending("sm_90"):
     with recording() as known:
         stream_each(backend.linears)
         rehearsal.run()
-    cache = KvCache.of(spec, num_blocks=1, block_tokens=4, dtype=torch.bfloat16, device=device)
+    cache = rehearsal._cache()
     draw = random.Random(5)
     steps = [(size, []) for size in recorded_sizes(24)]
     steps += [
