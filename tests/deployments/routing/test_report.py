@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,7 @@ from deployments.routing.report import MAGIC, LoadReport, decode_report, encode_
 
 counts = st.integers(0, (1 << 32) - 1)
 rates = st.floats(0, 1e12)
-marks = st.lists(st.integers(0, (1 << 64) - 1), max_size=5).map(tuple)
+marks = st.lists(st.integers(0, (1 << 64) - 1), max_size=5)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 reports = st.builds(
     LoadReport,
@@ -36,7 +35,7 @@ reports = st.builds(
     adapters_on_device=marks,
     adapters_coming=marks,
     adapters_dropped=marks,
-    seen=st.lists(names, max_size=4).map(tuple),
+    seen=st.lists(names, max_size=4),
 )
 
 
@@ -67,33 +66,7 @@ def test_tokens_are_no_report() -> None:
     assert is_report(body_of(LoadReport(model="m", replica_id="r")))
 
 
-def test_a_report_out_of_bounds_is_not_sent() -> None:
-    with pytest.raises(FrameError, match="queued_tokens in a report is out of bounds"):
-        encode_report(LoadReport(model="m", replica_id="r", queued_tokens=-1))
-
-
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        ("model", ["", "x" * 1025, 1, None]),
-        ("num_running", [-1, 1 << 32, 1.0, True, None]),
-        ("max_running", [0]),
-        ("block_tokens", [0]),
-        ("step_s", [-1.0, float("nan"), float("inf"), "1", True]),
-        ("is_whole", [1, None]),
-        ("landmarks_added", [5, [-1], [1 << 64], [1.0], [True], [[1]]]),
-        ("adapters_on_device", [5, ["a"], None]),
-        ("seen", ["ab", [""], [1], ["x"] * 0x10000]),
-    ],
-)
-def test_what_is_received_has_bounds(field: str, wrong: list[object]) -> None:
-    told = json.loads(body_of(LoadReport(model="m", replica_id="r"))[len(MAGIC) :])
-    for value in wrong:
-        with pytest.raises(FrameError, match="out of bounds"):
-            decode_report(MAGIC + json.dumps(told | {field: value}).encode())
-
-
-def test_fields_of_another_version_are_refused() -> None:
-    for body in (b"[]", b"1", b'{"model": "m"}'):
-        with pytest.raises(FrameError, match="not those of this version"):
-            decode_report(MAGIC + body)
+@pytest.mark.parametrize("told", [b"", b"[]", b"1", b'{"model": "m"}', b'{"model": "m", "replica_id": "r", "x": 1}'])
+def test_what_is_no_report_is_refused(told: bytes) -> None:
+    with pytest.raises(FrameError, match="a report cannot be read"):
+        decode_report(MAGIC + told)

@@ -67,14 +67,14 @@ async def test_a_gateway_is_told_everything_and_then_what_changes(bench: Bench) 
     bench.load = replace(LOAD, landmarks=frozenset({2, 3}), queued_tokens=7)
     [(_, second)] = bench.told()
     assert not second.is_whole
-    assert (second.landmarks_added, second.landmarks_dropped, second.queued_tokens) == ((3,), (1,), 7)
-    assert (second.adapters_on_device, second.adapters_coming) == ((adapter_mark(digest),), (adapter_mark(other),))
+    assert (second.landmarks_added, second.landmarks_dropped, second.queued_tokens) == ([3], [1], 7)
+    assert (second.adapters_on_device, second.adapters_coming) == ([adapter_mark(digest)], [adapter_mark(other)])
     # Silence ends `KEEPALIVE_S` after the last report, however often there was nothing to tell.
     bench.now_s += KEEPALIVE_S / 2
     assert bench.told() == []
     bench.now_s += KEEPALIVE_S / 2
     [(_, third)] = bench.told()
-    assert (third.landmarks_added, third.adapters_on_device, third.adapters_coming) == ((), (), ())
+    assert (third.landmarks_added, third.adapters_on_device, third.adapters_coming) == ([], [], [])
     # It asks again where it has lost what it was told.
     bench.reporter.watch(A)
     [(_, fourth)] = bench.told()
@@ -92,7 +92,7 @@ async def test_of_many_adapters_only_those_that_have_moved_are_told(bench: Bench
     assert set(first.adapters_on_device) == set(range(1000))
     bench.by_digest = dict.fromkeys(digests[1:], "device") | {digests[5]: "host"}
     [(_, second)] = bench.told()
-    assert (second.adapters_on_device, second.adapters_coming, second.adapters_dropped) == ((), (5,), (0,))
+    assert (second.adapters_on_device, second.adapters_coming, second.adapters_dropped) == ([], [5], [0])
     bench.reporter.close()
 
 
@@ -131,7 +131,7 @@ async def test_a_later_gateway_gets_everything_and_each_its_own_requests(bench: 
     told = dict(bench.told())
     assert (told["a"].is_whole, told["b"].is_whole) == (False, True)
     assert (set(told["a"].landmarks_added), set(told["b"].landmarks_added)) == (set(), {1, 2})
-    assert (told["a"].seen, told["b"].seen) == (("of a",), ("of b",))
+    assert (told["a"].seen, told["b"].seen) == (["of a"], ["of b"])
     assert told["a"].num_gateways == 2
     bench.reporter.forget(A)
     assert dict(bench.told()).keys() == {"b"}
