@@ -7,8 +7,8 @@ follow OpenTelemetry's conventions for generative AI.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
+from functools import partial
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -18,8 +18,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.timeline import GOOD_OUTCOMES, Stage, Timeline, TraceSource, ask_traces, with_engine_stages
-
-_logger = logging.getLogger(__name__)
+from deployments.waits import for_ever
 
 PERIOD_S = 1.0
 MAX_WAITING = 10_000
@@ -50,7 +49,8 @@ class TraceWriter:
 
     def start(self) -> None:
         """Start writing periodically."""
-        self._task = asyncio.create_task(self._write_for_ever())
+        pause = partial(asyncio.sleep, PERIOD_S)
+        self._task = asyncio.create_task(for_ever(self.write, pause, "traces could not be written"))
 
     def add(self, timeline: Timeline) -> None:
         """Queue an answer that has ended; dropped if too many wait."""
@@ -110,15 +110,6 @@ class TraceWriter:
             )
             child.end(_nanoseconds(timeline.arrived_unix_s + stage.end_s))
         span.end(_nanoseconds(timeline.arrived_unix_s + (timeline.end_s or 0.0)))
-
-    async def _write_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(PERIOD_S)
-            try:
-                await self.write()
-            except Exception:
-                # Catch everything at the task's boundary: a failed trace must not stop the task.
-                _logger.exception("traces could not be written")
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:

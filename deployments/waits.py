@@ -1,17 +1,20 @@
 """Wait for a part of the server that has died and is being replaced, for several calls at once, or for a shared one.
 
-Also starts work that outlives the request that starts it.
+Also starts work that outlives the request that starts it, and repeats the work of background tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
 from deployments.errors import UnavailableError
 from engine.errors import OverloadError
+
+_logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -66,6 +69,19 @@ def detached(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     _detached.add(task)
     task.add_done_callback(_detached.discard)
     return task
+
+
+async def for_ever(work: Callable[[], Awaitable[object]], pause: Callable[[], Awaitable[object]], failure: str) -> None:
+    """Repeat work, with a pause after each time, until cancelled. Errors are logged as `failure` and end nothing."""
+    task = asyncio.current_task()
+    assert task is not None
+    # An error may have taken the place of a cancellation.
+    while not task.cancelling():
+        try:
+            await work()
+        except Exception:
+            _logger.exception(failure)
+        await pause()
 
 
 class SharedCall(Generic[T]):

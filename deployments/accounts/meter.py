@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from deployments.accounts.values import (
 )
 from deployments.handle_calls import UNAVAILABLE, ask_actor, until_answered
 from deployments.timeline import Timeline, TraceSource, ask_traces
-from deployments.waits import detached
+from deployments.waits import detached, for_ever
 from engine.request import RequestId
 
 _logger = logging.getLogger(__name__)
@@ -98,7 +98,12 @@ class Meter:
             await asyncio.sleep(FIRST_WORD_POLL_S)
             await self._tell_used()
         # Two tasks: a slow ledger must not delay counting of limits or the refresh of keys.
-        self._tasks = [asyncio.create_task(_for_ever(work)) for work in (self._settle_once, self._store_once)]
+        self._tasks = [
+            asyncio.create_task(for_ever(self._tell_used, self._pause, "usage could not be counted for limits")),
+            asyncio.create_task(
+                for_ever(self._store_once, partial(asyncio.sleep, SETTLE_S), "usage records could not be stored")
+            ),
+        ]
 
     async def begin(self, joint: JointAdmission) -> Admission:
         """Count an answer as running if its request is admitted. Each admitted answer needs one `release`."""
@@ -348,9 +353,8 @@ class Meter:
             else:
                 self.tenant_by_key[digest] = tenant
 
-    async def _settle_once(self) -> None:
-        await self._tell_used()
-        # At once if an answer has ended that a limit may wait for.
+    async def _pause(self) -> None:
+        # None if an answer has ended that a limit may wait for.
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
                 await self._has_ended.wait()
@@ -361,17 +365,3 @@ class Meter:
             self._num_to_orphans = ORPHANS_EVERY if await self.adopt_orphans() else ORPHANS_AGAIN
         self._num_to_orphans -= 1
         await self._store()
-        await asyncio.sleep(SETTLE_S)
-
-
-async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    # An error may have taken the place of a cancellation.
-    while not task.cancelling():
-        try:
-            await work()
-        except Exception:
-            # Top of the task: keep it running; pending data is sent on the next iteration.
-            _logger.exception("usage could not be reported")
-            await asyncio.sleep(SETTLE_S)

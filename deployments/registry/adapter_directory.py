@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -22,6 +22,7 @@ from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.handle_calls import TELL_TIMEOUT_S, UNREACHED, ask_actor, ask_all, until_answered
 from deployments.registry.adapter_changes import AdapterStatus, Place, Registration
+from deployments.waits import for_ever
 from engine.errors import RequestError
 
 _logger = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ class AdapterDirectory:
                     _logger.warning("the registry of adapters cannot be reached yet: %s", error)
                     break
                 await asyncio.sleep(REFRESH_S)
-        self._refresh = asyncio.create_task(self._ask_for_ever(self._registry))
+        ask, pause = partial(self._try_to_ask, self._registry), partial(asyncio.sleep, REFRESH_S)
+        self._refresh = asyncio.create_task(for_ever(ask, pause, "the registry of adapters could not be asked"))
 
     def find(self, name: str, draw: float = 0.0) -> tuple[AdapterEntry, AdapterVersion] | None:
         """Return the entry and version that a request to a name uses, or None if no adapter has the name.
@@ -220,8 +222,7 @@ class AdapterDirectory:
         absence = "The registry of adapters cannot be reached."
         answer = await ask_actor(self._registry, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)
         # Who made a change sees it, though the registry has not reached this gateway.
-        with suppress(*UNREACHED):
-            await self._ask(self._registry)
+        await self._try_to_ask(self._registry)
         return answer
 
     async def _ask(self, registry: DeploymentHandle) -> None:
@@ -235,16 +236,11 @@ class AdapterDirectory:
                     return
                 self.adopt(found)
 
-    async def _ask_for_ever(self, registry: DeploymentHandle) -> None:
-        while True:
-            await asyncio.sleep(REFRESH_S)
-            try:
-                await self._ask(registry)
-            except UNREACHED as error:
-                _logger.debug("the registry of adapters does not answer: %s", error)
-            except Exception:
-                # Top of the task: keep it running, or this gateway would never learn of adapters again.
-                _logger.exception("the registry of adapters could not be asked")
+    async def _try_to_ask(self, registry: DeploymentHandle) -> None:
+        try:
+            await self._ask(registry)
+        except UNREACHED as error:
+            _logger.debug("the registry of adapters does not answer: %s", error)
 
 
 def declared_catalogue(models: Sequence[ModelConfig]) -> Catalogue:

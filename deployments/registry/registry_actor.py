@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 
 from ray import serve
@@ -32,7 +33,7 @@ from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import Displaced, RegistryServer
 from deployments.registry.followers import Followers
 from deployments.registry.misfits import misfits
-from deployments.waits import detached
+from deployments.waits import detached, for_ever
 from engine.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class Registry:
             reason = f"args.registry.folder: {config.store_path} cannot be written: {error}"
             raise ConfigError(reason) from error
         self._misfits: dict[str, dict[AdapterDigest, str]] = {}
-        self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
+        pause = partial(asyncio.sleep, config.watch_period_s)
+        self._watch = asyncio.create_task(for_ever(self._look, pause, "scanning the drop-in folders failed"))
         self._fit_check = asyncio.create_task(self._find_misfits(config))
 
     async def catalogue(
@@ -219,19 +221,13 @@ class Registry:
             for digest, reason in reason_by_digest.items():
                 _logger.warning("adapter %s was loaded earlier and cannot be served with %s: %s", digest, base, reason)
 
-    async def _look_for_ever(self, period_s: float) -> None:
-        while True:
-            try:
-                displaced = self._server.take_displaced()
-                if displaced:
-                    detached(self._free(displaced))
-                if await self._server.look():
-                    await self._tell()
-                await self._retry_repaired()
-            except Exception:
-                # Top of the task: keep it running, since a folder that cannot be read now may become readable.
-                _logger.exception("scanning the drop-in folders failed")
-            await asyncio.sleep(period_s)
+    async def _look(self) -> None:
+        displaced = self._server.take_displaced()
+        if displaced:
+            detached(self._free(displaced))
+        if await self._server.look():
+            await self._tell()
+        await self._retry_repaired()
 
 
 def open_store(config: RegistryConfig) -> tuple[AdapterStore, FileStore]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from ray.serve.handle import DeploymentHandle
 
@@ -13,9 +13,8 @@ from deployments.generation_calls import TokenAddress
 from deployments.handle_calls import ask_all
 from deployments.routing.board import Board, board_of
 from deployments.routing.report import FORMAT, LoadReport
+from deployments.waits import for_ever
 from engine.request import RequestId
-
-_logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
 MAX_PAUSE_S = 60.0
@@ -38,7 +37,8 @@ class ReplicaWatch:
 
     def start(self, address: TokenAddress) -> None:
         """Start asking the replicas of every model that has several to report to `address`."""
-        self._task = asyncio.create_task(self._run(address))
+        ask, pause = partial(self._ask, address), partial(asyncio.sleep, POLL_S)
+        self._task = asyncio.create_task(for_ever(ask, pause, "replicas could not be asked for reports"))
 
     def hear(self, report: LoadReport, connection: object) -> None:
         """Apply a report to its model's board."""
@@ -50,15 +50,6 @@ class ReplicaWatch:
         """Void the reports of a connection that has ended, and return the requests that were sent to its replica."""
         now_s = time.monotonic()
         return [request_id for board in self.boards.values() for request_id in board.lose_source(connection, now_s)]
-
-    async def _run(self, address: TokenAddress) -> None:
-        while True:
-            try:
-                await self._ask(address)
-            except Exception:
-                # Without this task, replicas that are new would never be heard, and so look idle.
-                _logger.exception("replicas could not be asked for reports")
-            await asyncio.sleep(POLL_S)
 
     async def _ask(self, address: TokenAddress) -> None:
         now_s = time.monotonic()

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
+from functools import partial
 
 import pytest
 
 from deployments import waits
 from deployments.errors import UnavailableError
-from deployments.waits import SharedCall, detached, patiently, side_by_side
+from deployments.waits import SharedCall, detached, for_ever, patiently, side_by_side
 from engine.errors import OverloadError
 
 
@@ -151,3 +152,44 @@ async def test_detached_work_ends_though_its_starter_leaves_and_knows_nothing_of
     gate.set()
     await asyncio.gather(*waits._detached)
     assert seen == ["none"]
+
+
+@pytest.mark.parametrize("is_swallowed", [False, True])
+async def test_a_task_ends_when_cancelled_though_an_error_took_the_cancellation_s_place(is_swallowed: bool) -> None:
+    begun: list[asyncio.Event] = [asyncio.Event(), asyncio.Event()]
+
+    async def work() -> None:
+        is_first = not begun[0].is_set()
+        begun[0 if is_first else 1].set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not is_first:
+                raise
+            if not is_swallowed:
+                raise ValueError from None
+
+    task = asyncio.create_task(for_ever(work, partial(asyncio.sleep, 0), "it failed"))
+    await begun[0].wait()
+    task.cancel()
+    goes_on = asyncio.create_task(begun[1].wait())
+    await asyncio.wait({task, goes_on}, return_when=asyncio.FIRST_COMPLETED)
+    assert task.done()
+    goes_on.cancel()
+
+
+async def test_a_task_goes_on_after_an_error_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+    num_begun, goes_on = 0, asyncio.Event()
+
+    async def work() -> None:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == 1:
+            raise ValueError("once")
+        if num_begun == 4:
+            goes_on.set()
+
+    task = asyncio.create_task(for_ever(work, partial(asyncio.sleep, 0), "it failed"))
+    await asyncio.wait_for(goes_on.wait(), 30)
+    task.cancel()
+    assert caplog.messages == ["it failed"]

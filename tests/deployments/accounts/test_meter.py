@@ -438,54 +438,6 @@ async def test_records_that_are_set_aside_while_others_are_sent_hold_up_no_settl
     assert len(await meter.records(UsageQuestion(), limit=9)) == 4
 
 
-@pytest.mark.parametrize("is_swallowed", [False, True])
-async def test_a_task_ends_when_cancelled_though_an_error_took_the_cancellation_s_place(
-    monkeypatch: pytest.MonkeyPatch, is_swallowed: bool
-) -> None:
-    monkeypatch.setattr(meter_module, "SETTLE_S", 0.0)
-    begun: list[asyncio.Event] = [asyncio.Event(), asyncio.Event()]
-
-    async def work() -> None:
-        is_first = not begun[0].is_set()
-        begun[0 if is_first else 1].set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            if not is_first:
-                raise
-            if not is_swallowed:
-                raise ValueError from None
-
-    task = asyncio.create_task(meter_module._for_ever(work))
-    await begun[0].wait()
-    task.cancel()
-    goes_on = asyncio.create_task(begun[1].wait())
-    await asyncio.wait({task, goes_on}, return_when=asyncio.FIRST_COMPLETED)
-    assert task.done()
-    goes_on.cancel()
-
-
-async def test_a_task_goes_on_after_an_error_and_logs_nothing_else(
-    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(meter_module, "SETTLE_S", 0.001)
-    meter, num_begun, goes_on = a_meter(handle, tmp_path), 0, asyncio.Event()
-
-    async def work() -> None:
-        nonlocal num_begun
-        num_begun += 1
-        if num_begun == 1:
-            raise ValueError("once")
-        await meter._settle_once()
-        if num_begun == 4:
-            goes_on.set()
-
-    task = asyncio.create_task(meter_module._for_ever(work))
-    await asyncio.wait_for(goes_on.wait(), 30)
-    task.cancel()
-    assert [line.exc_info[1].args for line in caplog.records if line.exc_info and line.exc_info[1]] == [("once",)]
-
-
 async def test_records_are_asked_for_in_pages(
     handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
