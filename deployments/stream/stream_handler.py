@@ -56,7 +56,7 @@ class StreamHandler:
         self.stop: str | None = None
         self._is_closed = False
         self._holds_ids = holds_ids
-        self._held = HeldTokens()
+        self._held: deque[HeldToken] = deque()
         self._num_chars_read = 0
         self._num_chars_left = 0
         self._left: list[str] = []
@@ -106,7 +106,7 @@ class StreamHandler:
                 score = scores[place] if scores else None
                 # The last bytes may be of a character that a later token ends.
                 end = self._num_chars_read + ((score is None or bool(score.raw)) and self._detokenizer.holds_text)
-                self._held.add(HeldToken(start, end, token_id, score))
+                self._held.append(HeldToken(start, end, token_id, score))
             pieces.append(self._cut(text))
         self.detokenize_s += time.perf_counter() - begun_s
         return await self._screened("".join(pieces))
@@ -118,9 +118,14 @@ class StreamHandler:
             num_behind: how many of the last released characters are left for another call.
         """
         if self._is_closed and not num_behind:
+            left, self._held = self._held, deque()
             # If the text was cut or flagged, do not reveal tokens whose text is not emitted.
-            return self._held.close(self._num_chars_left if self.is_cut or self.is_flagged else None)
-        return self._held.release(self._num_chars_left - num_behind)
+            hides = self.is_cut or self.is_flagged
+            return tuple(token for token in left if not hides or token.start < self._num_chars_left)
+        released = []
+        while self._held and self._held[0].end <= self._num_chars_left - num_behind:
+            released.append(self._held.popleft())
+        return tuple(released)
 
     async def close(self) -> str:
         """Return the text held back. No `feed` may follow.
@@ -140,7 +145,7 @@ class StreamHandler:
         """Count the token that ends the answer, which has no text, and hold it if it has a score or all are held."""
         self.num_tokens += 1
         if score is not None or self._holds_ids:
-            self._held.add(HeldToken(self._num_chars_read, self._num_chars_read, token_id, score))
+            self._held.append(HeldToken(self._num_chars_read, self._num_chars_read, token_id, score))
 
     def _cut(self, text: str) -> str:
         self._stops.is_deaf = self.num_tokens <= self._min_tokens
@@ -166,27 +171,3 @@ class HeldToken(NamedTuple):
     end: int
     token_id: int
     score: TokenScore | None
-
-
-class HeldTokens:
-    """The tokens of one answer that are not released yet: not before their text was screened, and not past a cut."""
-
-    def __init__(self) -> None:
-        self._held: deque[HeldToken] = deque()
-
-    def add(self, token: HeldToken) -> None:
-        """Hold the next token."""
-        self._held.append(token)
-
-    def release(self, num_chars: int) -> tuple[HeldToken, ...]:
-        """Return the unreleased tokens that end within the first `num_chars` characters."""
-        released = []
-        while self._held and self._held[0].end <= num_chars:
-            released.append(self._held.popleft())
-        return tuple(released)
-
-    def close(self, num_chars: int | None) -> tuple[HeldToken, ...]:
-        """Return the remaining tokens that begin before character `num_chars`, or all if it is None."""
-        left = tuple(token for token in self._held if num_chars is None or token.start < num_chars)
-        self._held.clear()
-        return left

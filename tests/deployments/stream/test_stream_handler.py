@@ -15,7 +15,7 @@ from deployments.stream.harmony import CHANNEL, MESSAGE, SIGN_BY_MARK, HarmonySt
 from deployments.stream.reasoning import THINK, ReasoningCounter
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
-from deployments.stream.stream_handler import HeldToken, HeldTokens, StreamHandler
+from deployments.stream.stream_handler import HeldToken, StreamHandler
 
 PIECES = ["a", "b", "ab", "ba ", "", "é", "🙂", " "]
 """Tokens by id; those after them are the bytes of an emoji, one each."""
@@ -159,32 +159,27 @@ def _no_bytes() -> ByteDetokenizer:
     return ByteDetokenizer(lambda _: b"")
 
 
-def held() -> HeldTokens:
-    """Tokens of 3, 0 and 2 characters."""
-    tokens = HeldTokens()
-    for token_id, (start, end) in enumerate([(0, 3), (3, 3), (3, 5)]):
-        tokens.add(HeldToken(start, end, token_id, None))
-    return tokens
+async def fed(*stops: str) -> StreamHandler:
+    """A handler that was fed tokens of 3, 0 and 2 characters."""
+    detokenizer = ByteDetokenizer([b"abc", b"", b"de"].__getitem__)
+    handler = StreamHandler(detokenizer, StopStrings(stops), screen=None, judge=fine, holds_ids=True)
+    await handler.feed(range(3))
+    return handler
 
 
-def ids(scores: tuple[HeldToken, ...]) -> list[int]:
-    return [found.token_id for found in scores]
+def ids(tokens: Sequence[HeldToken]) -> list[int]:
+    return [token.token_id for token in tokens]
 
 
-def test_a_token_leaves_with_its_last_character_and_only_once() -> None:
-    scores = held()
-    assert ids(scores.release(2)) == []
-    assert ids(scores.release(3)) == [0, 1]
-    assert ids(scores.release(4)) == []
-    assert ids(scores.release(5)) == [2]
-    assert ids(scores.close(None)) == []
+async def test_a_token_leaves_with_its_last_character_and_only_once() -> None:
+    handler = await fed()
+    taken = [ids(handler.take_tokens(num_behind)) for num_behind in (3, 2, 1, 0, 0)]
+    assert taken == [[], [0, 1], [], [2], []]
 
 
-def test_at_a_cut_only_tokens_that_show_something_are_left() -> None:
-    assert ids(held().close(4)) == [0, 1, 2]
-    assert ids(held().close(3)) == [0]
-    assert ids(held().close(0)) == []
-
-
-def test_at_the_end_of_a_whole_text_all_are_left() -> None:
-    assert ids(held().close(None)) == [0, 1, 2]
+@pytest.mark.parametrize(("stops", "left"), [(["e"], [0, 1, 2]), (["d"], [0]), (["a"], []), ([], [0, 1, 2])])
+async def test_at_a_cut_only_tokens_that_show_something_are_left(stops: Sequence[str], left: list[int]) -> None:
+    handler = await fed(*stops)
+    await handler.close()
+    assert ids(handler.take_tokens()) == left
+    assert handler.take_tokens() == ()
