@@ -6,7 +6,6 @@ Source: Warner et al., 2024, arXiv 2412.13663.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from deployments.classifiers.sequence_window import labels_of
+from engine.decoder.fields import Fields, check_fields
+from engine.decoder.json_file import read_json
 from engine.errors import CheckpointError
 
 MODEL_TYPE = "modernbert"
@@ -39,8 +41,14 @@ _OLDER_THETAS = {
     "full_attention": ("global_rope_theta", 160_000.0),
     "sliding_attention": ("local_rope_theta", 10_000.0),
 }
-_OTHER_ROTATIONS = {"rope_scaling", "rope_theta", "partial_rotary_factor"}
-_PROBLEMS = (None, "regression", "single_label_classification", "multi_label_classification")
+_SUPPORTED = {
+    "model_type": (MODEL_TYPE,),
+    "hidden_activation": ("gelu", None),
+    "classifier_activation": ("gelu", None),
+    "classifier_pooling": ("cls", "mean", None),
+    "problem_type": ("regression", "single_label_classification", "multi_label_classification", None),
+    **dict.fromkeys(("quantization_config", "rope_scaling", "rope_theta", "partial_rotary_factor"), (None,)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,88 +86,57 @@ def read_spec(path: str) -> ModernBertSpec | None:
 
     Unexpected values also give None: transformers either supports them or has the better error message.
     """
+    file = Path(path, "config.json")
     try:
-        told = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return _spec(Fields(read_json(file), str(file))) if Path(path, WEIGHTS).is_file() else None
+    except CheckpointError:
         return None
-    if not isinstance(told, dict) or told.get("model_type") != MODEL_TYPE or not Path(path, WEIGHTS).is_file():
-        return None
+
+
+def _spec(fields: Fields) -> ModernBertSpec | None:
+    check_fields(fields.config, _SUPPORTED, fields.where)
+    told: Mapping[str, Any] = fields.config
+    counts: dict[str, Any] = {name: fields.count(name, default) for name, default in _COUNTS.items()}
     spec = ModernBertSpec(
-        **{name: told.get(name, default) for name, default in _COUNTS.items()},
-        **{name: told.get(name, False) for name in _SWITCHES},
-        norm_eps=told.get("norm_eps", 1e-5),
-        classifier_pooling=told.get("classifier_pooling", "cls"),
-        layer_types=_layer_types(told),
-        theta_by_kind=_thetas(told),
-        labels=_labels(told),
+        **counts,
+        **{name: fields.switch(name) for name in _SWITCHES},
+        norm_eps=fields.positive("norm_eps", 1e-5),
+        classifier_pooling=told.get("classifier_pooling") or "cls",
+        layer_types=_layer_types(fields),
+        theta_by_kind=_thetas(fields),
+        labels=labels_of(fields),
         problem_type=told.get("problem_type"),
     )
-    is_gelu = all(told.get(name, "gelu") == "gelu" for name in ("hidden_activation", "classifier_activation"))
-    is_plain = is_gelu and told.get("quantization_config") is None and not _OTHER_ROTATIONS & told.keys()
-    return spec if is_plain and _is_sound(spec) else None
-
-
-def _is_sound(spec: ModernBertSpec) -> bool:
-    return (
-        all(_is_count(getattr(spec, name)) for name in _COUNTS)
-        and all(type(getattr(spec, name)) is bool for name in _SWITCHES)
-        and _is_number(spec.norm_eps)
-        and spec.classifier_pooling in ("cls", "mean")
-        and spec.hidden_size % (2 * spec.num_attention_heads) == 0
+    is_sound = (
+        spec.hidden_size % (2 * spec.num_attention_heads) == 0
         and len(spec.layer_types) == spec.num_hidden_layers
         and all(kind in KINDS for kind in spec.layer_types)
-        and all(map(_is_number, spec.theta_by_kind.values()))
-        and bool(spec.labels)
-        and all(isinstance(label, str) for label in spec.labels)
-        and spec.problem_type in _PROBLEMS
+        and spec.theta_by_kind.keys() == set(KINDS)
         # Refused by transformers: a softmax over one logit is constant.
         and (spec.problem_type != "single_label_classification" or len(spec.labels) > 1)
     )
+    return spec if is_sound else None
 
 
-def _layer_types(told: Mapping[str, Any]) -> tuple[str, ...]:
-    if told.get("layer_types") is not None:
-        return tuple(told["layer_types"]) if isinstance(told["layer_types"], list) else ()
-    layers, every = (
-        told.get(name, usual) for name, usual in (("num_hidden_layers", 22), ("global_attn_every_n_layers", 3))
-    )
-    if not _is_count(layers) or not _is_count(every):
-        return ()
-    return tuple(KINDS[i % every != 0] for i in range(layers))
+def _layer_types(fields: Fields) -> tuple[str, ...]:
+    told = fields.config.get("layer_types")
+    if told is not None:
+        return tuple(told) if isinstance(told, list) else ()
+    every = fields.count("global_attn_every_n_layers", 3)
+    return tuple(KINDS[i % every != 0] for i in range(fields.count("num_hidden_layers", _COUNTS["num_hidden_layers"])))
 
 
-def _thetas(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary base of each layer kind, from the older or newer fields; None stands for an unknown form."""
-    newer = told.get("rope_parameters")
+def _thetas(fields: Fields) -> dict[str, float]:
+    """Return the rotary base of each layer kind, from the older or newer fields, without those of an unknown form."""
+    newer = fields.config.get("rope_parameters")
     if newer is None:
-        return {kind: told.get(name, usual) for kind, (name, usual) in _OLDER_THETAS.items()}
-    if not isinstance(newer, dict) or newer.keys() != set(KINDS):
-        return dict.fromkeys(KINDS)
-    return {kind: _plain_theta(newer[kind]) for kind in KINDS}
-
-
-def _plain_theta(rope: object) -> object:
-    if not isinstance(rope, dict) or rope.keys() != {"rope_type", "rope_theta"} or rope["rope_type"] != "default":
-        return None
-    return rope["rope_theta"]
-
-
-def _labels(told: Mapping[str, Any]) -> tuple[Any, ...]:
-    label_by_id = told.get("id2label")
-    if label_by_id is None:
-        count = told.get("num_labels", 2)
-        return tuple(f"LABEL_{i}" for i in range(count)) if _is_count(count) else ()
-    if not isinstance(label_by_id, dict):
-        return ()
-    return tuple(label_by_id.get(str(i)) for i in range(len(label_by_id)))
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 < value < 1 << 31
-
-
-def _is_number(value: object) -> bool:
-    return type(value) is float and 0 < value < 1e12
+        return {kind: fields.positive(name, usual) for kind, (name, usual) in _OLDER_THETAS.items()}
+    ropes = newer if isinstance(newer, dict) else {}
+    return {
+        kind: Fields(rope, f"{fields.where}.rope_parameters.{kind}").positive("rope_theta", None)
+        for kind, rope in ropes.items()
+        if isinstance(rope, dict) and rope.keys() == {"rope_type", "rope_theta"} and rope["rope_type"] == "default"
+    }
 
 
 def load(path: str, spec: ModernBertSpec, dtype: torch.dtype = torch.float32) -> ModernBertClassifier:

@@ -82,11 +82,17 @@ def _tokenizer_bound(folder: str) -> float:
 
 def read_labels(folder: str) -> tuple[str, ...]:
     """Return the labels of a checkpoint, by transformers' names if it has none. Errors as in `read_window`."""
-    fields = _fields(folder)
+    return labels_of(_fields(folder))
+
+
+def labels_of(fields: Fields) -> tuple[str, ...]:
+    """Return the labels that a config.json names, in order. Otherwise as `read_labels`."""
     told = fields.config.get("id2label")
-    if isinstance(told, dict) and told:
-        return tuple(map(str, told.values()))
-    return tuple(f"LABEL_{index}" for index in range(fields.count("num_labels", DEFAULT_NUM_LABELS)))
+    if told is None:
+        return tuple(f"LABEL_{index}" for index in range(fields.count("num_labels", DEFAULT_NUM_LABELS)))
+    if not isinstance(told, dict) or not told or told.keys() != {str(index) for index in range(len(told))}:
+        raise CheckpointError(f"{fields.where}: id2label must name a label for each number from 0, it is {told!r}.")
+    return tuple(str(told[str(index)]) for index in range(len(told)))
 
 
 def check_head(folder: str) -> None:

@@ -16,7 +16,6 @@ For a folder that needs anything beyond this, `read_generic` returns None and tr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from engine.decoder.json_file import read_json
 from engine.errors import CheckpointError
 
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -86,7 +86,7 @@ def read_generic(folder: str) -> LoadedTokenizer | None:
     """Return the tokenizer that transformers' `AutoTokenizer` would load from a folder, or None if that is unknown.
 
     Raises:
-        CheckpointError: the `tokenizers` library cannot read the folder's tokenizer.json.
+        CheckpointError: a file holds no JSON object, or the `tokenizers` library cannot read tokenizer.json.
     """
     root = Path(folder)
     try:
@@ -107,8 +107,8 @@ def read_generic(folder: str) -> LoadedTokenizer | None:
             return None
     except CheckpointError:
         raise
-    except (OSError, ValueError, RecursionError):
-        # A file cannot be read: transformers will report which one and why.
+    except (OSError, ValueError):
+        # A template cannot be read: transformers will report which one and why.
         return None
     if backend.post_processor is None:
         backend.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
@@ -226,14 +226,4 @@ def _text(token: object) -> str | None:
 
 
 def _object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if there is no such file.
-
-    Raises:
-        ValueError: the file does not hold a JSON object.
-    """
-    if not path.is_file():
-        return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no object")
-    return found
+    return read_json(path) if path.is_file() else None

@@ -75,7 +75,6 @@ def test_the_bundled_guard_is_read() -> None:
         {"layer_types": ["full_attention"]},
         {"layer_types": "full_attention"},
         {"num_hidden_layers": 1, "layer_types": ["another"]},
-        {"num_hidden_layers": None},
         {"global_attn_every_n_layers": 0},
         {"hidden_size": "768"},
         {"hidden_size": 100, "num_attention_heads": 3},
