@@ -83,7 +83,9 @@ def test_a_template_that_is_no_text_is_refused_by_its_file(folder: Path, told: o
 def test_settings_of_another_type_are_refused(folder: Path, told: object) -> None:
     """They ended a check in a traceback from within transformers."""
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json(: must hold a JSON object| has another type than expected)"):
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer_config\.json(: must hold a JSON object| has another type than expected)"
+    ):
         load_tokenizer(str(folder))
 
 
