@@ -6,8 +6,7 @@ Devices with kernels of their own lay them out anew, in one buffer (`engine.cpu.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -156,26 +155,6 @@ class AdapterWeights:
     def projection(self, layer: int, module: str) -> Projection | None:
         """Return the module's matrices, or None if the adapter does not target it."""
         return self._projections.get((layer, module))
-
-
-class MovableWeights(AdapterWeights, ABC):
-    """Weights that are laid out for a transfer to a device."""
-
-    @abstractmethod
-    def to(self, device: torch.device, pages: Sequence[torch.Tensor] = ()) -> MovableWeights:
-        """Copy to a device in one transfer on the current stream.
-
-        Args:
-            pages: `num_pages` byte buffers on that device to copy into; empty to allocate memory.
-        """
-
-    @abstractmethod
-    def keep_for(self, stream: torch.cuda.Stream) -> None:
-        """Delay reuse of the memory, once freed, until the work queued on `stream` by then is done."""
-
-    @abstractmethod
-    def pinned(self) -> MovableWeights:
-        """Copy to page-locked host memory, from which a transfer to a GPU is asynchronous."""
 
 
 def _changes_whole_model(layers: Iterable[int], extras: Extras) -> bool:

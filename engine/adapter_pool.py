@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -22,9 +23,12 @@ from adapters.host_cache import HostCache
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.loading import AdapterLoader
 from adapters.loads import AdapterLoads
-from adapters.weights import AdapterWeights, MovableWeights
+from adapters.weights import AdapterWeights
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from engine.gpu.tabled_adapter import TabledAdapter
 
 _logger = logging.getLogger(__name__)
 
@@ -33,7 +37,7 @@ LentMemory = Callable[[range], Sequence[torch.Tensor]]
 
 
 class AdapterPool:
-    """The adapters of one engine; an `engine.ports.AdapterGate` and `AdapterStock`.
+    """The adapters of one engine; an `engine.ports.AdapterGate`.
 
     Thread-safe. No method blocks or accesses a disk, except `close`.
 
@@ -228,7 +232,7 @@ class AdapterPool:
                 f"it takes {weights.num_bytes} bytes, more than the {self._max_bytes} that the device has for adapters"
             )
             raise AdapterError(ref.name, reason)
-        weights = _movable(weights).pinned() if self._is_copied else weights
+        weights = _tabled(weights).pinned() if self._is_copied else weights
         self._declared(digest)
         return weights
 
@@ -255,7 +259,7 @@ class AdapterPool:
         self._forget(evicted)
         pages = [self._pages_by_run[page.run][page.number] for page in self._slots.pages(digest)]
         if self._uploads is None:
-            self._land(digest, _movable(host).to(self._device, pages) if pages else host)
+            self._land(digest, _tabled(host).to(self._device, pages) if pages else host)
         else:
             self._uploads.submit(self._upload, digest, host, pages)
         return True
@@ -285,7 +289,7 @@ class AdapterPool:
                     # Steps already launched may still read the previous content.
                     self._stream.wait_stream(torch.cuda.default_stream(self._device))
                 try:
-                    weights = _movable(host).to(self._device, pages)
+                    weights = _tabled(host).to(self._device, pages)
                     # Allocated on this stream, but read on the engine's.
                     weights.keep_for(torch.cuda.default_stream(self._device))
                 finally:
@@ -302,6 +306,6 @@ class AdapterPool:
         self._on_change()
 
 
-def _movable(weights: AdapterWeights) -> MovableWeights:
-    assert isinstance(weights, MovableWeights), "only a device's own layout is copied to it"
-    return weights
+def _tabled(weights: AdapterWeights) -> TabledAdapter:
+    """Return weights that a GPU uses by their own type: the loader has laid them out for it."""
+    return cast("TabledAdapter", weights)

@@ -11,11 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, RequestError
 from engine.metrics import EngineLoad, EngineSnapshot, Sizes
-from engine.ports import AdapterStock, PauseWish, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.expected_hits import Outlook
 from engine.scheduling.pacing import PrefillPace
@@ -23,6 +23,11 @@ from engine.scheduling.request_bounds import check_request
 from engine.scheduling.scheduler import Scheduler
 from engine.step import StepPlan
 from engine.trace import RequestTrace
+
+if TYPE_CHECKING:
+    from engine.adapter_pool import AdapterPool
+    from engine.runner import Runner
+    from kernels.program import PauseFlag
 
 _logger = logging.getLogger(__name__)
 
@@ -47,12 +52,12 @@ class Engine:
         self,
         config: ResolvedConfig,
         scheduler: Scheduler,
-        runner: StepRunner,
+        runner: Runner,
         *,
-        adapters: AdapterStock,
+        adapters: AdapterPool,
         close: Callable[[], None] = lambda: None,
         arrival: threading.Event | None = None,
-        pause_wish: PauseWish | None = None,
+        pause_wish: PauseFlag | None = None,
         compile_grammar: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

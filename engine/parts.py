@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from adapters.loading import LayOut
 from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
 from engine.kv_cache import KvCache
-from engine.ports import Drafting, PauseWish
+from engine.ports import Drafting
 from engine.runner import StepModel
-from engine.sampling.sampler import Chooser
+
+if TYPE_CHECKING:
+    from engine.gpu.choosing import TokenChooser
+    from kernels.program import PauseFlag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +34,7 @@ class Parts:
     model: StepModel
     cache: KvCache
     lay_out: LayOut
-    choose: Chooser | None = None
-    pause_wish: PauseWish | None = None
+    choose: TokenChooser | None = None
+    pause_wish: PauseFlag | None = None
     steps_ahead: int = 0
     draft_model: Drafting | None = None

@@ -1,8 +1,7 @@
-"""The ports of the pure core: the scheduler's interfaces to adapters and to the tiers below the cache, and the loop's
-interface to a device.
+"""The ports of the pure core: what the scheduler asks of adapters, of the tiers below the cache and of a draft model.
 
-All are structural types. Tests drive the core with scripted fakes; production uses `engine.runner.Runner`,
-`engine.adapter_pool.AdapterPool` and `engine.tiers.mover.TierMover`.
+All are structural types. Tests drive the core with scripted fakes; production uses `engine.adapter_pool.AdapterPool`,
+`engine.tiers.mover.TierMover` and `engine.speculation.draft_model.DraftModel`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from adapters.identity import AdapterDigest, AdapterRef
-from adapters.loads import AdapterLoads
+from adapters.identity import AdapterDigest
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName
-from engine.metrics import StepTimes
 from engine.request import Request
-from engine.step import StepPlan, StepResult
 
 
 class AdapterGate(Protocol):
@@ -66,35 +62,6 @@ class AdapterGate(Protocol):
 
     def passes(self, digest: AdapterDigest) -> bool:
         """Return whether the failure that `error` reports is transient and not the adapter's fault."""
-        ...
-
-
-class AdapterStock(Protocol):
-    """The public view of an engine's adapters; every method may be called on any thread and does not block."""
-
-    @property
-    def loads(self) -> AdapterLoads:
-        """The loads so far."""
-        ...
-
-    def num_resident(self) -> int:
-        """Return how many adapters are usable on the device now."""
-        ...
-
-    def learn(self, ref: AdapterRef) -> None:
-        """Declare an adapter, so that requests can name its digest."""
-        ...
-
-    def forget_failure(self, digest: AdapterDigest) -> None:
-        """Let an adapter be tried again at once: the files that could not be used have been replaced."""
-        ...
-
-    def release(self, digest: AdapterDigest) -> int | None:
-        """Forget an adapter; return the bytes freed, or None if it is still pinned or being copied to the device."""
-        ...
-
-    def places(self) -> Mapping[AdapterDigest, str]:
-        """Return the place of each adapter in memory or on its way there: "device", "host" or "loading"."""
         ...
 
 
@@ -195,54 +162,4 @@ class Drafting(Protocol):
 
     def decline(self) -> None:
         """Note that no draft was expected to pay off at this `token_s`."""
-        ...
-
-
-class PauseWish(Protocol):
-    """Asks the runner to pause the current step so that another can go first; any thread."""
-
-    def set(self) -> None:
-        """Request a pause."""
-        ...
-
-    def clear(self) -> None:
-        """Withdraw the request."""
-        ...
-
-    def is_set(self) -> bool:
-        """Tell whether a pause is requested."""
-        ...
-
-
-class StepRunner(Protocol):
-    """Owns device memory and executes plans in order; all calls come from the engine's thread."""
-
-    @property
-    def times(self) -> StepTimes:
-        """Return the seconds spent in each part so far, to which the engine adds those that it spends itself."""
-        ...
-
-    @property
-    def steps_ahead(self) -> int:
-        """Number of plans that may be in flight while another is made; 0 if `proceed` computes synchronously."""
-        ...
-
-    def submit(self, plan: StepPlan) -> None:
-        """Prepare a plan; the caller then calls `proceed` until it is computed, or submits one that goes first."""
-        ...
-
-    def proceed(self) -> bool:
-        """Compute the newest plan, or enqueue it on an asynchronous device; return True if it has paused."""
-        ...
-
-    def collect(self) -> StepResult:
-        """Wait for the oldest computed plan and return its result.
-
-        Raises:
-            EngineError: the device failed; the engine cannot continue.
-        """
-        ...
-
-    def idle(self) -> bool:
-        """Do a little work that makes later steps faster, while there is no step to run; False if none is left."""
         ...

@@ -58,10 +58,12 @@ class _Begun:
 
 
 class Runner:
-    """An `engine.ports.StepRunner`.
+    """Executes plans in order; all calls come from the engine's thread.
 
     Attributes:
-        steps_ahead: 0 if the model computes synchronously; 1 if it enqueues work for an asynchronous device.
+        steps_ahead: plans that may be in flight while another is made: 0 if the model computes synchronously; 1 if it
+            enqueues work for an asynchronous device.
+        times: seconds spent in each part so far, to which the engine adds those that it spends itself.
     """
 
     def __init__(
@@ -88,7 +90,10 @@ class Runner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
-        """Prepare a plan for `proceed`, putting a paused step aside."""
+        """Prepare a plan, putting a paused step aside.
+
+        The caller then calls `proceed` until it is computed, or submits one that goes first.
+        """
         started = time.monotonic()
         if self._begun:
             begun = self._begun[-1]
@@ -123,7 +128,7 @@ class Runner:
 
     @torch.inference_mode()
     def collect(self) -> StepResult:
-        """Wait for the oldest result."""
+        """Wait for the oldest computed plan and return its result."""
         rows, lines, scores, logits, drawing, vectors = self._submitted.popleft()
         drawn = self._sampler.finish(drawing)
         found = draw_behind(self._sampler, logits, lines, rows, drawn)
@@ -147,7 +152,7 @@ class Runner:
         )
 
     def idle(self) -> bool:
-        """Take memory for the next cache blocks before a request has to wait for it."""
+        """Take memory for the next cache blocks before a request has to wait for it; return False if none is left."""
         num_blocks = AHEAD_TOKENS // self._cache.block_tokens * len(self._cache.layout.windows)
         return self._cache.touch(self._highest_block + num_blocks)
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, islice
 from random import Random
-from typing import Protocol
 
+from engine.adapter_pool import AdapterPool
 from engine.config import ResolvedConfig
 from engine.engine import Engine
-from engine.ports import AdapterGate, AdapterStock, StepRunner
 from engine.request import Pooling, Request, RequestId, SamplingParams
+from engine.runner import Runner
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_costs import MIN_PROMPT_TOKENS, MIN_STEPS, StepCosts
 
@@ -31,14 +31,10 @@ ENOUGH_S = 0.25
 """Longer prompts are tried until one takes this long: on a fast device, a short one tells little of a token's cost."""
 
 
-class _Adapters(AdapterGate, AdapterStock, Protocol):
-    """Both views of an engine's adapters, of which nothing is asked here."""
-
-
 def warm_up(
     config: ResolvedConfig,
-    runner: StepRunner,
-    adapters: _Adapters,
+    runner: Runner,
+    adapters: AdapterPool,
     costs: StepCosts,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
@@ -73,8 +69,8 @@ class _Trial:
     def __init__(
         self,
         config: ResolvedConfig,
-        runner: StepRunner,
-        adapters: _Adapters,
+        runner: Runner,
+        adapters: AdapterPool,
         costs: StepCosts,
         clock: Callable[[], float],
     ) -> None:

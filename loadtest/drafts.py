@@ -155,7 +155,7 @@ class DictatedEngine:
     def __init__(self, config: EngineConfig, agreement: float = 1.0) -> None:
         self.engine = build_engine(config)
         self._by_row: dict[int, Dictation] = {}
-        dictate(self.engine._runner._sampler, self._by_row)  # type: ignore[attr-defined]
+        dictate(self.engine._runner._sampler, self._by_row)
         model = self.engine._scheduler._speculation._model
         if model is not None:
             dictate(model._runner._sampler, self._by_row, agreement)  # type: ignore[attr-defined]

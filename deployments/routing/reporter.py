@@ -10,15 +10,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.identity import AdapterDigest
 from deployments.generation_calls import TokenAddress
 from deployments.routing.estimate import KEEPALIVE_S, REPORT_PERIOD_S
 from deployments.routing.report import MAX_SEEN, LoadReport, adapter_mark, encode_report
 from engine.metrics import EngineLoad
-from engine.ports import AdapterStock
 from engine.request import RequestId
+
+if TYPE_CHECKING:
+    from engine.adapter_pool import AdapterPool
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class Reporter:
         self,
         name: ReplicaName,
         load: Callable[[], EngineLoad],
-        stock: AdapterStock,
+        stock: AdapterPool,
         send: Callable[[TokenAddress, bytes], None],
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -30,14 +30,13 @@ from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource, load_parameters
 from engine.loading.spec import read_checkpoint_spec
 from engine.parts import Parts
-from engine.ports import PauseWish
 from engine.resolve import UNLIMITED_BYTES, Hardware, resolve
 from engine.runner import Runner, StepModel
 from engine.sampling.sampler import Sampler
 from engine.speculation.draft_config import resolve_draft
 from engine.speculation.draft_model import DraftModel, no_weights
 from kernels import native
-from kernels.program import Pool
+from kernels.program import PauseFlag, Pool
 
 _logger = logging.getLogger(__name__)
 NEEDED = "a head width and block_tokens that are multiples of 16, and even sizes"
@@ -177,7 +176,7 @@ def _beside_weights(
 
 
 def _draft_model(
-    config: ResolvedConfig, spec: ModelSpec, draft_spec: ModelSpec, threads: Pool | None, pause_wish: PauseWish | None
+    config: ResolvedConfig, spec: ModelSpec, draft_spec: ModelSpec, threads: Pool | None, pause_wish: PauseFlag | None
 ) -> DraftModel:
     _logger.info("draft model: %s", config)
     buffers, model, cache = build_model(draft_spec, config, start_threads(draft_spec, config, threads))

@@ -30,7 +30,8 @@ class TokenChooser:
     ) -> torch.Tensor:
         """Return a token id (int64, [rows]) for each row of `logits` [rows, vocab] float32; -1 where a row is unusable.
 
-        A row with other truncation gets the token that it would draw without it.
+        A row with other truncation gets the token that it would draw without it. Callers never mutate `params`: what
+        was derived from a sequence is reused for the same object.
         """
         rows = len(params)
         if params is not self._params:

@@ -20,7 +20,7 @@ import torch
 
 from adapters.experts import expert_module
 from adapters.tensor_names import WHOLE_MODEL
-from adapters.weights import AdapterWeights, Columns, Extras, MovableWeights
+from adapters.weights import AdapterWeights, Columns, Extras
 from engine.adapter_tables import ENTRIES, ENTRIES_OF_EXPERT, EXPERT_ENTRIES, WHOLE_ENTRIES, entry_of, expert_entry
 from kernels.lora_shrink.launch import whole_rows
 
@@ -83,7 +83,7 @@ class _Layout:
         return table
 
 
-class TabledAdapter(MovableWeights):
+class TabledAdapter(AdapterWeights):
     """An adapter in one buffer, `flat`, or in pages of equal size, with a table of addresses.
 
     Attributes:
@@ -167,7 +167,7 @@ class TabledAdapter(MovableWeights):
         return self._layout.is_finite
 
     def to(self, device: torch.device, pages: Sequence[torch.Tensor] = ()) -> TabledAdapter:
-        """Copy to a device, or into pages there, on the current stream."""
+        """Copy to a device in one transfer, or into `num_pages` pages there, on the current stream."""
         if not pages:
             return TabledAdapter([self.flat.to(device, non_blocking=True)], self._layout, device)
         typed = [page.view(self.flat.dtype) for page in pages]
@@ -176,11 +176,11 @@ class TabledAdapter(MovableWeights):
         return TabledAdapter(typed, self._layout, device)
 
     def pinned(self) -> TabledAdapter:
-        """Copy to page-locked host memory."""
+        """Copy to page-locked host memory, from which a transfer to a GPU is asynchronous."""
         return TabledAdapter([self.flat.pin_memory()], self._layout)
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
-        """Delay reuse of the first page, and of the table."""
+        """Delay reuse of the first page and the table until the work queued on `stream` when they are freed is done."""
         self.flat.record_stream(stream)
         self.table.record_stream(stream)
 

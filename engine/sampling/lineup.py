@@ -59,7 +59,7 @@ def draw_groups(params: Sequence[SamplingParams], vocab_size: int, *, has_simple
     """Group the lines that draw by how many candidates are sorted: 0 for none, `vocab_size` for top-p alone.
 
     A group has one width, so that a row's sums have the same terms in the same order whatever the batch. Without
-    `has_simple`, lines that a `Chooser` has drawn for are left out.
+    `has_simple`, lines that a `TokenChooser` has drawn for are left out.
     """
     lines_by_width: dict[int, list[int]] = {}
     for line, p in enumerate(params):

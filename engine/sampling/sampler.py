@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -45,30 +45,15 @@ from engine.sampling.truncation import (
 )
 from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_of_all, race
 
+if TYPE_CHECKING:
+    from engine.gpu.choosing import TokenChooser
+
 NOT_FINITE = "The model computed no finite numbers for this request."
 ROWS_AT_ONCE = 16
 """Rows, or a quarter of all, that are truncated and drawn by torch's operators at once.
 
 They take up to 22 times the memory of their logits.
 """
-
-
-class Chooser(Protocol):
-    """A device's own implementation of sampling, used in place of torch operators."""
-
-    def __call__(
-        self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
-    ) -> torch.Tensor:
-        """Return a token id (int64) for each row of logits, -1 where a row is unusable.
-
-        It is the drawn token if the row's parameters ask for no more than temperature, top-k, top-p and min-p. Callers
-        never mutate `params`: an implementation may reuse what it derived from the same sequence object.
-        """
-        ...
-
-    def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start copying numbers to the host; return a function that waits for them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +108,7 @@ class Sampler:
         device: torch.device,
         eos_ids: Sequence[int],
         grammars: GrammarStore | None = None,
-        choose: Chooser | None = None,
+        choose: TokenChooser | None = None,
     ) -> None:
         self._num_rows = num_rows
         self._choose = choose

@@ -24,9 +24,11 @@ from adapters.identity import AdapterDigest
 from adapters.weights import AdapterWeights
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
-from engine.ports import DraftText, PauseWish, StepRunner
+from engine.ports import DraftText
 from engine.request import Request, RequestId
+from engine.runner import Runner
 from engine.step import StepPlan, StepRow
+from kernels.program import PauseFlag
 
 CATCH_UP_TOKENS = 32
 """A text with at most this many unread tokens is continued at once; of others, a part is read first."""
@@ -125,10 +127,10 @@ class DraftModel:
     def __init__(
         self,
         config: ResolvedConfig,
-        runner: StepRunner,
+        runner: Runner,
         vocab_size: int,
         *,
-        pause_wish: PauseWish | None = None,
+        pause_wish: PauseFlag | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert config.vocab_size is not None

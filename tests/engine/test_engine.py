@@ -14,7 +14,6 @@ from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.metrics import SIZE_BOUNDS
-from engine.ports import PauseWish
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.test_own_step import teach
@@ -101,7 +100,7 @@ def a_host(
     gate: ScriptedGate | None = None,
     failing: frozenset[str] = frozenset(),
     arrival: threading.Event | None = None,
-    pause_wish: PauseWish | None = None,
+    pause_wish: threading.Event | None = None,
     compile_grammar: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Host:
