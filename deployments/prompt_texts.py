@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -44,6 +45,16 @@ def texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from texts_in(inner)
+
+
+def object_in(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that a text is, None if it is none."""
+    try:
+        # Not by orjson: beyond 64 bits it makes floats of integers.
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def depth_of(value: Any) -> int:

@@ -5,7 +5,6 @@ Two wire formats consist of blocks that open, grow and close: OpenAI's Responses
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 from app.translation.streaming import Answer
 from deployments.answer_events import TextDelta, TokenScore
+from deployments.prompt_texts import object_in
 
 
 class BlockKind(Enum):
@@ -49,12 +49,7 @@ class Block:
 
     def arguments(self) -> dict[str, Any] | None:
         """Return the arguments of a call, None if they are no JSON object, as those of a call that was cut."""
-        try:
-            # Not by orjson: beyond 64 bits it makes floats of integers.
-            found = json.loads(self.text)
-        except (ValueError, RecursionError):
-            return None
-        return found if isinstance(found, dict) else None
+        return object_in(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ its own marks. Pure; the result does not depend on how the text was split into p
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 
 from deployments.answer_events import CallDelta
+from deployments.prompt_texts import object_in
 from deployments.stream.stop_strings import StopStrings
 from deployments.tools.formats import JSON
 
@@ -92,7 +92,7 @@ class HarmonyParts:
     @property
     def has_calls(self) -> bool:
         """Whether there are calls, all of them complete."""
-        return bool(self._arguments) and all(map(_is_object, map("".join, self._arguments)))
+        return bool(self._arguments) and None not in map(object_in, map("".join, self._arguments))
 
     @property
     def num_held(self) -> int:
@@ -237,10 +237,3 @@ class HarmonyCounter:
 def without_signs(text: str) -> str:
     """Return the text with each mark's sign replaced by a space, so that it is valid Unicode."""
     return _SIGNS.sub(" ", text)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

@@ -5,14 +5,13 @@ Decides what a template is given (turns, tools, options) and words its refusals 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
 
 from deployments.generation import DOCUMENTS, ChatMessage, ChatPrompt, ToolSpec
-from deployments.prompt_texts import depth_of
+from deployments.prompt_texts import depth_of, object_in
 from deployments.stream.reasoning import reasoning_of_template
 from deployments.tokenizer.bounded_template import BoundedTemplate
 from deployments.tokenizer.template_habits import EFFORT, EFFORTS, NO_EFFORT, TemplateHabits, habits_of
@@ -260,8 +259,5 @@ def changed(value: Any, change: Change) -> Any:
 
 def arguments_read(text: str) -> Any:
     """Return the arguments of a call as a template gets them: an object, or the text if it is no JSON of one."""
-    try:
-        parsed = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
-    return parsed if isinstance(parsed, dict) and depth_of(parsed) < MAX_ARGUMENTS_DEPTH else text
+    parsed = object_in(text or "{}")
+    return text if parsed is None or depth_of(parsed) >= MAX_ARGUMENTS_DEPTH else parsed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.generation import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt, ToolCall, ToolSpec
-from deployments.prompt_texts import depth_of, num_chars, texts_in
+from deployments.prompt_texts import depth_of, num_chars, object_in, texts_in
 
 CALL = ToolCall(call_id="1", name="f", arguments="12345")
 TOOL = ToolSpec(name="f", description="1234567", parameters={"a": ["bc", {"d": 1}]})
@@ -24,6 +24,11 @@ TOOL = ToolSpec(name="f", description="1234567", parameters={"a": ["bc", {"d": 1
 )
 def test_every_part_of_a_prompt_counts(prompt: Prompt, size: int) -> None:
     assert num_chars(prompt) == size
+
+
+def test_an_object_is_told_from_other_texts() -> None:
+    assert object_in('{"a": 36893488147419103232}') == {"a": 1 << 65}
+    assert [object_in(text) for text in ("", "[1]", '{"a": ', '{"a": ' * 10**5)] == [None] * 4
 
 
 def test_texts_are_found_in_nested_values() -> None:
