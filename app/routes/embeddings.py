@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import sys
-from array import array
 from typing import ClassVar, Literal
 
+import numpy as np
 from fastapi import APIRouter, Response
 from pydantic import Field
 
@@ -95,7 +94,5 @@ async def create_embeddings(body: EmbeddingsRequest, context: Context) -> Respon
 def _told(vector: bytes, encoding: Literal["float", "base64"] | None) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(vector).decode("ascii")
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tolist()
+    numbers: list[float] = np.frombuffer(vector, "<f4").tolist()
+    return numbers
