@@ -12,13 +12,16 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, TypeVar
 
+from deployments.errors import UnavailableError
+from deployments.handle_calls import RETRY_AFTER_S
 from engine.errors import EngineError, OverloadError
 
 Item = TypeVar("Item")
@@ -79,13 +82,21 @@ class _Pace:
         return num_chars * self.took_s / self.num_chars if self.num_chars else 0.0
 
 
-def limit_s(timeout_s: float, sizes: Collection[int], max_batch: int) -> float:
-    """Return the time limit of a request in seconds: `timeout_s` for each call that its items fill.
+@contextmanager
+def limited(failure: str, timeout_s: float, sizes: Collection[int], max_batch: int) -> Iterator[float]:
+    """Yield the time limit of a request in seconds: `timeout_s` for each call that its items fill.
 
     Args:
         sizes: the characters of each item.
+
+    Raises:
+        UnavailableError: the block exceeded it, which is the `failure`.
     """
-    return timeout_s * max(1, math.ceil(sum(sizes) / MAX_CALL_CHARS), math.ceil(len(sizes) / max_batch))
+    limit_s = timeout_s * max(1, math.ceil(sum(sizes) / MAX_CALL_CHARS), math.ceil(len(sizes) / max_batch))
+    try:
+        yield limit_s
+    except TimeoutError as error:
+        raise UnavailableError(f"{failure} within {limit_s:g} seconds.", retry_after_s=RETRY_AFTER_S) from error
 
 
 class BatchedModel(Generic[Item, Result]):

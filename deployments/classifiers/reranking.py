@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments import batched_model
 from deployments.actor_process import begin_actor, settle
-from deployments.batched_model import BatchedModel
+from deployments.batched_model import BatchedModel, limited
 from deployments.classifiers.sequence_window import CHARS_PER_TOKEN
 from deployments.config import RerankerConfig
-from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
-from deployments.handle_calls import RETRY_AFTER_S, reached, until_answered
+from deployments.handle_calls import reached, until_answered
 from deployments.pooled import Pair, PairScore, Reranking, RerankRequest
 from deployments.room import Room
 from engine.errors import OverloadError, RequestError
@@ -110,14 +108,11 @@ class Rerankers:
         max_tokens = config.max_tokens if request.truncates_to == -1 else request.truncates_to
         pairs = tuple(pair._replace(max_tokens=max_tokens) for pair in request.pairs)
         room, sizes = self._room_by_name[request.model], [pair.num_chars for pair in pairs]
-        limit_s = batched_model.limit_s(config.timeout_s, sizes, config.max_batch)
+        limit = limited("The reranker gave no scores", config.timeout_s, sizes, config.max_batch)
         async with asyncio.timeout(request.timeout_s):
-            try:
+            with limit as limit_s:
                 async with room.timed_place(request.tenant or request.salt, limit_s, max_wait_s=limit_s):
                     found = await reached("reranker", _scored, self._handles[request.model], pairs)
-            except TimeoutError as error:
-                message = f"The reranker gave no scores within {limit_s:g} seconds."
-                raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
         return Reranking(
             scores=tuple(entry.score for entry in found), num_prompt_tokens=sum(entry.num_tokens for entry in found)
         )

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments import batched_model
 from deployments.answer_events import Verdict
+from deployments.batched_model import limited
 from deployments.classifiers.safety import Safety, ask_safety
 from deployments.config import SafetyConfig
-from deployments.errors import UnavailableError
-from deployments.handle_calls import RETRY_AFTER_S, reached
+from deployments.handle_calls import reached
 from deployments.room import Room
 from engine.errors import EngineError, OverloadError, RequestError
 
@@ -97,21 +95,14 @@ class Verdicts:
             _logger.warning("%d texts pass without moderation: %s", len(texts), error)
             return [Verdict(score_by_hazard={}, flagged=(), error=str(error)) for _ in texts]
 
-    @contextmanager
-    def _limit(self, texts: Sequence[str]) -> Iterator[float]:
-        """Yield the time limit in seconds, and say so if the block exceeds it."""
-        limit_s = math.inf
-        if self._config is not None:
-            limit_s = batched_model.limit_s(self._config.timeout_s, list(map(len, texts)), self._config.max_batch)
-        try:
-            yield limit_s
-        except TimeoutError as error:
-            message = f"The safety classifier gave no verdict within {limit_s:g} seconds."
-            raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+    def _limit(self, texts: Sequence[str]) -> AbstractContextManager[float]:
+        if self._config is None:
+            raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
+        sizes = list(map(len, texts))
+        return limited("The safety classifier gave no verdict", self._config.timeout_s, sizes, self._config.max_batch)
 
     async def _found(self, texts: Sequence[str], *, is_urgent: bool = False) -> Sequence[Verdict]:
-        if self._classify is None:
-            raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
+        assert self._classify is not None
         found = await reached("safety classifier", partial(self._classify, texts, is_urgent))
         if isinstance(found, OverloadError):
             raise found

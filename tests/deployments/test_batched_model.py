@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from deployments.batched_model import MAX_CALL_CHARS, NEW_URGENT_SHARE, PROMISED_SHARE, BatchedModel, limit_s
+from deployments.batched_model import MAX_CALL_CHARS, NEW_URGENT_SHARE, PROMISED_SHARE, BatchedModel, limited
 from engine.errors import OverloadError
 
 
@@ -278,10 +278,13 @@ async def test_a_model_whose_calls_leave_nothing_waiting_refuses_nobody() -> Non
     assert await asyncio.gather(*calls) == [[4], *[[6]] * 20]
 
 
-def test_the_time_limit_is_for_each_call_that_a_request_fills() -> None:
-    assert limit_s(5.0, [], 32) == limit_s(5.0, [1] * 32, 32) == limit_s(5.0, [MAX_CALL_CHARS], 32) == 5.0
-    assert limit_s(5.0, [1] * 33, 32) == limit_s(5.0, [MAX_CALL_CHARS, 1], 32) == 10.0
-    assert limit_s(5.0, [100_000], 32) == 245.0
+@pytest.mark.parametrize(
+    ("sizes", "wanted_s"),
+    [([], 5), ([1] * 32, 5), ([MAX_CALL_CHARS], 5), ([1] * 33, 10), ([MAX_CALL_CHARS, 1], 10), ([100_000], 245)],
+)
+def test_the_time_limit_is_for_each_call_that_a_request_fills(sizes: list[int], wanted_s: float) -> None:
+    with limited("It gave nothing", 5.0, sizes, 32) as limit_s:
+        assert limit_s == wanted_s
 
 
 async def test_long_items_of_the_oldest_request_leave_every_second_call_to_the_others() -> None:
