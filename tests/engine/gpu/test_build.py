@@ -16,15 +16,17 @@ from adapters.weights import RawAdapter
 from engine import resolve
 from engine.backend import Backend
 from engine.config import EngineConfig
+from engine.decoder.decoder import DecoderBatch
 from engine.decoder.reading import read_spec
 from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
-from engine.gpu import build
+from engine.gpu import build, trial
 from engine.gpu.backend import TritonBackend
 from engine.gpu.build import gpu_parts
 from engine.gpu.model import GpuModel
+from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import CudaRuntime
-from engine.gpu.trial import ONE_STREAM, SWITCHES, settle
+from engine.gpu.trial import APART, ONE_STREAM, SWITCHES, keep_what_gains, settle
 from engine.resolve import Hardware
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
@@ -89,6 +91,34 @@ def test_a_driver_that_does_not_record_everything_still_serves(
     assert {switch.name for switch in SWITCHES if switch.is_off} == (happens or {switch.name for switch in SWITCHES})
     assert isinstance(parts.model, GpuModel)
     assert bool(parts.model._recorded) == bool(happens)
+
+
+def test_what_decode_steps_are_faster_without_is_not_used(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 1 and 2 rows, without adapters and with, at the last position of a context of 8."""
+    monkeypatch.setattr(APART.module, APART.attribute, True)
+    positions: list[int] = []
+    make = Rehearsal._decode_batch
+
+    def noted(self: Rehearsal, count: int, position: int, null_block: int) -> DecoderBatch:
+        positions.append(position)
+        return make(self, count, position, null_block)
+
+    def seconds(_: CudaRuntime, run: Callable[[], torch.Tensor]) -> float:
+        assert run().isfinite().all()
+        return 1.0 if APART.is_off else 1.1
+
+    monkeypatch.setattr(Rehearsal, "_decode_batch", noted)
+    monkeypatch.setattr(CudaRuntime, "seconds", seconds)
+    monkeypatch.setattr(trial, "NUM_REPLAYS", 1)
+    monkeypatch.setattr(trial, "SWITCHES", (APART,))
+    monkeypatch.setattr(build, "keep_what_gains", keep_what_gains)
+    parts = gpu_parts(config, read_spec(config.model_path), HARDWARE, random_weights, CudaRuntime(DEVICE))
+    assert APART.is_off
+    assert {*positions} == {0, 7}
+    assert isinstance(parts.model, GpuModel)
+    assert parts.model._recorded
 
 
 def test_recordings_that_take_more_than_was_left_for_them_are_told(
