@@ -20,11 +20,10 @@ from adapters.registry import DeclaredNames, Signature, reference, reference_in,
 from adapters.validate import validate
 from app.checkpoint_source import at, local_folder
 from app.known_adapters import KnownAdapters
-from app.own_version import HOUSES
+from app.own_version import own_digest
 from app.settings import AdapterSettings, ModelSettings, Settings
 from engine.decoder.model_spec import ModelSpec
 from engine.errors import ConfigError
-from engine.loading.fingerprint import code_digest
 
 _logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ def declared_adapters(
     """
     shapes, max_rank = spec.module_shapes(), model.engine.max_adapter_rank
     check = partial(validate, shapes=shapes, max_rank=max_rank)
-    rules = hashlib.sha256(repr((code_digest(HOUSES), shapes, max_rank, allowed)).encode()).digest()
+    rules = hashlib.sha256(repr((own_digest(), shapes, max_rank, allowed)).encode()).digest()
     # Adapters are read completely; a thousand of a large model are a hundred GB.
     readers = ThreadPoolExecutor(NUM_ADAPTER_READERS)
     try:

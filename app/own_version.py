@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def model_version(model: ModelConfig, *told: object) -> str:
     Adapters are excluded, because a request carries what a replica needs to know of its adapter, and so are chat
     templates, which gateways and tokenizers use.
     """
-    digest = hashlib.sha256(code_digest(HOUSES).encode())
+    digest = hashlib.sha256(own_digest().encode())
     digest.update(repr((replace(model, adapters=(), chat_template=None, template_by_pattern={}), *told)).encode())
     # The fingerprint covers the weights.
     for folder in sorted({model.engine.model_path, model.tokenizer_path}):
@@ -53,3 +54,9 @@ def model_version(model: ModelConfig, *told: object) -> str:
             if path.is_file():
                 digest.update(f"\n{path}\n".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+@cache
+def own_digest() -> str:
+    """Return a digest of our code, which is read once: every model and its adapters ask."""
+    return code_digest(HOUSES)

@@ -95,6 +95,7 @@ class Resumption:
                 _logger.warning("a replica was lost after %d tokens (%s)", len(self._token_ids), error)
                 self._lost_at_s = self._waits_since_s = time.monotonic()
                 self._counted_before = self._counted
+                # A request for a vector has a limit of 0.
                 if 0 < self._call.params.max_tokens <= len(self._token_ids):
                     yield self._noted(Emission(request_id=self._call.request_id, finish_reason=FinishReason.LENGTH))
                     return

@@ -105,16 +105,21 @@ def keep_what_gains(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> No
         without = _seconds(steps, gpu)
         if without and (not taken or _saved(taken, without) >= MIN_GAIN):
             taken = without
-            _logger.info("decode steps take less time without an optimization (%s)", switch.name)
+            _logger.info(
+                "an optimization is given up: decode steps are wrong with it or faster without (%s)", switch.name
+            )
         else:
             switch.turn_on()
 
 
 def _seconds(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> Sequence[float]:
     """Return the time of each step; of none if one is wrong, or cannot be recorded."""
-    if not all(_is_right(step, gpu) for step in steps()):
-        return ()
-    return [gpu.seconds(step) for step in steps()]
+    seconds = []
+    for step in steps():
+        if not _is_right(step, gpu):
+            return ()
+        seconds.append(gpu.seconds(step))
+    return seconds
 
 
 def _saved(taken: Sequence[float], without: Sequence[float]) -> float:

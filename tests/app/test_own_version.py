@@ -15,7 +15,7 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.version import DeploymentVersion
 
 from adapters.identity import AdapterRef
-from app.own_version import model_version, with_version
+from app.own_version import model_version, own_digest, with_version
 from deployments.config import ChannelConfig, ModelConfig
 from engine.config import EngineConfig
 from engine.loading import fingerprint
@@ -56,7 +56,9 @@ def test_code_that_has_changed_is_another_version(
     versions = []
     for text in ("a = 1", "a = 2"):
         (root / "engine" / "step.py").write_text(text)
+        own_digest.cache_clear()
         versions.append(model_version(model))
+    own_digest.cache_clear()
     assert len(set(versions)) == 2
 
 

@@ -16,6 +16,8 @@ from tests.e2e.server import Server
 BASE = "stdlib-chat"
 NUM_STREAMS = 8
 NUM_TOKENS = 300
+LONG = "The documentation of the standard library. " * 98
+"""Longer than what gateways tokenize themselves."""
 
 
 @dataclass

@@ -28,6 +28,7 @@ from deployments.routing.estimate import REPORT_PERIOD_S
 from tests.e2e.server import ROOT, Server, config_on_a_free_port, running, until
 from tests.e2e.streams import (
     BASE,
+    LONG,
     NUM_STREAMS,
     Streamed,
     follow,
@@ -42,8 +43,6 @@ from tests.e2e.streams import (
 pytestmark = pytest.mark.e2e
 
 WAIT_S = 90.0
-LONG = "The documentation of the standard library. " * 98
-"""Longer than what gateways tokenize themselves."""
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,14 @@ import sys
 import pytest
 
 from tests.e2e.server import Server, until
+from tests.e2e.streams import BASE, LONG
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 def test_workers_are_forks_that_do_not_need_what_forked_them(server: Server) -> None:
-    # Too long for gateways to tokenize.
-    content = "What does os.getcwd do? " + "The documentation of the standard library. " * 98
-    question = {"model": "stdlib-chat", "messages": [{"role": "user", "content": content}]}
+    question = {"model": BASE, "messages": [{"role": "user", "content": f"What does os.getcwd do? {LONG}"}]}
     with server.http() as http:
         [template] = server.processes("app.cli.worker_template")
         titles = ("ray::ServeReplica", "ray::ServeController", "ray::HAProxyManager", "ray::ProxyActor")
