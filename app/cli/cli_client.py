@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -158,6 +158,8 @@ def unload_adapter(
         freed = answered(client.post("/v1/unload_lora_adapter", json={"lora_name": name, "version": version}))
         what = name if version is None else f"Version {version} of {name}"
         told = f"{what} was unloaded; {sum(freed['freed_bytes']):,} bytes were freed."
+        if left := freed.get("remaining"):
+            told += f" {name}: {_told_shares({v['version']: v['percent'] for v in left['versions']})}"
     console.print(Text(told), soft_wrap=True)
 
 
@@ -172,8 +174,11 @@ def route_adapter(
     shares = _shares(split)
     with connected(url, key) as client:
         routed = answered(client.post(f"/v1/adapters/{quote(name, safe='')}/route", json={"split": shares}))["id"]
-    told = ", ".join(f"version {number} {percent} %" for number, percent in shares.items())
-    console.print(Text(f"{routed}: {told}"), soft_wrap=True)
+    console.print(Text(f"{routed}: {_told_shares(shares)}"), soft_wrap=True)
+
+
+def _told_shares(shares: Mapping[Any, int]) -> str:
+    return ", ".join(f"version {number} {percent} %" for number, percent in shares.items())
 
 
 def _shares(split: list[str]) -> dict[str, int]:

@@ -119,12 +119,13 @@ class AdapterList(WireResponse):
 
 
 class UnloadedAdapter(WireResponse):
-    """Memory freed by unloading."""
+    """Memory freed by unloading, and who has the traffic now."""
 
     id: str
     object: Literal["adapter.unloaded"] = "adapter.unloaded"
     version: int | None = None
     freed_bytes: list[int] = Field(description="Bytes freed, per replica that responded; empty if nothing was freed.")
+    remaining: IfAny[AdapterInfo] = Field(default=None, description="The name with the versions that it still has.")
 
 
 router = APIRouter(route_class=JsonRoute, tags=["adapters"], dependencies=[Depends(only_admin)])
@@ -151,8 +152,12 @@ async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Respon
 @router.post("/v1/unload_lora_adapter", response_model=UnloadedAdapter, responses=ERRORS)
 async def unload_adapter(body: UnloadAdapterRequest, context: OpenContext) -> Response:
     """Unload an adapter, wait for the requests that use it, and free it on every replica."""
-    freed = await context.server.adapters.unload(body.lora_name, body.version)
-    return JsonResponse(UnloadedAdapter(id=body.lora_name, version=body.version, freed_bytes=freed))
+    adapters = context.server.adapters
+    freed = await adapters.unload(body.lora_name, body.version)
+    left = adapters.entry(body.lora_name)
+    remaining = None if left is None else _info(AdapterStatus(entry=left, places_by_replica={}))
+    unloaded = UnloadedAdapter(id=body.lora_name, version=body.version, freed_bytes=freed, remaining=remaining)
+    return JsonResponse(unloaded)
 
 
 @router.get("/v1/adapters", response_model=AdapterList, responses=ERRORS)

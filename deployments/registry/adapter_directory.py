@@ -104,6 +104,10 @@ class AdapterDirectory:
         """Return the entries of all adapters that can be requested: those of served models with names of their own."""
         return [entry for entry in self._loaded() if entry.name not in self._taken]
 
+    def entry(self, name: str) -> AdapterEntry | None:
+        """Return a name's entry, whether it can be requested or not."""
+        return self._catalogue.entries.get(name)
+
     @property
     def revision(self) -> tuple[str, int]:
         """What changes whenever `entries` does."""
@@ -145,21 +149,21 @@ class AdapterDirectory:
             trial: queries the content under the name it is given. Its exceptions propagate; the version is then
                 unloaded if it is new and has no traffic.
         """
-        before = self._catalogue.entries.get(wanted.name)
+        before = self.entry(wanted.name)
         entry = await self.load(replace(wanted, percent=0))
         number = entry.versions[-1].number
         try:
             await trial(f"{entry.name}@{number}")
         except BaseException:
             is_new = before is None or before.version(number) is None
-            now = self._catalogue.entries.get(entry.name)
+            now = self.entry(entry.name)
             if is_new and (now is None or number not in dict(now.split)):
                 await self.unload(entry.name, number)
             raise
         if not wanted.percent:
             return entry
         # The split may have changed meanwhile.
-        now = self._catalogue.entries.get(entry.name, entry)
+        now = self.entry(entry.name) or entry
         return await self.route(entry.name, now.split_with(number, wanted.percent))
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:

@@ -54,6 +54,7 @@ class ScriptedAdapters:
         self.routed: list[tuple[str, dict[int, int]]] = []
         self.misfits: dict[int, str] = {}
         self.shadowed_by: str | None = None
+        self.left: AdapterEntry | None = None
         self.error: Exception | None = None
 
     async def load(self, wanted: Registration) -> AdapterEntry:
@@ -68,6 +69,9 @@ class ScriptedAdapters:
 
     async def unload(self, name: str, number: int | None = None) -> list[int]:
         return [5]
+
+    def entry(self, name: str) -> AdapterEntry | None:
+        return self.left
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
         self.routed.append((name, dict(split)))

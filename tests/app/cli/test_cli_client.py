@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from app.access.tenants import key_digest
 from app.cli import cli_client
 from app.cli import main as cli
 from app.http.api import create_app
-from tests.app.scripted_gateway import ScriptedGateway
+from tests.app.scripted_gateway import ENTRY, ScriptedGateway
 from tests.app.serving import serving
 
 
@@ -69,6 +70,15 @@ def test_adapters_come_and_go(url: str, capsys: pytest.CaptureFixture[str], monk
     assert "Version 1 of sql was unloaded; 5 bytes were freed" in told
     assert run(url, "adapters", "unload", "sql") == 0
     assert capsys.readouterr().out.startswith("sql was unloaded")
+
+
+def test_who_has_the_traffic_of_an_unloaded_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    gateway = ScriptedGateway()
+    second, third = (replace(ENTRY.versions[0], number=number) for number in (2, 3))
+    gateway.adapters.left = replace(ENTRY, versions=(second, third), split=((3, 100),))
+    with serving(create_app(gateway, admin_key_sha256=key_digest("boss"))) as url:
+        assert run(url, "adapters", "unload", "sql", "--version", "1", "--key", "boss") == 0
+    assert "were freed. sql: version 2 0 %, version 3 100 %" in capsys.readouterr().out
 
 
 def test_a_canary_is_asked_from_the_command_line_too(

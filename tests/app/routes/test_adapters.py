@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from deployments.answer_events import EndReason
 from deployments.generation import ChatMessage, ChatPrompt
 from deployments.registry.adapter_changes import AdapterStatus, Registration
 from engine.errors import EngineError, OverloadError, RequestError
-from tests.app.scripted_gateway import ScriptedGateway
+from tests.app.scripted_gateway import ENTRY, ScriptedGateway
 
 KEY = {"authorization": "Bearer secret"}
 
@@ -46,6 +47,10 @@ async def test_an_adapter_is_loaded_listed_routed_and_unloaded(
     unloaded = (await admin.post("/v1/unload_lora_adapter", json={"lora_name": "sql", "version": 1})).json()
     UnloadedAdapter.model_validate(unloaded)
     assert unloaded == {"id": "sql", "object": "adapter.unloaded", "version": 1, "freed_bytes": [5]}
+    gateway.adapters.left = replace(ENTRY, versions=(replace(ENTRY.versions[0], number=2),), split=((2, 100),))
+    unloaded = (await admin.post("/v1/unload_lora_adapter", json={"lora_name": "sql", "version": 1})).json()
+    UnloadedAdapter.model_validate(unloaded)
+    assert [(left["version"], left["percent"]) for left in unloaded["remaining"]["versions"]] == [(2, 100)]
 
 
 async def test_the_list_is_made_off_the_event_loop(admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

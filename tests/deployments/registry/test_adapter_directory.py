@@ -174,6 +174,7 @@ async def test_unloading_says_how_much_was_freed() -> None:
     assert await directory.unload("sql") == [100, 50]
     assert registry.unloaded == ["d0"]
     assert digest(directory, "sql") is None
+    assert directory.entry("sql") is None
 
 
 @pytest.mark.parametrize(
