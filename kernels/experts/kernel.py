@@ -40,7 +40,7 @@ def expert_product_kernel(
 ):
     """A program computes BLOCK_N columns of `out` [pairs, width] for one tile of pairs, all of the same expert.
 
-    `slots`, `tiles` and `num_tiles` are made by `choose_experts_kernel`. Pair p reads row p // sharers of `x` [any,
+    `slots`, `tiles` and `num_tiles` are made by `route_kernel`. Pair p reads row p // sharers of `x` [any,
     depth]. `weight` is [experts * width, depth]. With an ACTIVATION it is [experts * 2 * width, depth], and the result
     is a(gate) * up, as `kernels.gated_activation` defines it. Weights are int4 in groups of GROUP inputs if GROUP is
     not 0; MXFP4 if IS_MXFP4; FP8 with maximum LIMIT and per-row `units` if LIMIT is above 0; else of the type of `x`.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import triton
 
-from kernels.experts.routing_kernel import choose_experts_kernel, sort_by_expert_kernel
+from kernels.experts.routing_kernel import route_kernel
 from kernels.overlap import overlap
 
 ROWS_AT_ONCE = 4
@@ -50,26 +49,9 @@ def choose_experts(
         decodes: the leading single-token rows, as in `kernels.paged_attention.launch`. Rows of no tokens, which are
             padding, are left out of the tiles.
     """
-    rows, experts = logits.shape
-    names = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
+    names = torch.empty(len(logits), chosen, dtype=torch.int32, device=logits.device)
     found = Routing(names, torch.empty_like(names, dtype=torch.float32))
-    if tile is not None:
-        found = _with_room(found, experts, tile)
-    choose_experts_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
-        logits,
-        counts if decodes is None else decodes,
-        found.experts,
-        found.weights,
-        counts,
-        *(counts if part is None else part for part in (found.slots, found.tiles, found.num_tiles)),
-        0 if decodes is None else len(decodes),
-        rows,
-        tile or 0,
-        IS_NORMED=is_normed,
-        HAS_TILES=tile is not None,
-        **_options(experts, chosen),
-    )
-    return found
+    return _route(found, logits, counts, tile, decodes, is_normed=is_normed)
 
 
 def sort_by_expert(
@@ -85,23 +67,7 @@ def sort_by_expert(
     `counts`, `tile` and `decodes` are those of `choose_experts`.
     """
     found = Routing(experts, weights)
-    if tile is None:
-        return found
-    (rows, chosen), num_experts = experts.shape, len(counts) - 1
-    found = _with_room(found, num_experts, tile)
-    sort_by_expert_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
-        experts,
-        counts if decodes is None else decodes,
-        counts,
-        found.slots,
-        found.tiles,
-        found.num_tiles,
-        0 if decodes is None else len(decodes),
-        rows,
-        tile,
-        **_options(num_experts, chosen),
-    )
-    return found
+    return found if tile is None else _route(found, None, counts, tile, decodes)
 
 
 def max_tiles(pairs: int, experts: int, tile: int) -> int:
@@ -109,13 +75,37 @@ def max_tiles(pairs: int, experts: int, tile: int) -> int:
     return (pairs + min(pairs, experts) * (tile - 1)) // tile
 
 
-def _options(experts: int, chosen: int) -> dict[str, Any]:
-    blocks = {"BLOCK_E": triton.next_power_of_2(experts), "BLOCK_C": triton.next_power_of_2(chosen)}
-    return {"EXPERTS": experts, "CHOSEN": chosen, "BLOCK_R": ROWS_AT_ONCE, **blocks, "num_warps": 4, **overlap()}
-
-
-def _with_room(routing: Routing, experts: int, tile: int) -> Routing:
-    """Return the routing with room for the slots of each of `experts`, and for tiles."""
-    (rows, chosen), whole = routing.experts.shape, partial(routing.experts.new_empty, dtype=torch.int32)
-    tiles = whole((max_tiles(rows * chosen, experts, tile), 3))
-    return replace(routing, slots=whole((experts, rows)), tiles=tiles, num_tiles=whole(1))
+def _route(
+    found: Routing,
+    logits: torch.Tensor | None,
+    counts: torch.Tensor,
+    tile: int | None,
+    decodes: torch.Tensor | None,
+    *,
+    is_normed: bool = False,
+) -> Routing:
+    """Return a routing, filled; without logits, its experts and weights are there already."""
+    (rows, chosen), experts = found.experts.shape, len(counts) - 1
+    if tile is not None:
+        whole = partial(torch.empty, dtype=torch.int32, device=counts.device)
+        tiles = whole((max_tiles(rows * chosen, experts, tile), 3))
+        found = replace(found, slots=whole((experts, rows)), tiles=tiles, num_tiles=whole(1))
+    parts = (logits, decodes, found.experts, found.weights, counts, found.slots, found.tiles, found.num_tiles)
+    route_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+        # What the kernel does not touch can be any tensor.
+        *(counts if part is None else part for part in parts),
+        0 if decodes is None else len(decodes),
+        rows,
+        tile or 0,
+        EXPERTS=experts,
+        CHOSEN=chosen,
+        IS_CHOSEN=logits is None,
+        IS_NORMED=is_normed,
+        HAS_TILES=tile is not None,
+        BLOCK_R=ROWS_AT_ONCE,
+        BLOCK_E=triton.next_power_of_2(experts),
+        BLOCK_C=triton.next_power_of_2(chosen),
+        num_warps=4,
+        **overlap(),
+    )
+    return found

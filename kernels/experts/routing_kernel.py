@@ -40,8 +40,31 @@ def _told_by(keys, dtype: tl.constexpr):
     return value.to(tl.float32), expert
 
 
+@triton.jit
+def _choose(logits, row, place, expert, rows, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, IS_NORMED: tl.constexpr):
+    """Return the most likely experts of `row` [BLOCK_R, 1], by `place` [1, BLOCK_C], and their weights."""
+    is_logit = (row < rows) & (expert < EXPERTS)
+    value = tl.load(logits + row * EXPERTS + expert, mask=is_logit, other=0.0)
+    keys = _keys_of(value, expert)
+    LEAST: tl.constexpr = -(1 << (keys.dtype.primitive_bitwidth - 1))
+    keys = tl.where(expert < EXPERTS, keys, LEAST)
+    best = tl.zeros([row.shape[0], place.shape[1]], keys.dtype)
+    for at in range(CHOSEN):
+        highest = tl.max(keys, axis=1)[:, None]
+        best = tl.where(place == at, highest, best)
+        keys = tl.where(keys == highest, LEAST, keys)
+    value = tl.where(expert < EXPERTS, value.to(tl.float32), float("-inf"))
+    peak = tl.max(value, axis=1)[:, None]
+    total = tl.sum(tl.exp(value - peak), axis=1)[:, None]
+    likely, chosen = _told_by(best, logits.dtype.element_ty)
+    share = tl.where(place < CHOSEN, tl.exp(likely - peak) / total, 0.0)
+    if IS_NORMED:
+        share /= tl.sum(share, axis=1)[:, None]
+    return chosen, share
+
+
 @triton.jit(do_not_specialize=["num_decodes", "rows", "height"])
-def choose_experts_kernel(
+def route_kernel(
     logits,
     decodes,
     experts,
@@ -55,6 +78,7 @@ def choose_experts_kernel(
     height,
     EXPERTS: tl.constexpr,
     CHOSEN: tl.constexpr,
+    IS_CHOSEN: tl.constexpr,
     IS_NORMED: tl.constexpr,
     HAS_TILES: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -62,8 +86,9 @@ def choose_experts_kernel(
     BLOCK_C: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Each program chooses for BLOCK_R rows of `logits` [rows, EXPERTS]; if HAS_TILES, the last one cuts tiles.
+    """Each program chooses for BLOCK_R rows, or reads the choice if IS_CHOSEN; if HAS_TILES, the last one cuts tiles.
 
+        logits            [rows, EXPERTS]   unused if IS_CHOSEN
         experts, weights  [rows, CHOSEN]    int32, most likely first; float32
         slots             [EXPERTS, rows]   int32: the pairs routed to each expert; pair = row * CHOSEN + place
         tiles             [any, 3]          int32: expert, first of at most `height` slots, end of the expert's slots
@@ -75,117 +100,25 @@ def choose_experts_kernel(
     """
     take_turn(OVERLAPS)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
-    expert = tl.arange(0, BLOCK_E)[None, :]
-    is_logit = (row < rows) & (expert < EXPERTS)
-    value = tl.load(logits + row * EXPERTS + expert, mask=is_logit, other=0.0)
-    keys = _keys_of(value, expert)
-    LEAST: tl.constexpr = -(1 << (keys.dtype.primitive_bitwidth - 1))
-    keys = tl.where(expert < EXPERTS, keys, LEAST)
     place = tl.arange(0, BLOCK_C)[None, :]
-    best = tl.zeros([BLOCK_R, BLOCK_C], keys.dtype)
-    for at in range(CHOSEN):
-        highest = tl.max(keys, axis=1)[:, None]
-        best = tl.where(place == at, highest, best)
-        keys = tl.where(keys == highest, LEAST, keys)
-    value = tl.where(expert < EXPERTS, value.to(tl.float32), float("-inf"))
-    peak = tl.max(value, axis=1)[:, None]
-    total = tl.sum(tl.exp(value - peak), axis=1)[:, None]
-    likely, chosen = _told_by(best, logits.dtype.element_ty)
-    share = tl.where(place < CHOSEN, tl.exp(likely - peak) / total, 0.0)
-    if IS_NORMED:
-        share /= tl.sum(share, axis=1)[:, None]
     pair = row * CHOSEN + place
     is_pair = (row < rows) & (place < CHOSEN)
-    tl.store(experts + pair, chosen, mask=is_pair)
-    tl.store(weights + pair, share, mask=is_pair)
+    if IS_CHOSEN:
+        chosen = tl.load(experts + pair, mask=is_pair, other=0)
+    else:
+        expert = tl.arange(0, BLOCK_E)[None, :]
+        chosen, share = _choose(logits, row, place, expert, rows, EXPERTS, CHOSEN, IS_NORMED)
+        tl.store(experts + pair, chosen, mask=is_pair)
+        tl.store(weights + pair, share, mask=is_pair)
     if HAS_TILES:
-        _file(
-            chosen,
-            pair,
-            row,
-            is_pair,
-            decodes,
-            counts,
-            slots,
-            tiles,
-            num_tiles,
-            num_decodes,
-            rows,
-            height,
-            EXPERTS,
-            BLOCK_E,
-        )
-
-
-@triton.jit(do_not_specialize=["num_decodes", "rows", "height"])
-def sort_by_expert_kernel(
-    experts,
-    decodes,
-    counts,
-    slots,
-    tiles,
-    num_tiles,
-    num_decodes,
-    rows,
-    height,
-    EXPERTS: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
-    """Do what `choose_experts_kernel` does with HAS_TILES, for `experts` [rows, CHOSEN] int32 that are chosen."""
-    take_turn(OVERLAPS)
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
-    place = tl.arange(0, BLOCK_C)[None, :]
-    pair = row * CHOSEN + place
-    is_pair = (row < rows) & (place < CHOSEN)
-    chosen = tl.load(experts + pair, mask=is_pair, other=0)
-    _file(
-        chosen,
-        pair,
-        row,
-        is_pair,
-        decodes,
-        counts,
-        slots,
-        tiles,
-        num_tiles,
-        num_decodes,
-        rows,
-        height,
-        EXPERTS,
-        BLOCK_E,
-    )
-
-
-@triton.jit
-def _file(
-    chosen,
-    pair,
-    row,
-    is_pair,
-    decodes,
-    counts,
-    slots,
-    tiles,
-    num_tiles,
-    num_decodes,
-    rows,
-    height,
-    EXPERTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    """Put pairs of rows and `chosen` experts into the experts' slots; the last program cuts these into tiles."""
-    is_decode = row < num_decodes
-    is_pair = is_pair & ((tl.load(decodes + row * 4 + 2, mask=is_decode, other=0) > 0) | (row >= num_decodes))
-    slot = chosen * rows + tl.atomic_add(counts + chosen, 1, mask=is_pair, sem="relaxed")
-    tl.store(slots + slot, pair, mask=is_pair)
-    # The barrier makes all threads count before the program is counted; acq_rel orders that after the counts.
-    tl.debug_barrier()
-    if tl.atomic_add(counts + EXPERTS, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        _cut(counts, tiles, num_tiles, rows, height, EXPERTS, BLOCK_E)
+        is_decode = row < num_decodes
+        is_pair = is_pair & ((tl.load(decodes + row * 4 + 2, mask=is_decode, other=0) > 0) | (row >= num_decodes))
+        slot = chosen * rows + tl.atomic_add(counts + chosen, 1, mask=is_pair, sem="relaxed")
+        tl.store(slots + slot, pair, mask=is_pair)
+        # The barrier makes all threads count before the program is counted; acq_rel orders that after the counts.
+        tl.debug_barrier()
+        if tl.atomic_add(counts + EXPERTS, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+            _cut(counts, tiles, num_tiles, rows, height, EXPERTS, BLOCK_E)
 
 
 @triton.jit
