@@ -18,7 +18,7 @@ from app.translation.streaming import collect
 from deployments.answer_events import EndReason
 from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest
 from deployments.registry.adapter_changes import AdapterStatus, Place, Registration
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError, FailedAloneError, RequestError
 from engine.request import SamplingParams
 
 CANARY_TIMEOUT_S = 120.0
@@ -232,6 +232,8 @@ async def _ask(gateway: GatewayPort, model: str, canary: Canary) -> None:
         (answer,) = await collect([gateway.generate(request)])
     except RequestError as error:
         raise _failed(error.message) from error
+    except FailedAloneError as error:
+        raise _failed(str(error)) from error
     except (EngineError, TimeoutError) as error:
         raise _failed("It was not answered.") from error
     if answer.finished.reason is EndReason.CONTENT_FILTER:

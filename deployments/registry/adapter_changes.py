@@ -20,6 +20,7 @@ class Registration:
         base: None if there is only one base model.
         replaces: if the name already serves a content, add a new version; otherwise such a name is refused.
         percent: share of the name's traffic to route to it, 0 to 100; with 0 it is reachable only by its version.
+        is_tried: it gets no traffic until `admit` ends its trial; `withdraw` removes it.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Registration:
     base: str | None = None
     replaces: bool = False
     percent: int = 100
+    is_tried: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

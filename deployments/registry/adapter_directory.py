@@ -147,24 +147,17 @@ class AdapterDirectory:
 
         Args:
             trial: queries the content under the name it is given. Its exceptions propagate; the version is then
-                unloaded if it is new and has no traffic.
+                unloaded if it is new, has no traffic, and nobody else has loaded the same content meanwhile.
         """
-        before = self.entry(wanted.name)
-        entry = await self.load(replace(wanted, percent=0))
-        number = entry.versions[-1].number
+        wanted = replace(wanted, is_tried=True)
+        number = (await self.load(wanted)).versions[-1].number
         try:
-            await trial(f"{entry.name}@{number}")
+            await trial(f"{wanted.name}@{number}")
+            entry: AdapterEntry = await self._changed("admit", wanted, number)
         except BaseException:
-            is_new = before is None or before.version(number) is None
-            now = self.entry(entry.name)
-            if is_new and (now is None or number not in dict(now.split)):
-                await self.unload(entry.name, number)
+            await self._changed("withdraw", wanted.name, number)
             raise
-        if not wanted.percent:
-            return entry
-        # The split may have changed meanwhile.
-        now = self.entry(entry.name) or entry
-        return await self.route(entry.name, now.split_with(number, wanted.percent))
+        return entry
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
         """Split a name's traffic among its versions by percentages. Errors as in `load`."""

@@ -33,6 +33,7 @@ from deployments.errors import UnavailableError, unavailable_on, unknown_model
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.drop_ins import DropIns
 from deployments.registry.take_over import take_over
+from deployments.registry.trials import Trials
 from engine.errors import OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class RegistryServer:
         self._sources = sources
         self._num_registering = 0
         self._registered: set[tuple[str, AdapterDigest]] = set()
+        self._trials = Trials()
         # Separate pools: a slow source delays only other sources, and a slow folder only other folders.
         self._fetchers = ThreadPoolExecutor(max_workers=NUM_FETCHERS, thread_name_prefix="adapter-fetch")
         self._copiers = ThreadPoolExecutor(max_workers=NUM_COPIERS, thread_name_prefix="adapter-copy")
@@ -167,9 +169,17 @@ class RegistryServer:
                 before = self.catalogue
                 if not os.path.isdir(incoming):
                     self._repaired += [Repaired(base, ref.digest) for base in _users(before, ref)]
+                percent = 0 if wanted.is_tried else wanted.percent
                 try:
-                    await asyncio.to_thread(self._store.add, ref, base.name, percent=wanted.percent, served=self._bases)
+                    number = await asyncio.to_thread(
+                        self._store.add, ref, base.name, percent=percent, served=self._bases
+                    )
                     self._registered.add((base.name, ref.digest))
+                    if wanted.is_tried:
+                        known = before.entries.get(wanted.name)
+                        self._trials.begin(wanted.name, number, is_new=known is None or known.version(number) is None)
+                    else:
+                        self._trials.keep(wanted.name, number)
                 finally:
                     # Those of a model that is gone may have left their name to one that could not be added.
                     self._displace(ref.name, base.name, before)
@@ -177,6 +187,38 @@ class RegistryServer:
                 return self.catalogue
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
+
+    async def admit(self, wanted: Registration, number: int) -> Catalogue:
+        """Route the wanted share of a name's traffic to a version that has passed its trial.
+
+        Raises:
+            RequestError: the version was unloaded meanwhile, or the name loaded by somebody else.
+        """
+        async with self._lock:
+            with _refusing("lora_name"):
+                self._check_name(wanted)
+                before = self.catalogue
+                entry = before.entries.get(wanted.name)
+                if entry is None or entry.version(number) is None:
+                    raise AdapterError(wanted.name, f"its version {number} was unloaded while it was tried")
+                if wanted.percent:
+                    split = entry.split_with(number, wanted.percent)
+                    await asyncio.to_thread(self._store.route, wanted.name, split)
+            self._trials.keep(wanted.name, number)
+            self._displace(wanted.name, entry.base, before)
+        return self.catalogue
+
+    async def withdraw(self, name: str, number: int) -> list[Displaced]:
+        """Remove a version that has failed its trial, unless it was there before or somebody else needs it."""
+        async with self._lock:
+            is_unwanted = self._trials.fail(name, number)
+            before = self.catalogue
+            entry = before.entries.get(name)
+            if not is_unwanted or entry is None or entry.version(number) is None:
+                return []
+            with _refusing("lora_name"):
+                await asyncio.to_thread(self._store.remove, name, number)
+            return [Displaced(entry.base, ref) for ref in self.catalogue.gone(name, before)]
 
     def _displace(self, name: str, base: str, before: Catalogue) -> None:
         """Have the contents freed that have made room for another one of their name."""
@@ -199,6 +241,8 @@ class RegistryServer:
                 await asyncio.to_thread(self._check_not_lost, entry, split)
                 before = self.catalogue
                 await asyncio.to_thread(self._store.route, name, dict(split))
+            for number in split:
+                self._trials.keep(name, number)
             self._displace(name, entry.base, before)
         return self.catalogue
 

@@ -116,6 +116,14 @@ class Registry:
         """Split a name's traffic among its versions; return its entry."""
         return await asyncio.shield(detached(self._and_tell(self._server.route(name, split), name)))
 
+    async def admit(self, wanted: Registration, number: int) -> AdapterEntry:
+        """Route traffic to a version that has passed its trial; return the name's entry."""
+        return await asyncio.shield(detached(self._and_tell(self._server.admit(wanted, number), wanted.name)))
+
+    async def withdraw(self, name: str, number: int) -> None:
+        """Unload a version that has failed its trial, unless somebody needs it."""
+        await asyncio.shield(detached(self._withdraw(name, number)))
+
     async def unload(self, name: str, number: int | None = None) -> list[int]:
         """Remove a name or one of its versions, wait for the requests that use it, and free it everywhere.
 
@@ -152,6 +160,9 @@ class Registry:
 
     async def _unload(self, name: str, number: int | None) -> list[int]:
         return await self._free(await self._server.unregister(name, number))
+
+    async def _withdraw(self, name: str, number: int) -> None:
+        await self._free(await self._server.withdraw(name, number))
 
     async def _free(self, displaced: Sequence[Displaced]) -> list[int]:
         """Wait for requests that use the contents, then delete them everywhere; return the bytes freed on replicas."""

@@ -14,7 +14,7 @@ from app.routes.adapters import AdapterInfo, AdapterList, UnloadedAdapter, _info
 from deployments.answer_events import EndReason
 from deployments.generation import ChatMessage, ChatPrompt
 from deployments.registry.adapter_changes import AdapterStatus, Registration
-from engine.errors import EngineError, OverloadError, RequestError
+from engine.errors import EngineError, FailedAloneError, OverloadError, RequestError
 from tests.app.scripted_gateway import ENTRY, ScriptedGateway
 
 KEY = {"authorization": "Bearer secret"}
@@ -159,6 +159,7 @@ async def test_a_canary_is_asked_before_the_adapter_is_served(
         ({"pieces": ["Nobody"]}, 400, "it is 'Nobody'"),
         ({"error_before": RequestError("No.", field="messages")}, 400, "No."),
         ({"error_after": EngineError("NaN")}, 400, "It was not answered."),
+        ({"error_after": FailedAloneError("It takes 7 bytes.")}, 400, "It takes 7 bytes."),
         ({"error_before": TimeoutError()}, 400, "It was not answered."),
         ({"end": EndReason.CONTENT_FILTER}, 400, "safety classifier"),
         ({"error_before": OverloadError("Full.", retry_after_s=1.0)}, 503, "Full."),

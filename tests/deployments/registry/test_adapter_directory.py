@@ -55,7 +55,8 @@ class RegistryHandle:
         self.confirmed: list[tuple[str, int]] = []
         self.in_use: frozenset[AdapterDigest] = frozenset()
         self.dies: Exception | None = None
-        for name in ("catalogue", "register", "unload", "route"):
+        self.trials: list[tuple[object, ...]] = []
+        for name in ("catalogue", "register", "admit", "withdraw", "unload", "route"):
             setattr(self, name, Call(getattr(self, f"_{name}")))
 
     def _alive(self) -> None:
@@ -78,8 +79,19 @@ class RegistryHandle:
             # As it comes over a Serve handle.
             raise RayTaskError("register", "", OverloadError("busy", retry_after_s=3.0)).as_instanceof_cause()
         ref = AdapterRef(name=wanted.name, path="/new", digest=AdapterDigest(wanted.place))
-        self.store.add(ref, "m", percent=wanted.percent)
+        self.store.add(ref, "m", percent=0 if wanted.is_tried else wanted.percent)
         return self.store.catalogue().entries[wanted.name]
+
+    def _admit(self, wanted: Registration, number: int) -> AdapterEntry:
+        self.trials.append(("admit", wanted, number))
+        if wanted.place == "late":
+            raise RequestError("late", field="lora_name")
+        self.store.route(wanted.name, {number: 100})
+        return self.store.catalogue().entries[wanted.name]
+
+    def _withdraw(self, name: str, number: int) -> None:
+        self.trials.append(("withdraw", name, number))
+        self.store.remove(name, number)
 
     def _route(self, name: str, split: dict[int, int]) -> AdapterEntry:
         self.store.route(name, split)
@@ -263,7 +275,7 @@ async def test_a_content_on_trial_is_asked_by_its_version_and_forgotten_where_it
     with pytest.raises(RequestError, match="No"):
         await directory.load_if(wanted, fail)
     assert (digest(directory, name), digest(directory, f"{name}@{number}")) == (before, None)
-    assert registry.unloaded == ["d1"]
+    assert registry.trials == [("withdraw", name, number)]
 
     async def succeed(model: str) -> None:
         assert digest(directory, model) == "d1"
@@ -271,48 +283,21 @@ async def test_a_content_on_trial_is_asked_by_its_version_and_forgotten_where_it
     entry = await directory.load_if(wanted, succeed)
     assert entry.split == ((number + 1, 100),)
     assert digest(directory, name) == "d1"
-    # A version that was there before its trial stays.
-    with pytest.raises(RequestError):
-        await directory.load_if(wanted, refuse)
-    assert digest(directory, name) == "d1"
+    assert registry.trials[1:] == [("admit", replace(wanted, is_tried=True), number + 1)]
 
 
-async def test_a_content_that_passes_its_trial_gets_as_much_of_the_traffic_as_was_wanted() -> None:
-    directory = a_directory(RegistryHandle())
-    await directory.start()
-    wanted = Registration(name="sql", place="d1", replaces=True, percent=0)
-    assert (await directory.load_if(wanted, pass_all)).split == ((1, 100),)
-
-    async def see_another_loaded(model: str) -> None:
-        await directory.load(Registration(name="sql", place="d2", replaces=True, percent=50))
-
-    wanted = Registration(name="sql", place="d3", replaces=True, percent=10)
-    # Number 3, because its trial follows.
-    assert (await directory.load_if(wanted, see_another_loaded)).split == ((1, 45), (3, 10), (4, 45))
-
-
-async def test_a_trial_that_fails_takes_nothing_from_who_has_loaded_the_same_content_meanwhile() -> None:
+async def test_a_content_that_is_not_admitted_after_its_trial_is_forgotten_too() -> None:
     registry = RegistryHandle()
     directory = a_directory(registry)
     await directory.start()
-    wanted = Registration(name="sql", place="d1", replaces=True)
 
-    async def fail_late(model: str) -> None:
-        await directory.load(wanted)
-        raise RequestError("No.", field="canary")
+    async def succeed(model: str) -> None:
+        pass
 
-    with pytest.raises(RequestError, match="No"):
-        await directory.load_if(wanted, fail_late)
-    assert digest(directory, "sql") == "d1"
-    assert registry.unloaded == []
-
-
-async def pass_all(model: str) -> None:
-    pass
-
-
-async def refuse(model: str) -> None:
-    raise RequestError("No.", field="canary")
+    with pytest.raises(RequestError, match="late"):
+        await directory.load_if(Registration(name="sql", place="late", replaces=True), succeed)
+    assert [kind for kind, *_ in registry.trials] == ["admit", "withdraw"]
+    assert digest(directory, "sql@2") is None
 
 
 async def test_the_status_says_where_contents_lie() -> None:

@@ -189,6 +189,90 @@ async def test_a_content_on_trial_has_no_traffic(place: Place) -> None:
     assert (await registry.register(wanted("b"))).entries["b"].split == ((2, 100),)
 
 
+def tried(name: str, folder: str, *, percent: int = 100, replaces: bool = True) -> Registration:
+    return replace(wanted(name, folder, replaces=replaces), percent=percent, is_tried=True)
+
+
+async def test_a_content_that_passes_its_trial_gets_its_share_of_what_the_others_have_then(place: Place) -> None:
+    """The share was taken of what the others had before it, so what was routed meanwhile was undone."""
+    registry = place.open()
+    for seed, folder in enumerate("abc", start=1):
+        place.put(folder, seed=seed)
+    await registry.register(wanted("x", "a"))
+    await registry.register(wanted("x", "b", replaces=True))
+    trial = tried("x", "c", percent=10)
+    assert (await registry.register(trial)).entries["x"].split == ((2, 100),)
+    await registry.route("x", {1: 100})
+    assert (await registry.admit(trial, 3)).entries["x"].split == ((1, 90), (3, 10))
+    assert await registry.withdraw("x", 3) == []
+
+
+async def test_trials_side_by_side_lose_nothing_of_one_another(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    await registry.register(wanted("x", "a"))
+    for seed in range(2, 6):
+        place.put(f"b{seed}", seed=seed)
+        await registry.register(tried("x", f"b{seed}", percent=10))
+    for number in range(2, 6):
+        await registry.admit(tried("x", f"b{number}", percent=10), number)
+    split = dict(registry.catalogue.entries["x"].split)
+    assert (sum(split.values()), split[5], min(split.values()) > 0) == (100, 10, True)
+
+
+async def test_a_name_is_loaded_once_though_its_first_contents_are_tried_at_a_time(place: Place) -> None:
+    """Neither said that it replaced the other, and the second one did."""
+    registry = place.open()
+    place.put("a", seed=1)
+    place.put("b", seed=2)
+    first, second = (tried("x", folder, replaces=False) for folder in "ab")
+    await registry.register(first)
+    await registry.register(second)
+    await registry.admit(second, 2)
+    with pytest.raises(RequestError, match="loaded already"):
+        await registry.admit(first, 1)
+    ((_, gone),) = await registry.withdraw("x", 1)
+    entry = registry.catalogue.entries["x"]
+    assert (entry.split, [version.number for version in entry.versions]) == (((2, 100),), [2])
+    assert gone.digest != entry.versions[0].ref.digest
+
+
+async def test_a_trial_that_fails_takes_nothing_from_who_has_loaded_the_same_content(place: Place) -> None:
+    """Before it, meanwhile, with traffic or without; other trials of it may still pass."""
+    registry = place.open()
+    place.put("a", seed=1)
+    trial, loaded = tried("x", "a"), replace(wanted("x", "a", replaces=True), percent=0)
+    await registry.register(trial)
+    await registry.register(trial)
+    assert await registry.withdraw("x", 1) == []
+    await registry.register(loaded)
+    assert await registry.withdraw("x", 1) == []
+    await registry.register(trial)
+    assert await registry.withdraw("x", 1) == []
+    await registry.unregister("x")
+    await registry.register(trial)
+    await registry.route("x", {2: 100})
+    assert await registry.withdraw("x", 2) == []
+    place.put("a", seed=2)
+    await registry.register(trial)
+    await registry.register(trial)
+    assert await registry.withdraw("x", 3) == []
+    assert len(await registry.withdraw("x", 3)) == 1
+    assert [version.number for version in registry.catalogue.entries["x"].versions] == [2]
+
+
+async def test_what_was_unloaded_during_its_trial_is_not_admitted(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    trial = tried("x", "a")
+    await registry.register(trial)
+    await registry.unregister("x", 1)
+    with pytest.raises(RequestError, match="its version 1 was unloaded while it was tried") as refused:
+        await registry.admit(trial, 1)
+    assert refused.value.field == "lora_name"
+    assert await registry.withdraw("x", 1) == []
+
+
 async def test_the_drop_in_folder_is_watched(place: Place) -> None:
     registry = place.open()
     place.put("a", seed=1)
