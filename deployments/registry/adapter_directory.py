@@ -139,8 +139,7 @@ class AdapterDirectory:
             UnavailableError: the registry or the URL's server cannot be reached.
             OverloadError: too many adapters are being loaded.
         """
-        entry: AdapterEntry = await self._changed("register", wanted)
-        return entry
+        return await self._change("register", wanted)
 
     async def load_if(self, wanted: Registration, trial: Callable[[str], Awaitable[None]]) -> AdapterEntry:
         """Load without traffic, run a trial, and only then route the wanted share of the traffic to the content.
@@ -153,23 +152,23 @@ class AdapterDirectory:
         number = (await self.load(wanted)).versions[-1].number
         try:
             await trial(f"{wanted.name}@{number}")
-            entry: AdapterEntry = await self._changed("admit", wanted, number)
+            return await self._change("admit", wanted, number)
         except BaseException:
-            await self._changed("withdraw", wanted.name, number)
+            await self._call("withdraw", wanted.name, number)
+            await self._catch_up()
             raise
-        return entry
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
         """Split a name's traffic among its versions by percentages. Errors as in `load`."""
-        entry: AdapterEntry = await self._changed("route", name, dict(split))
-        return entry
+        return await self._change("route", name, dict(split))
 
     async def unload(self, name: str, number: int | None = None) -> list[int]:
         """Remove a name or a version, wait for the requests that use it, and free it everywhere. Errors as in `load`.
 
         Returns the bytes freed on each replica. The removal completes even if the caller is cancelled.
         """
-        freed: list[int] = await self._changed("unload", name, number)
+        freed: list[int] = await self._call("unload", name, number)
+        await self._catch_up()
         return freed
 
     async def status(self) -> list[AdapterStatus]:
@@ -213,14 +212,23 @@ class AdapterDirectory:
         answers = [] if self._registry is None else await ask_all(self._registry, "misfits", timeout_s=TELL_TIMEOUT_S)
         return answers[0] if answers else {}
 
-    async def _changed(self, method: str, *args: object) -> Any:
+    async def _change(self, method: str, *args: object) -> AdapterEntry:
+        """Have the registry change a name; return the name's entry, which this gateway then has, too."""
+        entry: AdapterEntry = await self._call(method, *args)
+        if self.entry(entry.name) != entry:
+            await self._catch_up()
+        return entry
+
+    async def _call(self, method: str, *args: object) -> Any:
         if self._registry is None:
             raise RequestError("This server's adapters cannot be changed while it runs.", field="lora_name")
         absence = "The registry of adapters cannot be reached."
-        answer = await ask_actor(self._registry, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)
-        # Who made a change sees it, though the registry has not reached this gateway.
-        await self._try_to_ask(self._registry)
-        return answer
+        return await ask_actor(self._registry, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)
+
+    async def _catch_up(self) -> None:
+        """Ask for a change, because who made it is to see it though the registry has not reached this gateway."""
+        if self._registry is not None:
+            await self._try_to_ask(self._registry)
 
     async def _ask(self, registry: DeploymentHandle) -> None:
         """Adopt the registry's catalogue if it is new, and confirm that by asking once more."""
