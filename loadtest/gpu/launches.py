@@ -39,6 +39,8 @@ from loadtest.gpu.meta_tensors import empty, fp8_matrix, int4_matrix, whole
 from loadtest.gpu.state_launches import keep_states
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
+UNEVEN_VOCAB = 50257
+"""GPT-2's, no multiple of 16."""
 BATCHES = ((1, 1), (64, 64), (2048, 64))
 """Tokens of a step, and how many of them are single-token (decode) rows."""
 MANY = (1024, 1024)
@@ -126,8 +128,9 @@ def all_launches(target: str) -> list[Launch]:
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
-        logits, knobs = empty(64, VOCAB, dtype=torch.float32), empty(64, 4, dtype=torch.float64)
-        choose_tokens(logits, knobs, whole(64, 2), empty(64, dtype=torch.int32))
+        for vocab in (VOCAB, UNEVEN_VOCAB):
+            logits, knobs = empty(64, vocab, dtype=torch.float32), empty(64, 4, dtype=torch.float64)
+            choose_tokens(logits, knobs, whole(64, 2), empty(64, dtype=torch.int32))
     return launches
 
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 DEVICE = torch.device("cuda")
-SHORT = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.gpu)]
+SHORT = [torch.bfloat16, torch.float16]
 DTYPES = [torch.float32, *SHORT]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Relative to the largest number: sums in another order, and in the short types rounded once or twice."""
 FEW_LENGTHS = (1, 65)
 
 
-def dtypes_and_lengths(*lengths: int) -> list[Any]:
+def dtypes_and_lengths(*lengths: int) -> list[tuple[torch.dtype, int]]:
     """Return all lengths in float32, and a few in short types, whose rounding knows nothing of lengths."""
     return [
         *((torch.float32, length) for length in lengths),
-        *((torch.bfloat16, length) for length in FEW_LENGTHS),
-        *(pytest.param(torch.float16, length, marks=pytest.mark.gpu) for length in FEW_LENGTHS),
+        *((dtype, length) for dtype in SHORT for length in FEW_LENGTHS),
     ]
 
 

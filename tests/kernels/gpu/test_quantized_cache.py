@@ -26,7 +26,8 @@ KINDS = [
     (FP8, torch.float32),
     (torch.int8, torch.bfloat16),
     (FP8, torch.bfloat16),
-    pytest.param(FP8, torch.float16, marks=pytest.mark.gpu),
+    (torch.int8, torch.float16),
+    (FP8, torch.float16),
 ]
 
 
