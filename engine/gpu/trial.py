@@ -17,6 +17,7 @@ import torch
 from triton.errors import TritonError
 
 from engine.gpu import backend, runtime
+from engine.gpu.progress import Progress
 from engine.gpu.runtime import CudaRuntime
 from kernels import overlap
 
@@ -97,10 +98,10 @@ def keep_what_gains(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> No
     Raises:
         torch.OutOfMemoryError: there is not enough memory for a step.
     """
+    tried = [switch for switch in SWITCHES if not switch.is_off]
+    progress = Progress("timing optimizations")
     taken = _seconds(steps, gpu)
-    for switch in SWITCHES:
-        if switch.is_off:
-            continue
+    for number, switch in enumerate(tried, start=1):
         switch.turn_off()
         without = _seconds(steps, gpu)
         if without and (not taken or _saved(taken, without) >= MIN_GAIN):
@@ -110,6 +111,7 @@ def keep_what_gains(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> No
             )
         else:
             switch.turn_on()
+        progress.reach(number, len(tried))
 
 
 def _seconds(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> Sequence[float]:
