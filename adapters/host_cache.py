@@ -37,7 +37,7 @@ class _FailedLoad:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """`num_bytes`: remembered, as `weights.num_bytes` adds up all tensors."""
+    """`num_bytes`: remembered, as `weights.host_bytes` adds up all tensors."""
 
     weights: AdapterWeights
     num_bytes: int
@@ -233,7 +233,7 @@ class HostCache:
             self._end_load(digest)
             if self._is_closed:
                 return
-            entry = self._entry_by_digest[digest] = _Entry(weights, weights.num_bytes)
+            entry = self._entry_by_digest[digest] = _Entry(weights, weights.host_bytes)
             self.loads.add(entry.num_bytes, took_s)
             self._loaded_s_by_digest[digest] = self._clock()
             self._reserved_bytes += entry.num_bytes

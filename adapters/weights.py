@@ -142,6 +142,11 @@ class AdapterWeights:
         return sum(tensor.nbytes for tensor in self._tensors())
 
     @property
+    def host_bytes(self) -> int:
+        """Memory in bytes that it takes in host memory, if it is there."""
+        return self.num_bytes
+
+    @property
     def num_pages(self) -> int:
         """Number of lent cache pages that it needs; 0 if it cannot be stored in lent pages."""
         return 0

@@ -99,6 +99,7 @@ class TabledAdapter(AdapterWeights):
         self.table = table if device is None else table.to(device, non_blocking=True)
         self._layout = layout
         self._pages = pages
+        self._is_pinned = False
 
     @classmethod
     def of(
@@ -153,6 +154,11 @@ class TabledAdapter(AdapterWeights):
         return cls([flat], layout)
 
     @property
+    def host_bytes(self) -> int:
+        """As in the base class; torch page-locks the next power of two."""
+        return 1 << (self.num_bytes - 1).bit_length() if self._is_pinned else self.num_bytes
+
+    @property
     def num_bytes(self) -> int:
         """Memory in bytes; `extras` are views of it."""
         return self._layout.num_bytes
@@ -177,7 +183,9 @@ class TabledAdapter(AdapterWeights):
 
     def pinned(self) -> TabledAdapter:
         """Copy to page-locked host memory, from which a transfer to a GPU is asynchronous."""
-        return TabledAdapter([self.flat.pin_memory()], self._layout)
+        copied = TabledAdapter([self.flat.pin_memory()], self._layout)
+        copied._is_pinned = True
+        return copied
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
         """Delay reuse of the first page and the table until the work queued on `stream` when they are freed is done."""

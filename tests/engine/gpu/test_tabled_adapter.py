@@ -27,6 +27,18 @@ def test_all_of_an_adapter_is_counted(sources: dict[str, AdapterWeights]) -> Non
         assert 0 <= between <= 16 * 20
 
 
+def test_what_is_page_locked_is_counted_as_torch_does_it(
+    sources: dict[str, AdapterWeights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a limit in host memory, up to twice as much was taken."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    for source in sources.values():
+        adapter = TabledAdapter.of(source, LAYERS)
+        host_bytes = adapter.pinned().host_bytes
+        assert host_bytes.bit_count() == 1
+        assert adapter.host_bytes == adapter.num_bytes <= host_bytes < 2 * adapter.num_bytes
+
+
 def test_no_part_lies_in_two_pages_and_one_that_is_longer_keeps_the_adapter_out_of_them(
     sources: dict[str, AdapterWeights],
 ) -> None:
