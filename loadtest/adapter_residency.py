@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -47,6 +47,44 @@ class Round:
 
     tokens_per_s: float
     ttft_ms: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A figure of a case, to be compared with the same of another.
+
+    Attributes:
+        relation, bound: target of the ratio, "at least" or "under" a number; None for no target.
+    """
+
+    name: str
+    figure: Callable[[Round], float]
+    case: str
+    other: str
+    relation: str = ""
+    bound: float | None = None
+
+    @property
+    def target(self) -> str:
+        """The target in words; empty if there is none."""
+        return "" if self.bound is None else f"{self.relation} {self.bound:g}"
+
+    def verdict(self, ratio: float) -> str:
+        """Return whether the target is met; empty without a target."""
+        if self.bound is None:
+            return ""
+        return "met" if (ratio >= self.bound if self.relation == "at least" else ratio < self.bound) else "MISSED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One row: the median over the rounds of a figure, and of its ratio to the other case's figure."""
+
+    name: str
+    value: float
+    ratio: float
+    target: str
+    verdict: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +135,26 @@ class Streams:
         return [rng.randint(self.answer_tokens - half, self.answer_tokens + half) for _ in range(num_requests)]
 
 
+def rate(one: Round) -> float:
+    """Return the tokens/s."""
+    return one.tokens_per_s
+
+
+def median_ttft_ms(one: Round) -> float:
+    """Return the median TTFT."""
+    return median(one.ttft_ms)
+
+
+COMPARISONS = (
+    Comparison("all by Zipf: tokens/s, of one adapter", rate, "zipf", "one", "at least", 0.85),
+    Comparison("as many as slots: tokens/s, of one adapter", rate, "fits", "one"),
+    Comparison("all by Zipf: tokens/s, of as many as slots", rate, "zipf", "fits"),
+    Comparison("all by Zipf: TTFT p50 ms, of one adapter", median_ttft_ms, "zipf", "one"),
+    Comparison("twice the slots: TTFT p50 ms, of as many as slots", median_ttft_ms, "twice", "fits", "under", 2),
+    Comparison("twice the slots: tokens/s, of as many as slots", rate, "twice", "fits"),
+)
+
+
 def by_zipf(digests: Sequence[AdapterDigest], exponent: float) -> Draw:
     """Return a draw of the k-th adapter with weight k ** -exponent."""
     weights = zipf_weights(len(digests), exponent)
@@ -114,6 +172,16 @@ def each_of(digests: Sequence[AdapterDigest]) -> Draw:
     return lambda _rng: next(left)
 
 
+def draws(digests: Sequence[AdapterDigest], slots: int, exponent: float) -> dict[str, Draw]:
+    """Return the cases, for at least twice as many adapters as slots."""
+    return {
+        "one": one_of(digests[:1]),
+        "zipf": by_zipf(digests, exponent),
+        "fits": one_of(digests[:slots]),
+        "twice": one_of(digests[: 2 * slots]),
+    }
+
+
 def write_adapters(folder: Path, model: str, count: int, rank: int) -> list[AdapterRef]:
     """Write `count` different random adapters and return their references."""
     refs = []
@@ -123,33 +191,29 @@ def write_adapters(folder: Path, model: str, count: int, rank: int) -> list[Adap
     return refs
 
 
-def measure(streams: Streams, draws: dict[str, Draw], *, requests: int, repeats: int) -> dict[str, list[Round]]:
-    """Run the cases alternately; the first round warms up and is discarded."""
-    found: dict[str, list[Round]] = {label: [] for label in draws}
+def measure(
+    streams: Streams, cases: dict[str, Draw], *, requests: int, repeats: int
+) -> Iterator[dict[str, list[Round]]]:
+    """Run the cases alternately, and yield all their rounds after each; the first warms up and is discarded."""
+    found: dict[str, list[Round]] = {label: [] for label in cases}
     for repeat in range(repeats + 1):
-        for label, draw in draws.items():
+        for label, draw in cases.items():
             one = streams.run(draw, requests)
             if repeat:
                 found[label].append(one)
-    return found
+        if repeat:
+            yield found
 
 
-def rows_of(found: dict[str, list[Round]]) -> list[list[str]]:
-    """Return the rows of the table."""
-    rates = {label: [one.tokens_per_s for one in rounds] for label, rounds in found.items()}
-    ttfts = {label: [median(one.ttft_ms) for one in rounds] for label, rounds in found.items()}
-    pairs = (
-        ("all by Zipf: tokens/s, of one adapter", rates["zipf"], rates["one"], "> 0.85"),
-        ("as many as slots: tokens/s, of one adapter", rates["fits"], rates["one"], ""),
-        ("all by Zipf: tokens/s, of as many as slots", rates["zipf"], rates["fits"], ""),
-        ("all by Zipf: TTFT p50 ms, of one adapter", ttfts["zipf"], ttfts["one"], ""),
-        ("twice the slots: TTFT p50 ms, of as many as slots", ttfts["twice"], ttfts["fits"], "< 2"),
-        ("twice the slots: tokens/s, of as many as slots", rates["twice"], rates["fits"], ""),
-    )
-    return [
-        [label, number(median(these)), number(median(a / b for a, b in zip(these, those, strict=True))), target]
-        for label, these, those, target in pairs
-    ]
+def compared(found: dict[str, list[Round]]) -> list[Compared]:
+    """Return the rows."""
+    rows = []
+    for wanted in COMPARISONS:
+        these, those = ([*map(wanted.figure, found[case])] for case in (wanted.case, wanted.other))
+        ratio = median(a / b for a, b in zip(these, those, strict=True))
+        verdict = wanted.verdict(ratio)
+        rows.append(Compared(name=wanted.name, value=median(these), ratio=ratio, target=wanted.target, verdict=verdict))
+    return rows
 
 
 @refusals_said("adapter_residency")
@@ -188,15 +252,11 @@ def main() -> None:
         alone = EngineAlone(build_engine(config, refs))
         streams = Streams(alone=alone, num_streams=options.streams, answer_tokens=options.answer_tokens)
         streams.run(each_of(digests), len(digests))
-        draws = {
-            "one": one_of(digests[:1]),
-            "zipf": by_zipf(digests, options.zipf),
-            "fits": one_of(digests[: options.slots]),
-            "twice": one_of(digests[: 2 * options.slots]),
-        }
-        found = measure(streams, draws, requests=options.requests, repeats=options.repeats)
+        cases = draws(digests, options.slots, options.zipf)
+        *_, found = measure(streams, cases, requests=options.requests, repeats=options.repeats)
         alone.close()
-    print(markdown_table(COLUMNS, rows_of(found)))
+    rows = [[row.name, number(row.value), number(row.ratio), row.target] for row in compared(found)]
+    print(markdown_table(COLUMNS, rows))
 
 
 if __name__ == "__main__":

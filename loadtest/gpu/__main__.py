@@ -28,7 +28,20 @@ import torch
 
 from engine.gpu.trial import APART, IN_TURN, ONE_STREAM, SWITCHES, Switch
 from kernels.triton_cache import compile_ahead
-from loadtest.gpu import attention, bench, engine, experts, kernels, peers, states, summary, sweep, tiers, tracing
+from loadtest.gpu import (
+    attention,
+    bench,
+    engine,
+    experts,
+    kernels,
+    peers,
+    residency,
+    states,
+    summary,
+    sweep,
+    tiers,
+    tracing,
+)
 from loadtest.gpu.expert_launches import GPT_OSS_MIXTURES, MIXTURES
 from loadtest.gpu.launches import GEOMETRIES
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command
@@ -95,11 +108,18 @@ def parts() -> list[Part]:
         *map(engine_part, LIMIT_S_BY_USUAL_ENGINE),
         Part(name="attention", limit_s=50, run=measure_attention),
         Part(name="tokens", limit_s=240, run=tokens),
+        Part(name="residency", limit_s=75, run=partial(measure_residency, crowd=residency.Crowd())),
         Part(name="peers", limit_s=120, run=measure_peers),
         bench_part("kernels", partial(kernels.benches, GEOMETRIES[0]), limit_s=90),
         bench_part("experts", partial(experts.benches, MIXTURES[0])),
         bench_part("experts-gpt-oss", partial(experts.benches, GPT_OSS_MIXTURES[0])),
         bench_part("states", partial(states.benches, QWEN_3_5, GRANITE_4)),
+        Part(
+            name="residency-in-host-memory",
+            limit_s=120,
+            run=partial(measure_residency, crowd=residency.ALL_IN_HOST_MEMORY, suffix=", all in host memory"),
+            is_usual=False,
+        ),
         Part(name="tiers", limit_s=60, run=measure_tiers, is_usual=False),
         Part(name="sweep", limit_s=240, run=measure_sweeps, is_usual=False),
         *(part_without(name, IN_TURN, works) for name, works in plain.items()),
@@ -241,6 +261,17 @@ def measure_tiers(notes: Notes) -> None:
         notes.add("tiers", asdict(figure))
         share = figure.bytes_per_s / figure.plain_bytes_per_s
         print(f"{figure.name}: {figure.bytes_per_s / 1e9:.1f} GB/s, {share:.0%} of a plain copy", flush=True)
+
+
+def measure_residency(notes: Notes, crowd: residency.Crowd, suffix: str = "") -> None:
+    """Compare adapters that fit on the device with more than fit; a part that is stopped keeps its whole rounds."""
+    notes.tell("crowd", asdict(crowd) | {"shared": residency.SHARED})
+    print(f"{crowd}: {residency.SHARED}", flush=True)
+    with notes.log():
+        for rows in residency.measure(BASE_MODELS[0], crowd):
+            found = [asdict(row) | {"name": row.name + suffix} for row in rows]
+            notes.tell("residency", found)
+            print("\n".join(summary.line("residency", row) for row in found), flush=True)
 
 
 def measure_peers(notes: Notes) -> None:

@@ -126,6 +126,7 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="llama-3.1-8b", batch=32, context=8192, target=0.80),
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1, target=1 / 1.06, is_traced=True),
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8, target=1 / 1.08),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=16),
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=64, target=1 / 1.12, is_traced=True),
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="int8"),
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="fp8"),
@@ -218,9 +219,7 @@ def measure(
     model = works[0].model
     with TemporaryDirectory() as folder:
         path = Path(folder)
-        whole = {"hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2} | CONFIG_BY_NAME[model]
-        (path / "config.json").write_text(json.dumps(whole), encoding="utf-8")
-        spec = read_model_spec(folder)
+        spec = write_config(path, CONFIG_BY_NAME[model])
         if isinstance(spec, FallbackSpec):
             # Transformers reads its weights itself.
             write_checkpoint(CONFIG_BY_NAME[model], path)
@@ -253,6 +252,13 @@ def measure(
                     trace(again)
         finally:
             alone.close()
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> ModelSpec:
+    """Write the configuration of a model whose weights come from elsewhere, and return what the engine reads in it."""
+    whole = {"hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2} | config
+    (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    return read_model_spec(str(folder))
 
 
 def write_adapters(folder: Path, spec: ModelSpec, count: int) -> list[AdapterRef]:

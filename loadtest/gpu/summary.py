@@ -18,6 +18,7 @@ FAMILY_COLUMNS = ("kernels of a step", "ms", "of the step", "launches")
 VERDICT_COLUMNS = ("what is wanted", "target", "found", "verdict")
 FAILURE_COLUMNS = ("part", "what failed", "why")
 LOG_COLUMNS = ("part", "what the engine warned of")
+RESIDENCY_COLUMNS = ("more adapters than fit", "value", "ratio", "target", "verdict")
 PEER_COLUMNS = ("peer", "step ms")
 
 
@@ -112,10 +113,15 @@ def _sweep_cells(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _residency_cells(row: Mapping[str, Any]) -> list[str]:
+    return [row["name"], number(row["value"]), number(row["ratio"]), row["target"], row["verdict"]]
+
+
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], list[str]]]] = {
     "figures": (KERNEL_COLUMNS, _kernel_cells),
     "sweeps": (SWEEP_COLUMNS, _sweep_cells),
     "results": (ENGINE_COLUMNS, _engine_cells),
     "traces": (TRACE_COLUMNS, _trace_cells),
+    "residency": (RESIDENCY_COLUMNS, _residency_cells),
 }
 """Key in the results of a part -> the columns of its table, and the cells of an entry."""

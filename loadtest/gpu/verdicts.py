@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from loadtest.adapter_residency import COMPARISONS
 from loadtest.gpu.attention import CONTEXT, ROWS
-from loadtest.gpu.engine import BF16_DECODE, CROWDED_DECODE, FP8_DECODE, WORKS_BY_MODEL
+from loadtest.gpu.engine import BF16_DECODE, CROWDED_DECODE, FP8_DECODE, WORKS_BY_MODEL, Work
 
 ATTENTION, ATTENTION_SHARE = f"decode attention, {ROWS} rows of {CONTEXT}", 0.88
 FP8_TIMES = 1.6
 IDLE_SHARE = 0.03
+RATE_BY_NUM_ADAPTERS = {1: 0.94, 16: 0.90, 64: 0.87}
+"""Number of adapters -> least tokens/s of `BF16_DECODE` over so many, relative to none."""
 MET, MISSED, UNMEASURED = "met", "MISSED", "not measured"
 
 
@@ -34,7 +37,9 @@ def verdicts(parts: Mapping[str, Any]) -> list[Verdict]:
     return [
         *_of_floors(results),
         _row(f"{ATTENTION}: of what a copy reaches", "at least", ATTENTION_SHARE, attention, _percent),
-        _row(f"{FP8_DECODE.title}: tokens/s of bf16", "at least", FP8_TIMES, _fp8_times(results), _times),
+        *_of_none(results),
+        *_of_residency(_by(parts, "residency", "name")),
+        _row(f"{FP8_DECODE.title}: tokens/s of bf16", "at least", FP8_TIMES, _rate(results, FP8_DECODE), _times),
         _row(f"{BF16_DECODE.title}: the device idles", "under", IDLE_SHARE, idle, _percent),
         _host_row(traces.get(CROWDED_DECODE.title)),
     ]
@@ -51,9 +56,23 @@ def _of_floors(results: Mapping[str, Any]) -> Iterator[Verdict]:
                 yield _row(f"{work.title}: of {base}", "at least", work.target, found, _percent)
 
 
-def _fp8_times(results: Mapping[str, Any]) -> float | None:
-    plain, short = (results.get(work.title) for work in (BF16_DECODE, FP8_DECODE))
-    return None if plain is None or short is None else short["tokens_per_s"] / plain["tokens_per_s"]
+def _of_none(results: Mapping[str, Any]) -> Iterator[Verdict]:
+    for num_adapters, share in RATE_BY_NUM_ADAPTERS.items():
+        work = replace(BF16_DECODE, num_adapters=num_adapters)
+        yield _row(f"{work.title}: tokens/s of none", "at least", share, _rate(results, work), _percent)
+
+
+def _of_residency(rows: Mapping[str, Any]) -> Iterator[Verdict]:
+    for wanted in COMPARISONS:
+        if wanted.bound is not None:
+            ratio = rows.get(wanted.name, {}).get("ratio")
+            yield _row(f"more adapters than fit, {wanted.name}", wanted.relation, wanted.bound, ratio, _times)
+
+
+def _rate(results: Mapping[str, Any], work: Work) -> float | None:
+    """Return the tokens/s of a row relative to `BF16_DECODE`, if both were measured."""
+    plain, found = (results.get(one.title) for one in (BF16_DECODE, work))
+    return None if plain is None or found is None else found["tokens_per_s"] / plain["tokens_per_s"]
 
 
 def _host_row(trace: Mapping[str, Any] | None) -> Verdict:

@@ -8,7 +8,7 @@ import pytest
 from adapters.identity import AdapterDigest
 from engine.build import build_engine
 from engine.config import EngineConfig
-from loadtest.adapter_residency import Round, Streams, by_zipf, measure, one_of, rows_of, write_adapters
+from loadtest.adapter_residency import Round, Streams, by_zipf, compared, draws, measure, one_of, write_adapters
 from loadtest.engine_alone import EngineAlone
 
 MODEL = "models/stdlib-chat"
@@ -21,8 +21,9 @@ def test_streams_over_more_adapters_than_slots_are_all_answered(tmp_path: Path) 
     )
     alone = EngineAlone(build_engine(config, refs))
     streams = Streams(alone=alone, num_streams=3, answer_tokens=2)
-    draws = {"all": one_of([ref.digest for ref in refs])}
-    [[first]] = measure(streams, draws, requests=7, repeats=1).values()
+    cases = {"all": one_of([ref.digest for ref in refs])}
+    (found,) = measure(streams, cases, requests=7, repeats=1)
+    [[first]] = found.values()
     alone.close()
     assert len(first.ttft_ms) == 7
     assert min(first.ttft_ms) > 0
@@ -44,6 +45,26 @@ def test_ratios_are_of_rounds_side_by_side() -> None:
         "fits": [Round(tokens_per_s=95.0, ttft_ms=[10.0])],
         "twice": [Round(tokens_per_s=80.0, ttft_ms=[5.0, 17.0, 60.0])],
     }
-    ratio_by_label = {row[0]: float(row[2]) for row in rows_of(rounds)}
-    assert ratio_by_label["all by Zipf: tokens/s, of one adapter"] == pytest.approx(0.9)
-    assert ratio_by_label["twice the slots: TTFT p50 ms, of as many as slots"] == pytest.approx(1.7)
+    row_by_name = {row.name: row for row in compared(rounds)}
+    zipf, twice = (
+        row_by_name[name]
+        for name in ("all by Zipf: tokens/s, of one adapter", "twice the slots: TTFT p50 ms, of as many as slots")
+    )
+    assert (zipf.value, zipf.ratio) == (90.0, pytest.approx(0.9))
+    assert (zipf.target, zipf.verdict) == ("at least 0.85", "met")
+    assert twice.ratio == pytest.approx(1.7)
+    assert (twice.target, twice.verdict) == ("under 2", "met")
+    assert row_by_name["twice the slots: tokens/s, of as many as slots"].verdict == ""
+    worse = rounds | {
+        "zipf": [Round(tokens_per_s=84.9, ttft_ms=[15.0])],
+        "twice": [Round(tokens_per_s=80.0, ttft_ms=[20.0])],
+    }
+    assert [row.verdict for row in compared(worse) if row.target] == ["MISSED", "MISSED"]
+
+
+def test_the_cases_draw_of_what_they_are_named_for() -> None:
+    digests = [AdapterDigest(str(number)) for number in range(8)]
+    rng = random.Random(2)
+    drawn = {case: {draw(rng) for _ in range(500)} for case, draw in draws(digests, 2, 1.0).items()}
+    wanted = {"one": digests[:1], "zipf": digests, "fits": digests[:2], "twice": digests[:4]}
+    assert drawn == {case: set(some) for case, some in wanted.items()}

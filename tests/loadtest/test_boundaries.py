@@ -24,6 +24,7 @@ ALLOWED = {
     "loadtest/gpu/kernels.py": {"engine", "kernels"},
     "loadtest/gpu/launches.py": {"kernels"},
     "loadtest/gpu/meta_tensors.py": {"kernels"},
+    "loadtest/gpu/residency.py": {"engine", "adapters"},
     "loadtest/gpu/state_launches.py": {"kernels"},
     "loadtest/gpu/states.py": {"kernels"},
     "loadtest/gpu/sweep.py": {"kernels"},

@@ -18,9 +18,9 @@ def found_of(parts: dict[str, Any], beginning: str) -> Verdict:
 
 def test_what_was_not_measured_is_told_as_such() -> None:
     rows = verdicts({"facts": {"error": "stopped after 9 s"}})
-    # Eight rows of the engine have a target of their own, and four are made of several figures.
-    assert len(rows) == 12
-    assert len({row.what for row in rows}) == 12
+    # Eight rows of the engine have a target of their own, two of residency too, and seven compare several figures.
+    assert len(rows) == 17
+    assert len({row.what for row in rows}) == 17
     assert {row.verdict for row in rows} == {UNMEASURED}
     assert {row.found for row in rows} == {""}
 
@@ -37,9 +37,9 @@ def test_a_share_of_the_floor_is_held_against_its_target() -> None:
 
 def test_adapters_without_the_row_to_hold_them_against_are_not_judged() -> None:
     result = {"title": ONE_ADAPTER.title, "of_floor": 0.95, "target": 1 / 1.06, "tokens_per_s": 1.0}
-    assert found_of({"a": {"results": [result]}}, ONE_ADAPTER.title).verdict == MET
+    assert found_of({"a": {"results": [result]}}, f"{ONE_ADAPTER.title}: of the row").verdict == MET
     alone = {"a": {"results": [result | {"target": None}]}}
-    assert found_of(alone, ONE_ADAPTER.title).verdict == UNMEASURED
+    assert found_of(alone, f"{ONE_ADAPTER.title}: of the row").verdict == UNMEASURED
 
 
 def test_8_bits_are_held_against_16_only_where_both_were_measured() -> None:
@@ -52,6 +52,33 @@ def test_8_bits_are_held_against_16_only_where_both_were_measured() -> None:
     assert found_of({"a": {"results": [plain]}, "b": {"results": [better]}}, beginning).verdict == MET
     for known in (plain, short):
         assert found_of({"a": {"results": [known]}}, beginning).verdict == UNMEASURED
+
+
+def test_tokens_over_adapters_are_held_against_those_of_none() -> None:
+    plain = {"title": BF16_DECODE.title, "of_floor": 0.9, "target": 0.8, "tokens_per_s": 1000.0}
+    rate_by_num = {1: 940.0, 16: 899.0, 64: 870.0}
+    over = [
+        {"title": replace(BF16_DECODE, num_adapters=num).title, "target": None, "tokens_per_s": rate}
+        for num, rate in rate_by_num.items()
+    ]
+    beginnings = [f"{one['title']}: tokens/s of none" for one in over]
+    found = [found_of({"a": {"results": [plain, *over]}}, beginning) for beginning in beginnings]
+    assert [(row.target, row.found, row.verdict) for row in found] == [
+        ("at least 94.0%", "94.0%", MET),
+        ("at least 90.0%", "89.9%", MISSED),
+        ("at least 87.0%", "87.0%", MET),
+    ]
+    assert {found_of({"a": {"results": over}}, beginning).verdict for beginning in beginnings} == {UNMEASURED}
+
+
+def test_adapters_that_do_not_fit_are_held_against_those_that_do() -> None:
+    names = ("all by Zipf: tokens/s, of one adapter", "twice the slots: TTFT p50 ms, of as many as slots")
+    parts = {"residency": {"residency": [{"name": name, "ratio": 1.99} for name in names]}}
+    rows = [found_of(parts, f"more adapters than fit, {name}") for name in names]
+    assert [(row.target, row.found, row.verdict) for row in rows] == [
+        ("at least 0.85 times", "1.99 times", MET),
+        ("under 2.00 times", "1.99 times", MET),
+    ]
 
 
 def test_attention_is_held_against_a_copy() -> None:
