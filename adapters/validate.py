@@ -82,6 +82,7 @@ def validate(
     if not parts_by_module:
         raise AdapterError(name, "it holds no tensors")
     shapes = fitted(shapes, parts_by_module)
+    _check_ends(name, parts_by_module, shapes)
     module_by_key: dict[tuple[int, str], str] = {}
     place_by_module: dict[str, ExpertPlace] = {}
     for module in tuple(parts_by_module):
@@ -120,6 +121,13 @@ def validate(
         layouts[key] = _layout(name, module, parts, config, shape, max_rank, stack)
     _check_complete(name, config, parts_by_module, shapes)
     return layouts
+
+
+def _check_ends(name: str, parts_by_module: Mapping[str, Mapping[str, TensorEntry]], shapes: ModuleShapes) -> None:
+    """Refuse ends of another vocabulary before all else: PEFT saves them though no setting says so, even twice."""
+    for module in _ENDS:
+        if module in shapes:
+            _check_whole(name, module, parts_by_module.get(module, {}), shapes[module])
 
 
 def _check_invocation(
@@ -256,14 +264,11 @@ def _layout(
             a, b = halves_of(shape, rank, swapped=stack.is_swapped)
         for half, expected in (("A", a), ("B", b)):
             _check_shape(name, f"lora_{half} of {module}", halves[half], expected)
-    # Weights are stored [out, in], the embedding's [vocabulary, hidden].
-    whole = shape if module == EMBEDDING else shape[::-1]
     for part in ("lora_B.bias", "lora_magnitude_vector", "bias"):
         _check_shape(name, f"{part} of {module}", parts.get(part), shape[-1:])
-    tokens = config.tokens_of(module)
-    _check_shape(name, f"{_ROWS} of {module}", parts.get(_ROWS), (len(tokens), whole[-1]))
-    for part in ("weight", "base_layer.weight"):
-        _check_shape(name, f"{part} of {module}", parts.get(part), whole)
+    tokens, hidden = config.tokens_of(module), shape[-1 if module == EMBEDDING else 0]
+    _check_shape(name, f"{_ROWS} of {module}", parts.get(_ROWS), (len(tokens), hidden))
+    _check_whole(name, module, parts, shape)
     return AdaptedModule(
         module=module,
         scaling=config.scaling_of(module),
@@ -278,6 +283,14 @@ def _layout(
         base_weight=parts.get("base_layer.weight"),
         stack=stack,
     )
+
+
+def _check_whole(name: str, module: str, parts: Mapping[str, TensorEntry], shape: tuple[int, ...]) -> None:
+    """Check the shapes of what replaces, or copies, the base's weight of a module."""
+    # Weights are stored [out, in], the embedding's [vocabulary, hidden].
+    whole = shape if module == EMBEDDING else shape[::-1]
+    for part in ("weight", "base_layer.weight"):
+        _check_shape(name, f"{part} of {module}", parts.get(part), whole)
 
 
 def _check_shape(name: str, what: str, entry: TensorEntry | None, expected: tuple[int, ...]) -> None:

@@ -9,14 +9,19 @@ import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from adapters.errors import AdapterError
 from adapters.registry import reference
+from adapters.validate import validate
 from engine.build import build_engine
+from engine.decoder.reading import read_spec
 from kernels import native
 from tests.parity.conftest import Checkpoint, emissions_of, greedy
 from tests.parity.gpu_parts import Replays, config_of
@@ -36,6 +41,36 @@ def save_whole(base: PreTrainedModel, path: str, folder: Path) -> str:
     config |= {"trainable_token_indices": None, "modules_to_save": ["embed_tokens"]}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return str(folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": [3]},
+    ],
+    ids=["layers", "embedding", "head", "saved", "rows"],
+)
+def test_tokens_that_were_added_by_resizing_are_the_reason(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """PEFT saves both ends unasked, and the reason was that no setting names them, or that their rank does not fit."""
+    family = checkpoint("llama3")
+    shapes = read_spec(family.path).module_shapes()
+
+    def resized() -> PreTrainedModel:
+        model = deepcopy(family.model)
+        # PEFT compares the vocabulary with that of the base model's folder.
+        model.name_or_path = family.path
+        model.resize_token_embeddings(shapes["lm_head"][1] + 8)
+        return model
+
+    path = save_beyond_products(resized, tmp_path, {"a": {"r": 4, **options}})["a"]
+    with pytest.raises(AdapterError, match="; tokens that were added for the adapter are not supported"):
+        reference("a", path, partial(validate, shapes=shapes, max_rank=64))
 
 
 @pytest.mark.parametrize("by", ["kernels", "operators", "gpu"])
