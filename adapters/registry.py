@@ -14,6 +14,7 @@ from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE, PICKLE_FILES, TENSOR_FILE
 from adapters.identity import AdapterRef, Check, content_digest, read_adapter
 from adapters.tensor_file import TensorFile
+from adapters.tokenizer_files import TOKENIZER_FILES, check_tokenizer
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TENSOR_FILES = (TENSOR_FILE, *PICKLE_FILES)
@@ -65,13 +66,24 @@ Examine = Callable[[str, TensorFile], object]
 """Raises `AdapterError` for content that cannot be served, given the adapter's name."""
 
 
-def reference(name: str, folder: str, check: Check | None = None, examine: Examine | None = None) -> AdapterRef:
+def reference(
+    name: str,
+    folder: str,
+    check: Check | None = None,
+    examine: Examine | None = None,
+    tokenizer: str | None = None,
+) -> AdapterRef:
     """Return a reference, under a name, to the adapter that is now in a folder.
 
+    Args:
+        tokenizer: folder of the base model's, for `check_tokenizer`.
+
     Raises:
-        AdapterError: the folder does not hold a readable adapter, or `check` or `examine` refuses it.
+        AdapterError: the folder does not hold a readable adapter, `check` or `examine` refuses it, or it was trained
+            with another tokenizer.
     """
     path = os.path.realpath(folder)
+    check_tokenizer(name, path, tokenizer)
     config, tensors = read_adapter(name, path, check)
     if examine is not None:
         examine(name, tensors)
@@ -85,6 +97,7 @@ def reference_in(
     allowed: Sequence[str] = (),
     check: Check | None = None,
     examine: Examine | None = None,
+    tokenizer: str | None = None,
 ) -> AdapterRef:
     """Return a reference to one of the `sub_folders` of a drop-in folder; the sub-folder's name is the adapter's.
 
@@ -99,7 +112,7 @@ def reference_in(
     path = permitted_folder(os.path.abspath(os.path.join(root, name)), (root, *allowed))
     if path is None:
         raise AdapterError(name, "its folder is a link that leads out of those that adapters may be loaded from")
-    return reference(name, path, check, examine)
+    return reference(name, path, check, examine, tokenizer)
 
 
 def permitted_folder(folder: str, roots: Sequence[str]) -> str | None:
@@ -180,6 +193,11 @@ def signatures(root: str) -> dict[str, Signature]:
         if tensors is not None:
             found[name] = f"{config} {tensors}"
     return found
+
+
+def tokenizer_signature(folder: str) -> Signature:
+    """Return the signature of a folder's `TOKENIZER_FILES`."""
+    return " ".join(str(_state_of(os.path.join(folder, file))) for file in TOKENIZER_FILES)
 
 
 def _state_of(file: str) -> str | None:

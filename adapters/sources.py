@@ -2,9 +2,10 @@
 
     hf://org/name[@revision][/folder]     s3://bucket/folder     gs://bucket/folder     https://host/folder
 
-Exactly two files are fetched, the configuration and the safetensors, and neither is trusted: the caller validates the
-result like an adapter from a folder. Access is determined by the credentials that each library finds by itself
-(`HF_TOKEN`, `AWS_*`, `GOOGLE_APPLICATION_CREDENTIALS`, `.netrc`), never by a request.
+Exactly two files are taken, the configuration and the safetensors, and neither is trusted: the caller validates the
+result like an adapter from a folder. The files of a tokenizer, if there are any, are looked at before the tensors are
+fetched, and not kept. Access is determined by the credentials that each library finds by itself (`HF_TOKEN`, `AWS_*`,
+`GOOGLE_APPLICATION_CREDENTIALS`, `.netrc`), never by a request.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from tempfile import TemporaryDirectory
 
 from adapters.errors import SERVER_TROUBLES, AdapterError
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE
+from adapters.tokenizer_files import MAX_TOKENIZER_BYTES, TOKENIZER_FILES, check_tokenizer
 
 _logger = logging.getLogger(__name__)
 
@@ -74,28 +78,27 @@ class AdapterSources:
         """Tell whether a string that is not a folder may be a hub id, and some part of the hub is permitted."""
         return _HUB_ID.fullmatch(wanted) is not None and any(prefix.startswith(_HUB) for prefix in self._prefixes)
 
-    def fetch(self, name: str, url: str, target: str) -> None:
+    def fetch(self, name: str, url: str, target: str, *, tokenizer: str | None = None) -> None:
         """Fetch the files of the adapter at a URL from `url_of` into an empty folder.
 
+        Args:
+            tokenizer: folder of the base model's, for `check_tokenizer`.
+
         Raises:
-            AdapterError: there is none, it may not be read, or it is too large.
+            AdapterError: there is none, it may not be read, it is too large, or was trained with another tokenizer.
             SourceError: its source fails or is too slow.
             OSError: the local disk is full, or another of `SERVER_TROUBLES`.
         """
         until_s = self._clock() + self._timeout_s
-        left = self._max_bytes
         try:
-            read = _reader(url)
-            for file in (CONFIG_FILE, TENSOR_FILE):
-                max_bytes = min(left, MAX_CONFIG_BYTES) if file == CONFIG_FILE else left
-                with open(os.path.join(target, file), "xb") as copy:
-                    for chunk in read(file):
-                        if copy.tell() + len(chunk) > max_bytes:
-                            raise AdapterError(name, f"{file} has more than the {max_bytes} bytes that are fetched")
-                        if self._clock() > until_s:
-                            raise SourceError(f"The source of adapter {name!r} took longer than {self._timeout_s:g} s.")
-                        copy.write(chunk)
-                    left -= copy.tell()
+            copy = partial(self._copy, name, _reader(url), until_s)
+            left = self._max_bytes - copy(os.path.join(target, CONFIG_FILE), min(self._max_bytes, MAX_CONFIG_BYTES))
+            if tokenizer is not None:
+                with TemporaryDirectory(dir=target) as beside:
+                    for file in TOKENIZER_FILES:
+                        _try_copy(copy, os.path.join(beside, file))
+                    check_tokenizer(name, beside, tokenizer)
+            copy(os.path.join(target, TENSOR_FILE), left)
         except (AdapterError, SourceError):
             raise
         except Exception as error:
@@ -109,6 +112,32 @@ class AdapterSources:
             if _status(error) // 100 == 3:
                 raise AdapterError(name, "its source redirects, which is not followed") from error
             raise SourceError(f"The source of adapter {name!r} cannot be read now.") from error
+
+    def _copy(
+        self, name: str, read: Callable[[str], Iterator[bytes]], until_s: float, path: str, max_bytes: int
+    ) -> int:
+        """Copy the file that the path ends with from the source, and return its size; errors are the source's, too."""
+        file = os.path.basename(path)
+        with open(path, "xb") as copy:
+            for chunk in read(file):
+                if copy.tell() + len(chunk) > max_bytes:
+                    raise AdapterError(name, f"{file} has more than the {max_bytes} bytes that are fetched")
+                if self._clock() > until_s:
+                    raise SourceError(f"The source of adapter {name!r} took longer than {self._timeout_s:g} s.")
+                copy.write(chunk)
+            return copy.tell()
+
+
+def _try_copy(copy: Callable[[str, int], int], path: str) -> None:
+    """Copy a file of a tokenizer, unless the source lacks it or redirects, which is not followed."""
+    try:
+        copy(path, MAX_TOKENIZER_BYTES)
+    except (AdapterError, SourceError):
+        raise
+    except Exception as error:
+        if not _is_absent(error) and _status(error) // 100 != 3:
+            raise
+        os.unlink(path)
 
 
 def _reader(url: str) -> Callable[[str], Iterator[bytes]]:
@@ -128,11 +157,15 @@ def _hub_reader(path: str) -> Callable[[str], Iterator[bytes]]:
     org, repository, *folders = path.split("/")
     repository, _, revision = repository.partition("@")
     repository = f"{org}/{repository}"
-    commit = HfApi().model_info(repository, revision=revision or None, timeout=READ_TIMEOUT_S).sha
+    found = HfApi().model_info(repository, revision=revision or None, timeout=READ_TIMEOUT_S)
+    files = None if found.siblings is None else {each.rfilename for each in found.siblings}
 
     def chunks(file: str) -> Iterator[bytes]:
+        path = "/".join((*folders, file))
+        if files is not None and path not in files:
+            raise FileNotFoundError(path)
         # The hub redirects requests for large files to its storage.
-        location = hf_hub_url(repository, "/".join((*folders, file)), revision=commit)
+        location = hf_hub_url(repository, path, revision=found.sha)
         token = get_token()
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         return _chunks_over_http(location, headers=headers, follow_redirects=True)

@@ -11,12 +11,22 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 from adapters.catalogue import names_taken
 from adapters.errors import AdapterError
 from adapters.file_store import check_finite
 from adapters.identity import AdapterRef
-from adapters.registry import DeclaredNames, Signature, reference, reference_in, signatures, sub_folders
+from adapters.registry import (
+    DeclaredNames,
+    Signature,
+    reference,
+    reference_in,
+    signatures,
+    sub_folders,
+    tokenizer_signature,
+)
+from adapters.tokenizer_files import TOKENIZER_FILES
 from adapters.validate import validate
 from app.checkpoint_source import at, local_folder
 from app.known_adapters import KnownAdapters
@@ -67,14 +77,18 @@ def declared_adapters(
     """
     shapes, max_rank = spec.module_shapes(), model.engine.max_adapter_rank
     check = partial(validate, shapes=shapes, max_rank=max_rank)
-    rules = hashlib.sha256(repr((own_digest(), shapes, max_rank, allowed)).encode()).digest()
+    tokenizer = str(local_folder(model.tokenizer_path or model.path))
     # Adapters are read completely; a thousand of a large model are a hundred GB.
     readers = ThreadPoolExecutor(NUM_ADAPTER_READERS)
     try:
         if (folder := model.adapter_folder) is not None:
             with at(f"{place}.adapter_folder"):
                 found, signed = sub_folders(folder), signatures(folder)
-            read_dropped = partial(reference_in, folder, allowed=allowed, check=check, examine=check_finite)
+            decides = own_digest(), shapes, max_rank, allowed, _digests_of(tokenizer)
+            rules = hashlib.sha256(repr(decides).encode()).digest()
+            read_dropped = partial(
+                reference_in, folder, allowed=allowed, check=check, examine=check_finite, tokenizer=tokenizer
+            )
             if_new = partial(_read_if_new, known, rules, folder, signed, read_dropped)
             for dropped in [readers.submit(if_new, name) for name in found]:
                 try:
@@ -83,7 +97,7 @@ def declared_adapters(
                     on_unfit(f"args.{place}.adapter_folder: {error}", False)
 
         def read(adapter: AdapterSettings) -> AdapterRef:
-            return reference(adapter.name, str(local_folder(adapter.path)), check, check_finite)
+            return reference(adapter.name, str(local_folder(adapter.path)), check, check_finite, tokenizer)
 
         for index, declared in enumerate([readers.submit(read, adapter) for adapter in model.adapters]):
             try:
@@ -93,6 +107,12 @@ def declared_adapters(
                 on_unfit(str(error), True)
     finally:
         readers.shutdown(cancel_futures=True)
+
+
+def _digests_of(tokenizer: str) -> dict[str, str]:
+    """Return digests of a base's tokenizer files; their times are new wherever they are unpacked again."""
+    paths = (Path(tokenizer, file) for file in TOKENIZER_FILES)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
 
 
 def _read_if_new(
@@ -106,4 +126,4 @@ def _read_if_new(
     if name not in signed:
         return read(name)
     path = os.path.realpath(os.path.join(folder, name))
-    return known.reference(partial(read, name), rules, folder, name, path, signed[name])
+    return known.reference(partial(read, name), rules, folder, name, path, signed[name], tokenizer_signature(path))

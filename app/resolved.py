@@ -259,6 +259,7 @@ def registry_config(
                 max_rank=model.engine.max_adapter_rank,
                 watched=None if asked.adapter_folder is None else os.path.abspath(asked.adapter_folder),
                 allowed=allowed,
+                tokenizer=model.tokenizer_path,
             )
             for asked, model in zip(settings.models, models, strict=True)
         ),

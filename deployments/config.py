@@ -157,6 +157,7 @@ class AdapterBase:
     Attributes:
         watched: the drop-in folder, or None.
         allowed: further folders that adapters may be registered from.
+        tokenizer: folder of its tokenizer; None: those of adapters are not compared with it.
     """
 
     name: str
@@ -164,6 +165,7 @@ class AdapterBase:
     max_rank: int
     watched: str | None = None
     allowed: tuple[str, ...] = ()
+    tokenizer: str | None = None
 
     @property
     def roots(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 from adapters.registry import Signature, check_name, permitted_folder, reference_in
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore
+from adapters.tokenizer_files import check_tokenizer
 from deployments.config import AdapterBase
 from deployments.errors import UnavailableError, unavailable_on, unknown_model
 from deployments.registry.adapter_changes import Registration
@@ -304,7 +305,7 @@ class RegistryServer:
         """Register the content of a sub-folder with a new signature, unless only the files' times have changed."""
         assert base.watched is not None
         with _refusing("lora_path"):
-            ref = await asyncio.to_thread(reference_in, base.watched, name, base.allowed)
+            ref = await asyncio.to_thread(reference_in, base.watched, name, base.allowed, tokenizer=base.tokenizer)
         async with self._lock:
             told = await asyncio.to_thread(self._store.told, name)
         entry = self.catalogue.entries.get(name)
@@ -326,7 +327,7 @@ class RegistryServer:
         """
         name, place, loop = wanted.name, wanted.place, asyncio.get_running_loop()
         if "://" not in place:
-            incoming = await loop.run_in_executor(self._copiers, self._copied, name, place, base.roots)
+            incoming = await loop.run_in_executor(self._copiers, self._copied, name, place, base)
             if incoming is not None:
                 return incoming
             if not self._sources.may_be_hub_id(place):
@@ -335,13 +336,16 @@ class RegistryServer:
                     f"'adapter_folder' of {base.name} and 'registry.allowed_folders' have no such folder, "
                     "and 'registry.sources' no such source",
                 )
-        fill = partial(self._sources.fetch, name, self._sources.url_of(name, place))
+        fill = partial(self._sources.fetch, name, self._sources.url_of(name, place), tokenizer=base.tokenizer)
         return await loop.run_in_executor(self._fetchers, self._files.bring, fill)
 
-    def _copied(self, name: str, place: str, roots: Sequence[str]) -> str | None:
+    def _copied(self, name: str, place: str, base: AdapterBase) -> str | None:
         """Copy a permitted folder's files to a folder of the store and return it, or None if there is none."""
-        path = permitted_folder(place, roots)
-        return None if path is None else self._files.bring(partial(copy_files, name, path))
+        path = permitted_folder(place, base.roots)
+        if path is None:
+            return None
+        check_tokenizer(name, path, base.tokenizer)
+        return self._files.bring(partial(copy_files, name, path))
 
     def _check_name(self, wanted: Registration) -> None:
         check_name(wanted.name)

@@ -66,6 +66,15 @@ def write(folder: Path, config: dict[str, Any] | None = None, tensors: dict[str,
     return str(folder)
 
 
+def write_tokenizer(folder: Path, added: dict[str, int]) -> Path:
+    """Write a tokenizer.json with the words `a` and `b`, and with added tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = [{"id": token_id, "content": token} for token, token_id in added.items()]
+    content = {"added_tokens": tokens, "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}}}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
 HOLE_BYTES = 256 << 20
 
 

@@ -16,7 +16,8 @@ from huggingface_hub import constants
 from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE
 from adapters.sources import AdapterSources, SourceError
-from tests.adapters.handmade import write
+from adapters.tokenizer_files import TOKENIZER_FILES
+from tests.adapters.handmade import write, write_tokenizer
 
 COMMIT = "c" * 40
 
@@ -170,13 +171,18 @@ def test_an_adapter_of_the_hub_is_of_one_commit(
     hub: Server, target: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
     about = {"id": "org/name", "sha": COMMIT, "private": False, "tags": [], "downloads": 0, "likes": 0}
+    about["siblings"] = [{"rfilename": f"sub/{file}"} for file in files]
     hub.answers["/api/models/org/name/revision/v1"] = (200, json.dumps(about).encode())
     monkeypatch.setenv("HF_TOKEN", "secret")
     put(hub, "/kept/elsewhere", files)
     for file in files:
         hub.answers[f"/org/name/resolve/{COMMIT}/sub/{file}"] = (302, f"{hub.url}/kept/elsewhere/{file}".encode())
-    assert fetched(target, "hf://org/", wanted) == files
+    permitted = sources("hf://org/")
+    permitted.fetch("a", permitted.url_of("a", wanted), str(target), tokenizer="/nowhere")
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == files
     assert "Bearer secret" in hub.authorizations
+    # What the hub does not list is not asked for.
+    assert not [path for path in hub.asked if "token" in path]
 
 
 @pytest.mark.parametrize("url", ["{server}/x/a", "{server}/x/b", "memory://absent/a", "hf://o/a", "hf://o"])
@@ -187,6 +193,38 @@ def test_what_a_source_does_not_have_is_the_callers_fault(
     with pytest.raises(AdapterError, match="lacks") as refused:
         sources().fetch("a", url.format(server=hub.url), str(target))
     assert hub.url not in str(refused.value)
+
+
+def test_the_files_of_a_tokenizer_are_looked_at_before_the_tensors_are_fetched(
+    server: Server, target: Path, tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    base = write_tokenizer(tmp_path / "base", {"<|end|>": 2})
+    permitted = sources(f"{server.url}/", max_bytes=sum(map(len, files.values())))
+    own = {"tokenizer.json": (base / "tokenizer.json").read_bytes()}
+    put(server, "/same", files | own)
+    # What the server lacks, or has elsewhere, is no reason.
+    server.answers["/same/added_tokens.json"] = (302, f"{server.url}/secret".encode())
+    permitted.fetch("a", f"{server.url}/same", str(target), tokenizer=str(base))
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == files
+    assert server.asked == [f"/same/{file}" for file in (CONFIG_FILE, *TOKENIZER_FILES, TENSOR_FILE)]
+    server.asked.clear()
+    put(server, "/own", files | own | {"added_tokens.json": b'{"<|tool|>": 3}'})
+    (tmp_path / "second").mkdir()
+    with pytest.raises(AdapterError, match="adds the token"):
+        permitted.fetch("a", f"{server.url}/own", str(tmp_path / "second"), tokenizer=str(base))
+    assert f"/own/{TENSOR_FILE}" not in server.asked
+
+
+@pytest.mark.parametrize(("status", "word"), [(500, "cannot be read now"), (200, "more than the")])
+def test_a_tokenizer_that_cannot_be_looked_at_is_no_missing_one(
+    server: Server, target: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, status: int, word: str
+) -> None:
+    monkeypatch.setattr("adapters.sources.MAX_TOKENIZER_BYTES", 8)
+    put(server, "/x", files)
+    server.answers["/x/tokenizer.json"] = (status, bytes(9))
+    with pytest.raises((SourceError, AdapterError), match=word):
+        sources(f"{server.url}/").fetch("a", f"{server.url}/x", str(target), tokenizer="/nowhere")
+    assert [path.name for path in target.iterdir()] == [CONFIG_FILE]
 
 
 @pytest.mark.parametrize("status", [500, 503])

@@ -284,6 +284,29 @@ def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
+def test_an_adapter_with_tokens_of_its_own_is_refused(is_declared: bool, folder: Path, tmp_path: Path) -> None:
+    """It was served with another tokenization than it was trained with. An earlier start may not have seen them."""
+    shutil.copytree(folder / "adapters" / "small", tmp_path / "drop-in" / "own")
+    declared = {"adapters": [{"name": "own", "path": str(tmp_path / "drop-in" / "own")}]}
+    model = {"name": "chat", "path": str(folder / "chat")}
+    model |= declared if is_declared else {"adapter_folder": str(tmp_path / "drop-in")}
+    asked = Settings.model_validate({"models": [model], "registry": {"folder": str(tmp_path / "store")}})
+    shutil.copy(folder / "chat" / "tokenizer.json", tmp_path / "drop-in" / "own")
+    (built,) = gateway_config(asked).models
+    assert [ref.name for ref in built.adapters] == ["own"]
+    (tmp_path / "drop-in" / "own" / "added_tokens.json").write_text('{"<|tool|>": 3}')
+    word = "its tokenizer adds the token '<|tool|>' (3)"
+    notes: list[str] = []
+    (told,) = mistakes(asked, reads_all=True, notes=notes) + notes
+    assert word in told
+    if is_declared:
+        with pytest.raises(ConfigError, match="its tokenizer adds the token"):
+            gateway_config(asked)
+    else:
+        assert gateway_config(asked).models[0].adapters == ()
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
 def test_an_adapter_whose_numbers_are_not_finite_is_refused(is_declared: bool, folder: Path, tmp_path: Path) -> None:
     """Its first request told it, not the check."""
     shutil.copytree(folder / "adapters" / "small", tmp_path / "broken")
@@ -369,6 +392,7 @@ def test_the_registry_has_absolute_places_and_can_be_left_out(folder: Path) -> N
     assert config.store_path == str(folder / "kept" / "adapters.sqlite")
     (base,) = config.bases
     assert (base.name, base.watched, base.allowed) == ("chat", str(folder / "adapters"), (str(folder / "more"),))
+    assert base.tokenizer == str(folder / "chat")
     assert [ref.name for ref in config.declared_by_base["chat"]] == ["large", "small"]
     app = build(settings(folder, registry=None))
     names = [

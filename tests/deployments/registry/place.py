@@ -31,6 +31,7 @@ class Place:
         self.store: AdapterStore | None = None
         self.prefixes: tuple[str, ...] = ()
         self.allowed: tuple[str, ...] = ()
+        self.tokenizer: str | None = None
         self.max_versions = 64
         self.bases = ("m",)
         self.seen: dict[str, dict[str, Signature]] = {}
@@ -40,7 +41,14 @@ class Place:
             self.store.close()
         self.store = AdapterStore(self.store_path, max_versions=self.max_versions)
         bases = [
-            AdapterBase(name=name, module_shapes=SHAPES, max_rank=16, watched=str(self.dropin), allowed=self.allowed)
+            AdapterBase(
+                name=name,
+                module_shapes=SHAPES,
+                max_rank=16,
+                watched=str(self.dropin),
+                allowed=self.allowed,
+                tokenizer=self.tokenizer,
+            )
             for name in self.bases
         ]
         bases.append(AdapterBase(name="other", module_shapes={}, max_rank=16))

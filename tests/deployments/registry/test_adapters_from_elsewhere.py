@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
+from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.registry import reference
 from adapters.sources import AdapterSources
 from deployments.errors import UnavailableError
 from deployments.registry.adapter_registry import NUM_FETCHERS
 from engine.errors import RequestError
+from tests.adapters.handmade import write_tokenizer
 from tests.deployments.registry.place import Place, damage, wanted
 
 
@@ -53,6 +56,29 @@ async def test_an_adapter_from_elsewhere_is_trusted_no_more_than_another(place: 
     assert list(place.copies.iterdir()) == []
 
 
+async def test_one_with_tokens_of_its_own_is_refused_from_wherever_it_comes(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was served with the base's tokenization, which it was not trained with."""
+    place.prefixes, place.tokenizer = ("memory://registry/",), str(write_tokenizer(place.dropin.parent, {"<|end|>": 2}))
+    for name, added in (("own", {"<|tool|>": 3}), ("same", {"<|end|>": 2})):
+        place.put(name, seed=len(name))
+        write_tokenizer(place.dropin / name, added)
+        put_in_memory(f"tokens/{name}", place.dropin / name)
+    registry = place.open()
+    for where in ("own", "memory://registry/tokens/own"):
+        with pytest.raises(RequestError, match=r"'a' .* adds the token '<\|tool\|>' \(3\)") as refused:
+            await registry.register(wanted("a", where))
+        assert refused.value.field == "lora_path"
+    assert await registry.look()
+    assert registry.catalogue.entries.keys() == {"same"}
+    assert "Adapter 'own' cannot be used: its tokenizer adds" in caplog.text
+    await registry.register(wanted("far", "memory://registry/tokens/same"))
+    assert registry.catalogue.entries.keys() == {"far", "same"}
+    (stored,) = place.copies.iterdir()
+    assert {file.name for file in stored.iterdir()} == {CONFIG_FILE, TENSOR_FILE}
+
+
 async def test_a_source_that_fails_is_told_as_that(place: Place) -> None:
     place.prefixes = ("http://127.0.0.1:9/",)
     registry = place.open()
@@ -76,9 +102,9 @@ async def test_a_slow_source_holds_up_nobody_and_its_name_is_decided_when_it_is_
     may_end = threading.Event()
     fetch = AdapterSources.fetch
 
-    def fetch_late(self: AdapterSources, name: str, url: str, target: str) -> None:
+    def fetch_late(self: AdapterSources, name: str, url: str, target: str, **rest: Any) -> None:
         assert may_end.wait(60)
-        fetch(self, name, url, target)
+        fetch(self, name, url, target, **rest)
 
     monkeypatch.setattr(AdapterSources, "fetch", fetch_late)
     names = ["slow", "a", *(f"s{index}" for index in range(NUM_FETCHERS))]
