@@ -176,11 +176,7 @@ class RegistryServer:
                         self._store.add, ref, base.name, percent=percent, served=self._bases
                     )
                     self._registered.add((base.name, ref.digest))
-                    if wanted.is_tried:
-                        known = before.entries.get(wanted.name)
-                        self._trials.begin(wanted.name, number, is_new=known is None or known.version(number) is None)
-                    else:
-                        self._trials.keep(wanted.name, number)
+                    self._trials.note(wanted.name, number, before, is_tried=wanted.is_tried)
                 finally:
                     # Those of a model that is gone may have left their name to one that could not be added.
                     self._displace(ref.name, base.name, before)

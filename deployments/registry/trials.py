@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from adapters.catalogue import Catalogue
+
 
 class Trials:
     """Counts the trials that a version was loaded for, by name and number, until it is loaded for good."""
@@ -9,9 +11,12 @@ class Trials:
     def __init__(self) -> None:
         self._num_by_version: dict[tuple[str, int], int] = {}
 
-    def begin(self, name: str, number: int, *, is_new: bool) -> None:
-        """Count a trial, unless the version was there before all trials of it."""
-        if is_new or (name, number) in self._num_by_version:
+    def note(self, name: str, number: int, before: Catalogue, *, is_tried: bool) -> None:
+        """Note that a version was loaded; a trial does not count if the version was there before all trials of it."""
+        entry = before.entries.get(name)
+        if not is_tried:
+            self.keep(name, number)
+        elif entry is None or entry.version(number) is None or (name, number) in self._num_by_version:
             self._num_by_version[name, number] = 1 + self._num_by_version.get((name, number), 0)
 
     def keep(self, name: str, number: int) -> None:

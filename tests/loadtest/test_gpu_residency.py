@@ -78,7 +78,7 @@ def test_adapters_that_do_not_fit_are_copied_again_and_the_comparisons_are_noted
 
 
 def test_what_is_told_of_sizes_is_so() -> None:
-    """An adapter of 8 layers of Llama-3.1-8B's is 20 MiB, page-locked 32, and the most popular are all in host memory."""
+    """An adapter of 8 layers of Llama-3.1-8B's is 20 MiB, page-locked 32; the most popular are all in host memory."""
     config, crowd = CONFIG_BY_NAME["llama-3.1-8b"], residency.Crowd()
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     kv = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
