@@ -60,11 +60,13 @@ class Launch:
 def recording() -> Iterator[list[Launch]]:
     """Collect kernel launches instead of running them, each specialization once."""
     launches: list[Launch] = []
+    known: set[Launch] = set()
     run = triton.JITFunction.run
 
     def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
         launch = _launch_of(kernel, args, named)
-        if launch not in launches:
+        if launch not in known:
+            known.add(launch)
             launches.append(launch)
 
     triton.JITFunction.run = record

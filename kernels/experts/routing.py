@@ -43,7 +43,7 @@ def choose_experts(
     """Choose the experts for each row of `logits` [rows, experts], contiguous, of any dtype that GPUs multiply.
 
     Args:
-        chosen: experts per row; the largest number that fits into registers is in `loadtest.gpu.expert_launches`.
+        chosen: experts per row; the largest number that fits into registers is in `loadtest.gpu.launches`.
         counts: `counters`, not shared with a concurrent launch.
         tile: rows per tile of each expert's rows; None for no tiles.
         decodes: the leading single-token rows, as in `kernels.paged_attention.launch`. Rows of no tokens, which are

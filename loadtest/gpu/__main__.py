@@ -42,9 +42,8 @@ from loadtest.gpu import (
     tiers,
     tracing,
 )
-from loadtest.gpu.expert_launches import GPT_OSS_MIXTURES, MIXTURES
-from loadtest.gpu.launches import GEOMETRIES
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command
+from loadtest.gpu.sizes import GPT_OSS, LLAMA, QWEN_3_MOE
 from loadtest.gpu.state_launches import GRANITE_4, QWEN_3_5
 from loadtest.gpu.timing import GpuTimer, measure_ceilings
 from loadtest.gpu.verdicts import verdicts
@@ -110,9 +109,9 @@ def parts() -> list[Part]:
         Part(name="tokens", limit_s=240, run=tokens),
         Part(name="residency", limit_s=75, run=partial(measure_residency, crowd=residency.Crowd())),
         Part(name="peers", limit_s=120, run=measure_peers),
-        bench_part("kernels", partial(kernels.benches, GEOMETRIES[0]), limit_s=90),
-        bench_part("experts", partial(experts.benches, MIXTURES[0])),
-        bench_part("experts-gpt-oss", partial(experts.benches, GPT_OSS_MIXTURES[0])),
+        bench_part("kernels", partial(kernels.benches, LLAMA), limit_s=90),
+        bench_part("experts", partial(experts.benches, QWEN_3_MOE)),
+        bench_part("experts-gpt-oss", partial(experts.benches, GPT_OSS)),
         bench_part("states", partial(states.benches, QWEN_3_5, GRANITE_4)),
         Part(
             name="residency-in-host-memory",
@@ -177,11 +176,11 @@ def compile_all(runs: Iterable[Callable[[], object]]) -> None:
 
 def measure_attention(notes: Notes) -> None:
     """Time attention in the shapes of one layer of Llama-3.1-8B, then other libraries' attention."""
-    benches = list(attention.benches(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
+    benches = list(attention.benches(LLAMA, DEVICE, attempt=notes.attempt))
     compile_all(one.run for one in benches)
     ceilings, timer = measure_ceilings(), GpuTimer()
     tell_figures(notes, bench.measure(benches, ceilings, timer, notes.attempt))
-    for name, make in attention.peers(GEOMETRIES[0], DEVICE):
+    for name, make in attention.peers(LLAMA, DEVICE):
         with notes.attempt(name):
             tell_figures(notes, bench.measure([make()], ceilings, timer))
 
@@ -243,7 +242,7 @@ def trace(notes: Notes, runs: Sequence[tuple[engine.Result, Callable[[], object]
 
 def measure_sweeps(notes: Notes) -> None:
     """Try other tile configurations of the kernels that dominate decoding."""
-    found = list(sweep.sweeps(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
+    found = list(sweep.sweeps(LLAMA, DEVICE, attempt=notes.attempt))
     ceilings, timer = measure_ceilings(), GpuTimer()
     for at in range(0, len(found), SWEEPS_AT_ONCE):
         some = found[at : at + SWEEPS_AT_ONCE]
@@ -257,7 +256,7 @@ def measure_sweeps(notes: Notes) -> None:
 
 def measure_tiers(notes: Notes) -> None:
     """Time the transfer of the KV cache blocks of an 8,192-token prompt to the host and back."""
-    for figure in tiers.measure(GEOMETRIES[0], DEVICE, num_blocks=512):
+    for figure in tiers.measure(LLAMA, DEVICE, num_blocks=512):
         notes.add("tiers", asdict(figure))
         share = figure.bytes_per_s / figure.plain_bytes_per_s
         print(f"{figure.name}: {figure.bytes_per_s / 1e9:.1f} GB/s, {share:.0%} of a plain copy", flush=True)

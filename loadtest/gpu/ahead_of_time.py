@@ -4,8 +4,8 @@
     python -m loadtest.gpu.ahead_of_time sm_90
     python -m loadtest.gpu.ahead_of_time --every 4  # a quarter of each kernel's launches, another one for each target
 
-Configurations are recorded from real launches on meta tensors, so there is no list that can go stale. Needs Triton, but
-no GPU.
+They are recorded from starts of the engine on tensors without data, so there is no list that can go stale. Needs
+Triton, but no GPU.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ MAX_SHARED_STORES = 160
 """Most vectors that each thread of a program may write to shared memory, loops counted once; the usual is below 50. A
 layout in which every thread has the whole of a tensor takes hundreds to leave.
 """
+MAX_SPILL_BYTES = 24
+"""Most bytes of registers that a thread may spill: by as much, the compiler's choices for launches that are nearly the
+same differ. It writes so few once, before a loop, and reads them once behind it.
+"""
 USUAL_TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 """Those for which there is to be no complaint; the others are desktop GPUs, on which a few kernels spill."""
 _VECTOR_STORE = re.compile(r"\bst\.shared\.v4\.")
@@ -101,7 +105,7 @@ def compile_for(name: str, launch: Launch) -> Usage:
         complaint = f"{shared_bytes} bytes of shared memory, {target.shared_bytes} are there"
     elif (num_stores := len(_VECTOR_STORE.findall(ptx))) > MAX_SHARED_STORES:
         complaint = f"each thread writes {num_stores} vectors to shared memory"
-    elif spill_bytes:
+    elif spill_bytes > MAX_SPILL_BYTES:
         complaint = f"{spill_bytes} bytes of registers spilled"
     return Usage(
         target=name,

@@ -16,8 +16,8 @@ from kernels.paged_attention.launch import Share, counters, paged_attention
 from kernels.rope_attention.launch import USUAL, AttentionCut, rope_attention
 from kernels.row_quantization.launch import quantize_rows
 from loadtest.gpu.bench import Bench, random_numbers
-from loadtest.gpu.launches import BLOCK_TOKENS, Geometry
 from loadtest.gpu.parts import Attempt
+from loadtest.gpu.sizes import BLOCK_TOKENS, Geometry
 
 ROWS, CONTEXT = 64, 4096
 """The decode shape that has a target."""
@@ -142,11 +142,10 @@ def rope_attention_inputs(
     at = torch.arange(rows, device=device)
     last = tables[:, (context - 1) // BLOCK_TOKENS] * BLOCK_TOKENS + (context - 1) % BLOCK_TOKENS
     qkv = random_numbers(rows, (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, device=device)
-    norm = random_numbers(geometry.head_dim, device=device)
     options: dict[str, Any] = {
         "qkv": qkv,
         "cos_sin": random_numbers(rows, 2, geometry.head_dim, device=device),
-        "norms": (norm, norm) if geometry.has_norms else None,
+        "norms": None,
         "eps": 1e-6,
         "slots": last,
         "rows": torch.stack((at, torch.full_like(at, context - 1), torch.ones_like(at), at), dim=1),

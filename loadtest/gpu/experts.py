@@ -22,9 +22,9 @@ from kernels.streamed_linear.layout import BLOCK, BYTES_PER_WEIGHT
 from kernels.streamed_linear.reference import to_int4
 from loadtest.geometries import MXFP4_EXPONENT
 from loadtest.gpu.bench import Bench, random_numbers
-from loadtest.gpu.expert_launches import Mixture
 from loadtest.gpu.kernels import SHORT
 from loadtest.gpu.parts import Attempt
+from loadtest.gpu.sizes import Mixture
 
 ROWS = (1, 8, 64, 8192)
 RANK, ADAPTERS = 16, 8

@@ -26,8 +26,8 @@ from kernels.streamed_linear.reference import to_int4
 from kernels.token_choice import launch as token_choice
 from loadtest.gpu.attention import random_cache
 from loadtest.gpu.bench import Bench, random_numbers
-from loadtest.gpu.launches import Geometry
 from loadtest.gpu.parts import Attempt
+from loadtest.gpu.sizes import Geometry
 
 RANK, RANKS = 16, (8, 16, 64, 128)
 SHORT = torch.bfloat16 if torch.cuda.is_available() else torch.float16

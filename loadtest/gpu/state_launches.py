@@ -10,7 +10,6 @@ from kernels.causal_conv.launch import causal_conv
 from kernels.gated_delta.launch import gated_delta
 from kernels.selective_scan.launch import selective_scan
 from kernels.state_rows import StateRows
-from loadtest.gpu.meta_tensors import empty, whole
 
 NUM_STATES = 65
 
@@ -99,4 +98,9 @@ def keep_scan_states(layer: ScanLayer, dtype: torch.dtype) -> None:
 
 
 def _rows(count: int) -> StateRows:
-    return StateRows(whole(count), empty(count, dtype=torch.bool))
+    return StateRows(empty(count, dtype=torch.int64), empty(count, dtype=torch.bool))
+
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor without data."""
+    return torch.empty(shape, dtype=dtype, device="meta")

@@ -21,8 +21,8 @@ from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, to_
 from loadtest.gpu.attention import attention_inputs, rope_attention_inputs
 from loadtest.gpu.bench import random_numbers
 from loadtest.gpu.kernels import SHORT
-from loadtest.gpu.launches import Geometry
 from loadtest.gpu.parts import Attempt
+from loadtest.gpu.sizes import Geometry
 from loadtest.gpu.timing import Ceilings, Timer
 
 TOLERANCE = 0.03

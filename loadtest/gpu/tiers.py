@@ -17,7 +17,7 @@ from engine.kv_cache import KvCache
 from engine.ports import BlockOrder
 from engine.tiers.host_slots import HostSlots
 from engine.tiers.mover import TierMover
-from loadtest.gpu.launches import Geometry
+from loadtest.gpu.sizes import Geometry
 
 BLOCK_TOKENS, NUM_LAYERS = 16, 32
 POLL_S = 1e-4

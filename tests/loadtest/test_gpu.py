@@ -29,8 +29,8 @@ from kernels.streamed_linear.reference import to_int4
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.gpu import __main__ as command
 from loadtest.gpu import attention, bench, engine, kernels, peers, summary, sweep, tracing, verdicts
-from loadtest.gpu.launches import Geometry
 from loadtest.gpu.parts import LEAST_S, Notes, Part
+from loadtest.gpu.sizes import Geometry
 from loadtest.gpu.timing import Ceilings
 from loadtest.workloads import token_prompt
 from tests.architecture.source_tree import ROOT
@@ -185,7 +185,7 @@ def test_parts_note_and_print_what_they_find(
     """The command's own way through them, with a trial's sizes and clock."""
     for name, value in (
         ("DEVICE", HERE),
-        ("GEOMETRIES", (GEOMETRY,)),
+        ("LLAMA", GEOMETRY),
         ("measure_ceilings", lambda: CEILINGS),
         ("GpuTimer", CountingTimer),
         ("compile_ahead", lambda runs, num_processes: [run() for run in runs]),

@@ -1,4 +1,4 @@
-"""Every launch of every kernel compiles for every GPU that we name, without spills and within its shared memory."""
+"""Every launch of every kernel compiles for every GPU that we name, with few spills and within its shared memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from tests.interpreter.uninterpreted import run_uninterpreted
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("every", "every_of_others"), [(6, 16), pytest.param(1, 1, marks=[pytest.mark.thorough, pytest.mark.timeout(3600)])]
+    ("every", "every_of_others"),
+    [(12, 32), pytest.param(1, 1, marks=[pytest.mark.thorough, pytest.mark.timeout(5400)])],
 )
 def test_all_kernels_compile_and_fit(every: int, every_of_others: int) -> None:
-    """Each of them for each target, in some of the shapes that they are launched in: all take half an hour."""
+    """Each of them for each target, in some of the shapes that they are launched in: all take an hour."""
     sources = [file.read_text() for file in (ROOT / "kernels").glob("*/*.py")]
     kernels = {name for source in sources for name in re.findall(r"^def (\w+)_kernel\(", source, re.MULTILINE)}
     others = sorted(set(USUAL_TARGETS) - {"sm_90"})
@@ -46,7 +47,6 @@ def test_of_each_kernel_some_launches_are_taken() -> None:
 
 
 SHOW = """
-import torch
 from triton.backends.compiler import GPUTarget
 from loadtest.gpu import launches
 from kernels.architecture import pretending
@@ -54,10 +54,9 @@ from kernels.recording import recording
 from kernels.triton_cache import compile_launch
 
 with pretending("sm_90"), recording() as found:
-    launches.layer(launches.GEOMETRIES[1], torch.bfloat16)
-for launch in found:
-    if launch.kernel.startswith("lora_"):
-        print("KERNEL", launch.kernel, compile_launch(launch, GPUTarget("cuda", 90, 32)).asm["ptx"])
+    launches.rehearse(launches.QWEN_3)
+for kernel, launch in {launch.kernel: launch for launch in found if launch.kernel.startswith("lora_")}.items():
+    print("KERNEL", kernel, compile_launch(launch, GPUTarget("cuda", 90, 32)).asm["ptx"])
 """
 
 
@@ -76,7 +75,7 @@ def test_adapters_matrices_are_read_by_the_widest_loads() -> None:
         assert 16 in ahead or "ld.global.v4.b32" in text, name
 
 
-def test_a_trap_in_a_kernel_s_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trap_in_a_kernel_s_place_and_spilled_registers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler did that to tiles of 128 by 128 whose weights came from registers, and said nothing."""
     made = SimpleNamespace(asm={"ptx": ".entry k()\n{\n\ttrap;\n}\n", "cubin": b""}, metadata=SimpleNamespace(shared=0))
     monkeypatch.setattr(ahead_of_time, "compile_launch", lambda *_: made)
@@ -85,19 +84,23 @@ def test_a_trap_in_a_kernel_s_place_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert "trap" in (ahead_of_time.compile_for("sm_100", launch).complaint or "")
     made.asm["ptx"] = ".entry k()\n{\n\tret;\n}\n"
     assert ahead_of_time.compile_for("sm_100", launch).complaint is None
+    for spilled, complaint in ((24, None), (32, "32 bytes of registers spilled")):
+        monkeypatch.setattr(ahead_of_time, "_resources", lambda _, spilled=spilled: (4, spilled))
+        assert ahead_of_time.compile_for("sm_100", launch).complaint == complaint
 
 
 ROUNDED = """
-import torch
+from loadtest.gpu import launches
 from loadtest.gpu.ahead_of_time import compile_for
 from kernels.architecture import pretending
-from loadtest.gpu.launches import round_fp8
 from kernels.recording import recording
 
 with pretending("sm_90"), recording() as found:
-    round_fp8(64, 4096)
+    launches.rehearse(launches.LLAMA, quantization="fp8")
+rounding = "quantize_rows_kernel", "add_rms_norm_kernel", "activate_and_multiply_kernel"
 for launch in found:
-    print(launch.kernel, compile_for("sm_90", launch).complaint)
+    if launch.kernel in rounding and dict(launch.constants)["LIMIT"]:
+        print(launch.kernel, compile_for("sm_90", launch).complaint)
 """
 
 

@@ -60,7 +60,6 @@ def test_a_kernel_that_does_not_overlap_has_nothing_to_wait_for() -> None:
 
 EXPAND = """
 from dataclasses import replace
-import torch
 from triton.backends.compiler import GPUTarget
 from loadtest.gpu import launches
 from kernels.architecture import pretending
@@ -69,7 +68,7 @@ from kernels.recording import recording
 from kernels.triton_cache import compile_launch
 
 with pretending("sm_90"), recording() as found:
-    launches.layer(launches.GEOMETRIES[1], torch.bfloat16)
+    launches.rehearse(launches.QWEN_3)
 launch = next(launch for launch in found if launch.kernel == "lora_expand_kernel")
 staged = replace(launch, options=tuple({**dict(launch.options), "num_stages": 2}.items()))
 for one in (launch, staged):

@@ -14,8 +14,8 @@ from engine.loading.mxfp4 import Mxfp4Weight
 from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD
 from loadtest.gpu import __main__ as command
 from loadtest.gpu import engine, experts
-from loadtest.gpu.expert_launches import Mixture
 from loadtest.gpu.parts import Notes
+from loadtest.gpu.sizes import Mixture
 from loadtest.gpu.timing import Ceilings
 from tests.loadtest.test_geometries import SMALL
 
@@ -39,7 +39,7 @@ class Timer:
 def test_the_mixture_and_what_it_stands_beside_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in (
         ("DEVICE", HERE),
-        ("MIXTURES", (MIXTURE,)),
+        ("QWEN_3_MOE", MIXTURE),
         ("GpuTimer", Timer),
         ("measure_ceilings", lambda: Ceilings(bytes_per_s=4e12, flop_per_s=8e14)),
         ("compile_ahead", lambda runs, num_processes: None),

@@ -8,7 +8,7 @@ import torch
 from engine.gpu.streamed_linear import Way
 from kernels.architecture import pretending
 from loadtest.gpu import kernels, sweep
-from loadtest.gpu.launches import Geometry
+from loadtest.gpu.sizes import Geometry
 from loadtest.gpu.timing import Ceilings
 
 HERE = torch.device("cuda")

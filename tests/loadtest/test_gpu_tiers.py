@@ -9,8 +9,8 @@ import pytest
 
 from loadtest.gpu import __main__ as command
 from loadtest.gpu import tiers
-from loadtest.gpu.launches import Geometry
 from loadtest.gpu.parts import Notes
+from loadtest.gpu.sizes import Geometry
 
 GEOMETRY = Geometry(name="tiny", hidden=16, inner=16, heads=2, kv_heads=1, head_dim=8)
 
@@ -19,7 +19,7 @@ GEOMETRY = Geometry(name="tiny", hidden=16, inner=16, heads=2, kv_heads=1, head_
 def test_both_ways_are_measured_noted_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "GEOMETRIES", (GEOMETRY,))
+    monkeypatch.setattr(command, "LLAMA", GEOMETRY)
     monkeypatch.setattr(tiers, "NUM_LAYERS", 2)
     (part,) = [part for part in command.parts() if part.name == "tiers"]
     part.run(Notes(tmp_path / "notes"))
