@@ -59,7 +59,7 @@ layout in which every thread has the whole of a tensor takes hundreds to leave.
 """
 MAX_SPILL_BYTES = 24
 """Most bytes of registers that a thread may spill: by as much, the compiler's choices for launches that are nearly the
-same differ. It writes so few once, before a loop, and reads them once behind it.
+same differ. Of those looked at, all but one are written once before a loop, and read once behind it.
 """
 USUAL_TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 """Those for which there is to be no complaint; the others are desktop GPUs, on which a few kernels spill."""
