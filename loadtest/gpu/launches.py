@@ -111,6 +111,8 @@ CACHED: tuple[Config, ...] = (
 QWEN_3_MOE = _named("qwen3-30b-a3b")
 MIXTRAL = _like("Mixtral", 4096, 14336, **_experts(8, 2))
 OTHERS = (
+    # A vocabulary that is no multiple of 16, as GPT-2's
+    _named("qwen3-0.6b", vocab_size=50257),
     _like("Phi3", 3072, 8192, **_heads(24, 8, 128), partial_rotary_factor=0.75),
     MIXTRAL,
     GPT_OSS,
