@@ -86,11 +86,15 @@ class Result:
     """Measurements of one row; times of one step in milliseconds (of the whole prompt for a prefill).
 
     Attributes:
+        bytes_ms, flop_ms: times of reading the bytes and of computing the FLOP of a step at the measured rates.
+        floor_ms: the longer of the two; with adapters, the time of the same row without.
         num_compiled: kernels compiled or loaded during the measurement; should be 0.
     """
 
     title: str
     step_ms: float
+    bytes_ms: float
+    flop_ms: float
     floor_ms: float
     of_floor: float
     target: float | None
@@ -190,6 +194,15 @@ def step_bytes(spec: ModelSpec, work: Work, element_bytes: int) -> float:
         held = BYTES_PER_WEIGHT if work.quantization == "int4" else 1
         weights -= (element_bytes - held) * (num_weights - spec.vocab_size * spec.hidden_size)
     return weights + cache
+
+
+def step_flop(spec: ModelSpec, work: Work) -> float:
+    """Return the FLOP of one decode step at half of the answers' length, or of whole prompts."""
+    if work.answer_tokens == 1:
+        return work.batch * prompt_flop(spec, work.context)
+    context = work.context + work.answer_tokens // 2
+    layers = prompt_flop(spec, context + 1) - prompt_flop(spec, context)
+    return work.batch * (layers + 2.0 * spec.vocab_size * spec.hidden_size)
 
 
 def groups() -> dict[str, list[Work]]:
@@ -304,14 +317,13 @@ def _run(alone: EngineAlone, work: Work, spec: ModelSpec, refs: Sequence[Adapter
         found = once("measured")
     split = found.prefill_split if is_prefill else found.full_split
     step_s = found.prefill_s if is_prefill else split.wall_ms / 1000
-    floor_s = (
-        ceilings.floor_s(0, work.batch * prompt_flop(spec, work.context))
-        if is_prefill
-        else ceilings.floor_s(step_bytes(spec, work, 2), 0)
-    )
+    bytes_s, flop_s = ceilings.floor_s(step_bytes(spec, work, 2), 0), ceilings.floor_s(0, step_flop(spec, work))
+    floor_s = max(bytes_s, flop_s)
     return Result(
         title=work.title,
         step_ms=step_s * 1000,
+        bytes_ms=bytes_s * 1000,
+        flop_ms=flop_s * 1000,
         floor_ms=floor_s * 1000,
         of_floor=floor_s / step_s,
         target=work.target,

@@ -268,6 +268,8 @@ def _result(target: float | None) -> engine.Result:
     return engine.Result(
         title="work",
         step_ms=4.0,
+        bytes_ms=1.0,
+        flop_ms=0.5,
         floor_ms=1.0,
         of_floor=0.25,
         target=target,
@@ -323,7 +325,10 @@ def test_the_floors_of_a_known_model(tmp_path: Path) -> None:
     assert engine.step_bytes(spec, replace(work, batch=0, quantization="int4"), 2) == pytest.approx(
         6.980e9 * (0.5 + 4 / 128) + 2 * 0.525e9, rel=1e-3
     )
-    assert prompt_flop(spec, 8192) == pytest.approx(0.132e15, rel=0.03)
+    prompt = replace(work, batch=1, context=8192, answer_tokens=1)
+    assert engine.step_flop(spec, prompt) == prompt_flop(spec, 8192) == pytest.approx(0.132e15, rel=0.03)
+    # Two for each weight that a step reads, and four for each number of a query and each of 1,024 keys, in 32 layers.
+    assert engine.step_flop(spec, work) == pytest.approx(64 * (2 * 7.505e9 + 4 * 4096 * 1024 * 32), rel=1e-3)
 
 
 def test_rows_of_one_engine_are_one_part() -> None:
@@ -352,7 +357,11 @@ def test_engine_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     # No prompt begins as one before it: what is in the cache is not computed.
     assert len({tuple(prompt[:4]) for prompt in prompts}) == len(prompts)
     assert [result.title for result in results] == [work.title for work in works]
-    assert all(result.step_ms > result.floor_ms > 0 for result in results if "adapters" not in result.title)
+    assert all(
+        result.step_ms > result.floor_ms == max(result.bytes_ms, result.flop_ms) > 0
+        for result in results
+        if "adapters" not in result.title
+    )
     # Adapters are held against the same row without; where there is none, nothing is said of a target.
     assert results[1].floor_ms == results[0].step_ms
     assert results[1].target == 0.9
