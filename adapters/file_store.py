@@ -20,7 +20,7 @@ import numpy as np
 
 from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE, open_under, refuse_pickle
-from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest, read_adapter
+from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest, labels_in, read_adapter
 from adapters.private_file import make_private_folder
 from adapters.tensor_file import MAX_FILE_BYTES, TensorFile
 from adapters.validate import ModuleShapes, validate
@@ -75,7 +75,8 @@ class FileStore:
         """
         config, tensors = read_adapter(name, incoming, partial(validate, shapes=shapes, max_rank=max_rank))
         check_finite(name, tensors)
-        ref = replace(self.ref(name, content_digest(config, tensors)), invocation_ids=config.invocation_ids)
+        ref = self.ref(name, content_digest(config, tensors))
+        ref = replace(ref, invocation_ids=config.invocation_ids, num_labels=labels_in(tensors))
         self.move(incoming, ref)
         return ref
 

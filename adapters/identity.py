@@ -16,6 +16,7 @@ from typing import NewType
 from adapters.folder import read_config_bytes
 from adapters.peft_format import LoraConfig, parse_config
 from adapters.tensor_file import TensorEntry, TensorFile, read_tensor_file
+from adapters.tensor_names import is_head
 
 AdapterDigest = NewType("AdapterDigest", str)
 """Lower-case hex SHA-256."""
@@ -30,12 +31,14 @@ class AdapterRef:
         path: folder with adapter_config.json and adapter_model.safetensors, absolute and resolved.
         digest: identity of the content found there when it was declared.
         invocation_ids: see `LoraConfig`; part of the content.
+        num_labels: of its classifier, 0 if it has none; part of the content.
     """
 
     name: str
     path: str
     digest: AdapterDigest
     invocation_ids: tuple[int, ...] = ()
+    num_labels: int = 0
 
 
 def adapter_digest(folder: str, name: str | None = None) -> AdapterDigest:
@@ -63,6 +66,12 @@ def read_adapter(name: str, folder: str, check: Check | None = None) -> tuple[Lo
     """
     config = parse_config(name, read_config_bytes(name, folder))
     return config, read_tensor_file(name, folder, None if check is None else partial(check, name, config))
+
+
+def labels_in(tensors: TensorFile) -> int:
+    """Return the number of labels of an adapter's classifier, 0 without one."""
+    heads = (entry for entry in tensors.entry_by_name.values() if is_head(entry.name) and entry.shape)
+    return next((entry.shape[0] for entry in heads), 0)
 
 
 def content_digest(config: LoraConfig, tensors: TensorFile) -> AdapterDigest:

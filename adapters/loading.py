@@ -21,7 +21,7 @@ from adapters.identity import AdapterRef, DigestStream
 from adapters.module_forms import fitted, stored_parts
 from adapters.peft_format import LoraConfig, parse_config
 from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
-from adapters.tensor_names import EMBEDDING, WHOLE_MODEL
+from adapters.tensor_names import EMBEDDING, HEAD, WHOLE_MODEL
 from adapters.validate import AdaptedModule, ModuleShapes, validate
 from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, split_modules
 
@@ -172,6 +172,7 @@ class _AdapterReader:
         projections: dict[tuple[int, str], RawProjection] = {}
         columns: dict[tuple[int, str], Columns] = {}
         matrices: dict[str, torch.Tensor] = {}
+        head: torch.Tensor | None = None
         for key, layout in layouts.items():
             self._check_base(layout)
             changed = None
@@ -194,11 +195,14 @@ class _AdapterReader:
                 # Also where both are 0, which would give NaN.
                 ratio = ((own + self.norm_offset) / (old + self.norm_offset)).masked_fill_(own == old, 1.0)
                 changed = Columns(gain=ratio, shift=torch.zeros_like(ratio))
+            elif layout.weight is not None and layout.module == HEAD:
+                head = self._tensor(layout.weight).to(torch.float32, copy=True)
             elif layout.weight is not None:
                 matrices[key[1]] = self._tensor(layout.weight).to(self.dtype, copy=True)
             if changed is not None:
                 columns[key] = changed
-        return RawAdapter(projections=projections, dtype=self.dtype, extras=Extras(columns=columns, matrices=matrices))
+        extras = Extras(columns=columns, matrices=matrices, head=head)
+        return RawAdapter(projections=projections, dtype=self.dtype, extras=extras)
 
     def _lengths(self, layout: AdaptedModule, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Return DoRA's scale of each column: magnitude / |W + scaling B A|, [out] float32.

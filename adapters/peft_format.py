@@ -20,12 +20,12 @@ from adapters.tensor_names import MODEL_MODULES, ROUTER_NAMES, WHOLE_DECODER
 _IGNORED = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
     "init_lora_weights", "lora_dropout", "loftq_config", "lora_ga_config", "megatron_core",
-    "peft_type", "qalora_group_size", "revision", "runtime_config", "task_type",
+    "peft_type", "qalora_group_size", "revision", "runtime_config",
 })  # fmt: skip
 _UNDERSTOOD = frozenset({
     "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "bias", "lora_bias", "use_dora", "modules_to_save", "ensure_weight_tying",
-    "target_parameters", "peft_version", "alora_invocation_tokens", "trainable_token_indices",
+    "target_parameters", "peft_version", "alora_invocation_tokens", "trainable_token_indices", "task_type",
 })  # fmt: skip
 # These initializations change the base model's own weights, and the saved matrices only fit the changed ones.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -62,6 +62,7 @@ class LoraConfig:
         has_lora_bias: B has a bias.
         has_magnitudes: each targeted module's columns are scaled to learned norms (DoRA, arXiv 2402.09353).
         modules_to_save: name suffixes of modules whose weights the adapter replaces entirely.
+        task_type: PEFT's name of what it was trained for; empty if not given.
         prefixes: prefix of the names that patterns and targets refer to, and the prefix of a whole decoder.
         ties_weights: a change of the embedding also applies to a tied output matrix, and the reverse.
         invocation_ids: the tokens of a prompt from which on the adapter applies (aLoRA, `adapters.activation`); empty
@@ -88,6 +89,7 @@ class LoraConfig:
     ties_weights: bool
     invocation_ids: tuple[int, ...]
     tokens: Mapping[str, tuple[int, ...]]
+    task_type: str
     prefixes: tuple[str, str] = WHOLE_DECODER
     patterns: Patterns = field(compare=False, repr=False)
 
@@ -201,6 +203,7 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
         ties_weights=_switch(name, fields, "ensure_weight_tying"),
         invocation_ids=_invocation(name, fields),
         tokens=_tokens(name, fields.get("trainable_token_indices")),
+        task_type=str(fields.get("task_type") or "")[:50],
         patterns=Patterns(name),
     )
     for key, form, patterns in (

@@ -12,7 +12,7 @@ from itertools import islice
 
 from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE, PICKLE_FILES, TENSOR_FILE
-from adapters.identity import AdapterRef, Check, content_digest, read_adapter
+from adapters.identity import AdapterRef, Check, content_digest, labels_in, read_adapter
 from adapters.tensor_file import TensorFile
 from adapters.tokenizer_files import TOKENIZER_FILES, check_tokenizer
 
@@ -87,8 +87,13 @@ def reference(
     config, tensors = read_adapter(name, path, check)
     if examine is not None:
         examine(name, tensors)
-    digest = content_digest(config, tensors)
-    return AdapterRef(name=name, path=path, digest=digest, invocation_ids=config.invocation_ids)
+    return AdapterRef(
+        name=name,
+        path=path,
+        digest=content_digest(config, tensors),
+        invocation_ids=config.invocation_ids,
+        num_labels=labels_in(tensors),
+    )
 
 
 def reference_in(

@@ -35,6 +35,9 @@ CREATE TABLE IF NOT EXISTS trial (name TEXT NOT NULL, number INTEGER NOT NULL, P
 CREATE TABLE IF NOT EXISTS invocation (
     name TEXT NOT NULL, number INTEGER NOT NULL, token_ids TEXT NOT NULL, PRIMARY KEY (name, number)
 );
+CREATE TABLE IF NOT EXISTS head (
+    name TEXT NOT NULL, number INTEGER NOT NULL, num_labels INTEGER NOT NULL, PRIMARY KEY (name, number)
+);
 CREATE TABLE IF NOT EXISTS revision (
     only INTEGER PRIMARY KEY CHECK (only = 0), value INTEGER NOT NULL, store TEXT NOT NULL
 );
@@ -146,6 +149,8 @@ class AdapterStore:
                 if ref.invocation_ids:
                     invocation = (ref.name, number, json.dumps(ref.invocation_ids))
                     self._database.execute("INSERT INTO invocation VALUES (?, ?, ?)", invocation)
+                if ref.num_labels:
+                    self._database.execute("INSERT INTO head VALUES (?, ?, ?)", (ref.name, number, ref.num_labels))
             if percent:
                 split = {number: 100} if entry is None else entry.split_with(number, percent)
                 if entry is not None:
@@ -184,7 +189,7 @@ class AdapterStore:
             removed = max(removed, self._last_removed(name))
             self._database.execute("INSERT OR REPLACE INTO last_removed VALUES (?, ?)", (name, removed))
             if number is None:
-                for table in ("version", "split", "trial", "invocation"):
+                for table in ("version", "split", "trial", "invocation", "head"):
                     self._database.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
                 return
             self._forget(name, [number])
@@ -247,23 +252,16 @@ class AdapterStore:
         rows = self._database.execute(
             f"SELECT name, number, base, digest, path, created_s FROM version {where} ORDER BY 1, 2", values
         )
-        invocations = {
-            (name, number): tuple(json.loads(token_ids))
-            for name, number, token_ids in self._database.execute(f"SELECT * FROM invocation {where}", values)
-        }
+        read = self._database.execute(f"SELECT * FROM invocation {where}", values)
+        invocations = {(name, number): tuple(json.loads(token_ids)) for name, number, token_ids in read}
+        read = self._database.execute(f"SELECT * FROM head {where}", values)
+        labels = {(name, number): num_labels for name, number, num_labels in read}
         on_trial = set(self._database.execute(f"SELECT name, number FROM trial {where}", values))
         for name, number, base, digest, path, created_s in rows:
-            version = AdapterVersion(
-                number=number,
-                ref=AdapterRef(
-                    name=name,
-                    path=path,
-                    digest=AdapterDigest(digest),
-                    invocation_ids=invocations.get((name, number), ()),
-                ),
-                created_s=created_s,
-                is_on_trial=(name, number) in on_trial,
-            )
+            key, digest = (name, number), AdapterDigest(digest)
+            ids, count = invocations.get(key, ()), labels.get(key, 0)
+            ref = AdapterRef(name=name, path=path, digest=digest, invocation_ids=ids, num_labels=count)
+            version = AdapterVersion(number=number, ref=ref, created_s=created_s, is_on_trial=key in on_trial)
             versions.setdefault(name, []).append(version)
             base_by_name[name] = base
         split: dict[str, list[tuple[int, int]]] = {}
@@ -383,7 +381,7 @@ class AdapterStore:
 
     def _forget(self, name: str, numbers: Sequence[int]) -> None:
         going = [(name, number) for number in numbers]
-        for table in ("version", "trial", "invocation"):
+        for table in ("version", "trial", "invocation", "head"):
             self._database.executemany(f"DELETE FROM {table} WHERE name = ? AND number = ?", going)
 
     def _split(self, name: str, split: Mapping[int, int]) -> None:

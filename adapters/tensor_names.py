@@ -15,8 +15,13 @@ _TENSOR_NAME = re.compile(
     r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]"
     r"|token_adapter\.(?:trainable_tokens_delta|base_layer\.weight)|(?:base_layer\.)?(?:bias|weight))"
 )
-_CLASSIFIER = re.compile(r"(?:base_model\.model\.)?(?P<head>score|classifier|qa_outputs|v_head|value_head)\.")
-"""Heads of adapters for tasks other than generation (PEFT's `SEQ_CLS`, `TOKEN_CLS`; reward models)."""
+HEAD = "score"
+"""The classifier of `AutoModelForSequenceClassification` on a decoder, which the base lacks."""
+_HEAD_WEIGHT = re.compile(rf"(?:base_model\.model\.)?{HEAD}\.weight")
+_OTHER_HEAD = re.compile(
+    r"(?:base_model\.model\.)?(?P<head>(?:score|classifier|qa_outputs|v_head|value_head)\.[a-zA-Z_.]{1,60})"
+)
+"""Heads of adapters for other tasks (PEFT's `TOKEN_CLS`, `QUESTION_ANS`; TRL's value models), or changed otherwise."""
 WHOLE_DECODER = ("", "")
 _BY_BEGINNING = {
     # Trained on the decoder alone (`AutoModel`, as for embedding models).
@@ -51,11 +56,13 @@ def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
     Raises:
         AdapterError: it is not the name of a LoRA tensor.
     """
+    if is_head(tensor):
+        return HEAD, "weight"
     match = _TENSOR_NAME.fullmatch(tensor)
-    head = _CLASSIFIER.match(tensor)
+    head = _OTHER_HEAD.match(tensor)
     if head is not None:
         raise AdapterError(
-            name, f"it brings a classifier, {head['head']!r}; a base model that generates text has no place for one"
+            name, f"it brings a classifier, {head['head']!r}, and of these only '{HEAD}.weight' (SEQ_CLS) is supported"
         )
     if match is None:
         raise AdapterError(name, f"tensor {tensor[:200]!r} is not one of a LoRA adapter for a decoder")
@@ -64,6 +71,11 @@ def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
     # PEFT wraps a targeted module, so the module's own bias is one level deeper.
     part = match["part"].removeprefix("token_adapter.")
     return module, "bias" if part == "base_layer.bias" else part
+
+
+def is_head(tensor: str) -> bool:
+    """Tell whether a tensor, by its name, is the weight of a classifier: [labels, hidden]."""
+    return _HEAD_WEIGHT.fullmatch(tensor) is not None
 
 
 def prefixes_of(tensor: str) -> tuple[str, str]:

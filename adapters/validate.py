@@ -10,7 +10,15 @@ from adapters.experts import ExpertPlace, Stack, are_swapped, halves_of, is_pair
 from adapters.module_forms import fitted
 from adapters.peft_format import LoraConfig
 from adapters.tensor_file import TensorEntry
-from adapters.tensor_names import EMBEDDING, ROUTER, WHOLE_MODEL, parse_module_name, parse_tensor_name, prefixes_of
+from adapters.tensor_names import (
+    EMBEDDING,
+    HEAD,
+    ROUTER,
+    WHOLE_MODEL,
+    parse_module_name,
+    parse_tensor_name,
+    prefixes_of,
+)
 
 ModuleShapes = Mapping[str, tuple[int, ...]]
 """Shapes of everything in the base that takes an adapter, by full name: (in, out) of linear modules
@@ -29,6 +37,9 @@ _EMBEDDING_PARTS = _END_PARTS | {"lora_embedding_A", "lora_embedding_B"}
 _HEAD_PARTS = _END_PARTS | {"lora_A.weight", "lora_B.weight", "lora_B.bias"}
 _ENDS = (EMBEDDING, "lm_head")
 _EXPERT_PARTS = frozenset({"lora_A.weight", "lora_B.weight"})
+_HEAD_NAMES = frozenset({HEAD, "classifier"})
+"""What PEFT adds to `modules_to_save` of a classifier, whichever of them the base has."""
+MAX_LABELS = 1024
 _HALVES = {"A": ("lora_A.weight", "lora_embedding_A"), "B": ("lora_B.weight", "lora_embedding_B")}
 
 
@@ -81,6 +92,7 @@ def validate(
         parts_by_module[module][part] = entry
     if not parts_by_module:
         raise AdapterError(name, "it holds no tensors")
+    layouts = _head_layout(name, config, parts_by_module.pop(HEAD, {}), shapes)
     shapes = fitted(shapes, parts_by_module)
     _check_ends(name, parts_by_module, shapes)
     module_by_key: dict[tuple[int, str], str] = {}
@@ -111,7 +123,6 @@ def validate(
         if len(place.shape) > 2 and (a := parts_by_module[module].get("lora_A.weight")) is not None and a.shape
     ]
     swapped = are_swapped(name, config, stacks)
-    layouts: dict[tuple[int, str], AdaptedModule] = {}
     for key, module in module_by_key.items():
         parts, at = parts_by_module[module], place_by_module.get(module)
         is_router = key[1] == ROUTER
@@ -119,7 +130,7 @@ def validate(
         shape = shapes[module] if at is None else at.shape
         stack = Stack(shape[0], is_paired(shape), swapped) if len(shape) > 2 else None
         layouts[key] = _layout(name, module, parts, config, shape, max_rank, stack)
-    _check_complete(name, config, parts_by_module, shapes)
+    _check_complete(name, config, parts_by_module, shapes, has_head=(WHOLE_MODEL, HEAD) in layouts)
     return layouts
 
 
@@ -128,6 +139,34 @@ def _check_ends(name: str, parts_by_module: Mapping[str, Mapping[str, TensorEntr
     for module in _ENDS:
         if module in shapes:
             _check_whole(name, module, parts_by_module.get(module, {}), shapes[module])
+
+
+def _head_layout(
+    name: str, config: LoraConfig, parts: Mapping[str, TensorEntry], shapes: ModuleShapes
+) -> dict[tuple[int, str], AdaptedModule]:
+    """Return the layout of a classifier, if there is one.
+
+    It is refused if it is of another task than a text's, or does not fit the base's final hidden states.
+    """
+    weight = parts.get("weight")
+    if weight is None:
+        return {}
+    if config.task_type != "SEQ_CLS":
+        raise AdapterError(
+            name, f"it brings a classifier, and its task_type is {config.task_type!r}; only 'SEQ_CLS' is supported"
+        )
+    if _HEAD_NAMES.isdisjoint(config.modules_to_save):
+        raise AdapterError(name, f"it has a weight for {HEAD}, which its modules_to_save do not name")
+    if EMBEDDING not in shapes:
+        raise AdapterError(name, "classifiers are not supported for a base that transformers computes")
+    hidden = shapes[EMBEDDING][1]
+    if len(weight.shape) != 2 or weight.shape[1] != hidden or not 1 <= weight.shape[0] <= MAX_LABELS:
+        raise AdapterError(
+            name,
+            f"weight of {HEAD} has shape {list(weight.shape)}, and the base model needs {hidden} columns, and 1 to "
+            f"{MAX_LABELS} labels",
+        )
+    return {(WHOLE_MODEL, HEAD): AdaptedModule(module=HEAD, scaling=1.0, weight=weight)}
 
 
 def _check_invocation(
@@ -218,7 +257,12 @@ def _check_parts(
 
 
 def _check_complete(
-    name: str, config: LoraConfig, parts_by_module: Mapping[str, Mapping[str, TensorEntry]], shapes: ModuleShapes
+    name: str,
+    config: LoraConfig,
+    parts_by_module: Mapping[str, Mapping[str, TensorEntry]],
+    shapes: ModuleShapes,
+    *,
+    has_head: bool,
 ) -> None:
     """Refuse an adapter whose configuration names modules without tensors, or modules that the base lacks."""
     name_by_key = {parse_module_name(module): module for module in parts_by_module}
@@ -235,7 +279,8 @@ def _check_complete(
         if config.is_saved(module) and not module.endswith(".bias") and "weight" not in parts:
             raise AdapterError(name, f"its modules_to_save name {module}, for which it has no weight")
     for saved in config.modules_to_save:
-        if not any(config.is_saved(module, (saved,)) for module in shapes):
+        is_head = has_head and saved in _HEAD_NAMES
+        if not is_head and not any(config.is_saved(module, (saved,)) for module in shapes):
             raise AdapterError(
                 name, f"modules_to_save names {saved[:100]!r}, which is neither a norm, embed_tokens nor lm_head"
             )

@@ -47,14 +47,17 @@ class Extras:
     Attributes:
         columns: by (layer, module), of linear modules and norms: from biases, DoRA magnitudes and norm weights.
         matrices: "embed_tokens" or "lm_head" [vocab, hidden] in the engine's dtype; each replaces the base's.
+        head: [labels, hidden] float32, the classifier of the adapter; None for none. Always in host memory.
     """
 
     columns: Mapping[tuple[int, str], Columns] = field(default_factory=dict)
     matrices: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    head: torch.Tensor | None = None
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors."""
-        return [t for item in self.columns.values() for t in (item.gain, item.shift)] + list(self.matrices.values())
+        columns = [t for item in self.columns.values() for t in (item.gain, item.shift)]
+        return [*columns, *self.matrices.values(), *([] if self.head is None else [self.head])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,8 +64,11 @@ class KnownAdapters:
 def _read(path: Path) -> dict[str, AdapterRef]:
     try:
         return {
-            key: AdapterRef(name=name, path=folder, digest=AdapterDigest(digest), invocation_ids=tuple(ids))
-            for key, (name, folder, digest, ids) in json.loads(path.read_bytes()).items()
+            key: AdapterRef(
+                name=name, path=folder, digest=AdapterDigest(digest), invocation_ids=tuple(ids), num_labels=sum(labels)
+            )
+            # Files of earlier releases tell no labels: those refused what has any.
+            for key, (name, folder, digest, ids, *labels) in json.loads(path.read_bytes()).items()
         }
     except FileNotFoundError:
         return {}

@@ -1,17 +1,22 @@
-"""Pool hidden states into one vector per request that asks for it, chunk by chunk as its tokens are computed."""
+"""Pool hidden states into one vector per request that asks for it, chunk by chunk as its tokens are computed.
+
+An adapter's classifier turns it into scores on the host, in float32: a few rows, for which no kernel is worth it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
+from engine.lora import WeightsOf
 from engine.request import Pooling, RequestId
 from engine.step import StepPlan
 
 Vector = Callable[[], torch.Tensor]
-"""Waits for a vector that a device may still be computing, [hidden] float32, and returns it."""
+"""Waits for a vector that a device may still be computing, [hidden] or [labels] float32, and returns it."""
 
 
 def packed(vector: torch.Tensor) -> bytes | None:
@@ -29,6 +34,16 @@ def pooled_ranges(plan: StepPlan) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
+def heads_of(plan: StepPlan, weights_of: WeightsOf) -> dict[RequestId, torch.Tensor]:
+    """Return the classifiers, [labels, hidden] each, of the requests that the step completes.
+
+    To be called before the step is computed: a request canceled while it is paused holds its adapter no more.
+    """
+    asked = (row.request for row in plan.rows if row.request.pooling is Pooling.CLASS and row.ends_prompt)
+    heads = ((r.request_id, weights_of(r.adapter).extras.head) for r in asked if r.adapter is not None)
+    return {request_id: head for request_id, head in heads if head is not None}
+
+
 class Pooler:
     """Running sums of hidden states, by the request's row.
 
@@ -44,11 +59,14 @@ class Pooler:
         """Forget a row; idempotent."""
         self._sum_by_row.pop(row, None)
 
-    def add(self, plan: StepPlan, hidden: Sequence[torch.Tensor]) -> dict[RequestId, Vector]:
+    def add(
+        self, plan: StepPlan, hidden: Sequence[torch.Tensor], heads: Mapping[RequestId, torch.Tensor]
+    ) -> dict[RequestId, Vector]:
         """Add the hidden states of the ranges of `pooled_ranges`; return the vectors that are now complete.
 
         Args:
             hidden: [tokens of the range, hidden] each; not retained.
+            heads: as returned by `heads_of`.
         """
         whole: dict[RequestId, Vector] = {}
         pooled = [row for row in plan.rows if row.num_pooled]
@@ -59,5 +77,13 @@ class Pooler:
             self._sum_by_row[row.row] = total
             if row.ends_prompt:
                 count = row.end if row.request.pooling is Pooling.MEAN else 1
-                whole[row.request.request_id] = self._fetch(self._sum_by_row.pop(row.row) / count)
+                vector = self._fetch(self._sum_by_row.pop(row.row) / count)
+                request_id = row.request.request_id
+                is_class = row.request.pooling is Pooling.CLASS
+                whole[request_id] = partial(_scores, heads.get(request_id), vector) if is_class else vector
         return whole
+
+
+def _scores(head: torch.Tensor | None, vector: Vector) -> torch.Tensor:
+    # Gateways refuse what has no classifier. If such a request comes another way, it fails alone, not the step.
+    return torch.full((1,), torch.nan) if head is None else head @ vector()

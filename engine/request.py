@@ -45,6 +45,8 @@ class Pooling(StrEnum):
     """The hidden state of the last token, which attends to all others."""
     MEAN = "mean"
     """Their mean. Every token is computed, even if it is cached."""
+    CLASS = "class"
+    """The scores that the adapter's classifier gives the last token's: a vector of one number for each label."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -222,7 +224,7 @@ class Emission:
         num_accepted, num_rejected: draft tokens taken from the prediction so far that were accepted, and rejected.
         logprobs: one per token in `token_ids`, if requested.
         prompt_logprobs: one per prompt token except the first, if requested; sent with the request's first token.
-        pooled: the vector of a pooling request: float32, little-endian. Sent with STOP.
+        pooled: the vector, or the scores, of a pooling request: float32, little-endian. Sent with STOP.
         error: one sentence for the client if `finish_reason` is FAILED, UNAVAILABLE, UNFOLLOWABLE or EXPIRED.
     """
 

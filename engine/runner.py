@@ -16,7 +16,7 @@ from engine.kv_cache import KvCache
 from engine.lora import AdapterSegment, Segment, WeightsOf, collect_segments
 from engine.metrics import StepTimes
 from engine.placing import placed
-from engine.pooling import Pooler, Vector, packed, pooled_ranges
+from engine.pooling import Pooler, Vector, heads_of, packed, pooled_ranges
 from engine.request import RequestId
 from engine.sampling.logprobs import read_told, tell
 from engine.sampling.sampler import NOT_FINITE, Drawing, Sampler
@@ -49,10 +49,11 @@ class StepModel(Protocol):
 
 @dataclass(slots=True)
 class _Begun:
-    """A plan that is being computed."""
+    """A plan that is being computed; `heads` as in `engine.pooling.heads_of`."""
 
     plan: StepPlan
     batch: DecoderBatch
+    heads: dict[RequestId, torch.Tensor]
     paused: PausedStep | None = None
     is_overwritten: bool = False
 
@@ -103,7 +104,8 @@ class Runner:
         self._update_rows(plan)
         batch = self._batch(plan)
         self._cache.clear(self._buffers.fresh_blocks(plan))
-        self._begun.append(_Begun(plan, batch))
+        heads = heads_of(plan, self._weights_of) if plan.has_pooled else {}
+        self._begun.append(_Begun(plan, batch, heads))
         self.times.prepare_s += time.monotonic() - started
 
     @torch.inference_mode()
@@ -122,7 +124,7 @@ class Runner:
             begun.paused = output
             return True
         self._begun.pop()
-        self._submitted.append(self._draw(begun.plan, output))
+        self._submitted.append(self._draw(begun, output))
         self.times.sample_s += time.monotonic() - computed
         return False
 
@@ -179,7 +181,8 @@ class Runner:
             batch = replace(batch, state_moves=plan.state_moves)
         return replace(batch, pooled=pooled_ranges(plan)) if plan.has_pooled else batch
 
-    def _draw(self, plan: StepPlan, output: StepOutput) -> _Submitted:
+    def _draw(self, begun: _Begun, output: StepOutput) -> _Submitted:
+        plan = begun.plan
         rows = [row for row in plan.rows if row.samples]
         scores, lines = self._scored(plan, output.logits)
         # The sampler may overwrite its input, so that rows needed later are copied.
@@ -187,7 +190,7 @@ class Runner:
         first = output.logits if are_all else output.logits[placed(lines, output.logits.device)]
         drawing = self._sampler.draw(first, [row.row for row in rows], [row.end for row in rows])
         self._buffers.keep(drawing.token_ids)
-        vectors = self._pooler.add(plan, output.hidden) if plan.has_pooled else {}
+        vectors = self._pooler.add(plan, output.hidden, begun.heads) if plan.has_pooled else {}
         return _Submitted(rows, lines, scores, output.logits, drawing, vectors)
 
     def _scored(

@@ -89,7 +89,7 @@ class StepRow(NamedTuple):
         """Positions at the end of this row whose hidden states are pooled."""
         if self.request.pooling is Pooling.MEAN:
             return self.num_tokens
-        return int(self.request.pooling is Pooling.LAST and self.ends_prompt)
+        return int(self.request.pooling is not None and self.ends_prompt)
 
     @property
     def ends_prompt(self) -> bool:

@@ -28,6 +28,7 @@ from app.routes import (
     adapters,
     batches,
     chat,
+    classify,
     completions,
     embeddings,
     files,
@@ -45,8 +46,8 @@ from app.routes.context import GUARDS
 from app.settings import BatchSettings, LimitSettings
 
 _RESOURCES = (
-    chat, completions, responses, messages, embeddings, rerank, models, moderations, tokens, adapters, accounts,
-    files, batches, requests, health, page,
+    chat, completions, responses, messages, embeddings, classify, rerank, models, moderations, tokens, adapters,
+    accounts, files, batches, requests, health, page,
 )  # fmt: skip
 _ROUTES = [route for resource in _RESOURCES for route in resource.router.routes]
 _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."

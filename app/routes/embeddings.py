@@ -10,16 +10,17 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from app.http.json_route import JsonResponse, JsonRoute
-from app.routes.context import ERRORS, Context
+from app.routes.context import ERRORS, Context, RouteContext
 from app.schemas.completions import WirePrompt
 from app.schemas.wire import ASKS_NOTHING, ModelName, WireRequest, WireResponse
 from app.translation.prompts import check_size, plain_prompts
+from deployments.generation import TextPrompt, TokenPrompt
 from deployments.pooled import EmbeddingRequest
 from engine.request import Pooling
 
 
-class EmbeddingsRequest(WireRequest):
-    """Ask for one vector per input: the pooled final hidden states of a base model, with or without an adapter."""
+class PooledFields(WireRequest):
+    """Fields of every request that has something computed of each of its inputs."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "add_special_tokens": (None, True),
@@ -28,14 +29,29 @@ class EmbeddingsRequest(WireRequest):
     }
 
     model: ModelName
-    input: WirePrompt = Field(description="Text or token ids, or an array of either for several vectors.")
+    input: WirePrompt = Field(description="Text or token ids, or an array of either for several inputs.")
+    user: str | None = Field(default=None, max_length=512, description="Accepted, no effect.")
+
+    def inputs(self, context: RouteContext) -> tuple[TextPrompt | TokenPrompt, ...]:
+        """Return the inputs.
+
+        Raises:
+            RequestError: they are too many or too long.
+        """
+        inputs = plain_prompts(self.input, context.limits.max_embedding_inputs, "inputs", field="input")
+        check_size(inputs, context.limits, field="input")
+        return inputs
+
+
+class EmbeddingsRequest(PooledFields):
+    """Ask for one vector per input: the pooled final hidden states of a base model, with or without an adapter."""
+
     encoding_format: Literal["float", "base64"] | None = Field(
         default=None, description="`base64` encodes little-endian float32; defaults to `float`."
     )
     dimensions: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="Keep this many leading numbers of each vector."
     )
-    user: str | None = Field(default=None, max_length=512, description="Accepted, no effect.")
     pooling: Literal["last", "mean"] | None = Field(
         default=None, description="Extension: the last token's hidden state or the mean of all; null: the model's own."
     )
@@ -72,12 +88,10 @@ router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
 @router.post("/v1/embeddings", response_model=EmbeddingsResponse, responses=ERRORS)
 async def create_embeddings(body: EmbeddingsRequest, context: Context) -> Response:
     """Return one vector per input."""
-    inputs = plain_prompts(body.input, context.limits.max_embedding_inputs, "inputs", field="input")
-    check_size(inputs, context.limits, field="input")
     request = EmbeddingRequest(
         request_id=context.generation_id(context.head("embd-", body.model)),
         model=body.model,
-        inputs=inputs,
+        inputs=body.inputs(context),
         pooling=None if body.pooling is None else Pooling(body.pooling),
         dimensions=body.dimensions,
         normalizes=body.normalize is not False,

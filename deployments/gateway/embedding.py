@@ -66,6 +66,9 @@ class Embedding:
             TimeoutError: the deadline has passed.
             RequestError, OverloadError, EngineError: as raised by the tokenizer, the classifier and the engine.
         """
+        is_class = self._request.pooling is Pooling.CLASS
+        if is_class and (self._adapter is None or not self._adapter.num_labels):
+            raise RequestError.about("model", "has no classifier; name an adapter that was trained for SEQ_CLS.")
         width, asked = self._model.config.hidden_size, self._request.dimensions
         if asked is not None and asked > width:
             raise RequestError.about("dimensions", f"is {asked}; this model's vectors have {width}.")

@@ -13,6 +13,7 @@ whole model, or experts, are counted separately, so a batch without them pays no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -121,7 +122,7 @@ def _laid_out(extras: Extras) -> Extras:
     own = dict(extras.matrices)
     if "lm_head" in own:
         own["lm_head"] = to_panels(own["lm_head"])
-    return Extras(columns=extras.columns, matrices=own)
+    return replace(extras, matrices=own)
 
 
 def padded_rank(rank: int) -> int:

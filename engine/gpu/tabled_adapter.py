@@ -49,6 +49,7 @@ class _Layout:
         first_expert: number of entries before those of experts, possibly all.
         norm_width: of the final norm, 0 if the adapter does not change it.
         changes_whole_model, is_finite: as in `AdapterWeights`.
+        head: as in `Extras`; not in the buffer.
     """
 
     num_bytes: int
@@ -58,15 +59,19 @@ class _Layout:
     norm_width: int
     changes_whole_model: bool
     is_finite: bool
+    head: torch.Tensor | None
 
     def extras(self, pages: Sequence[torch.Tensor]) -> Extras:
-        """Return views of the final norm's columns, which torch operators apply to hidden states that are returned."""
+        """Return views of the final norm's columns, which torch operators apply to hidden states that are returned.
+
+        And the head, which is applied on the host.
+        """
         if not self.norm_width:
-            return Extras()
+            return Extras(head=self.head)
         page, start = divmod(int(self.offsets[entry_of(WHOLE_MODEL, "norm"), COLUMNS]), pages[0].numel())
         count = 2 * self.norm_width * torch.float32.itemsize // pages[0].itemsize
         gain, shift = pages[page][start : start + count].view(torch.float32).split(self.norm_width)
-        return Extras(columns={(WHOLE_MODEL, "norm"): Columns(gain=gain, shift=shift)})
+        return Extras(columns={(WHOLE_MODEL, "norm"): Columns(gain=gain, shift=shift)}, head=self.head)
 
     def table(self, pages: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the addresses and ranks, on the host."""
@@ -150,6 +155,7 @@ class TabledAdapter(AdapterWeights):
             norm_width=width,
             changes_whole_model=source.changes_whole_model,
             is_finite=source.is_finite(),
+            head=source.extras.head,
         )
         return cls([flat], layout)
 
@@ -160,8 +166,9 @@ class TabledAdapter(AdapterWeights):
 
     @property
     def num_bytes(self) -> int:
-        """Memory in bytes; `extras` are views of it."""
-        return self._layout.num_bytes
+        """Memory in bytes; `extras` are views of it, except the head, which counts although no device holds it."""
+        head = self._layout.head
+        return self._layout.num_bytes + (0 if head is None else head.nbytes)
 
     @property
     def num_pages(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.config import ResolvedConfig
 from engine.errors import RequestError
-from engine.request import Request
+from engine.request import Pooling, Request
 
 
 def check_request(request: Request, config: ResolvedConfig) -> None:
@@ -22,6 +22,8 @@ def check_request(request: Request, config: ResolvedConfig) -> None:
         raise RequestError(
             "This is an embedding model: it has no output matrix and cannot generate text.", field="model"
         )
+    if request.pooling is Pooling.CLASS and request.adapter is None:
+        raise RequestError("A base model has no classifier; an adapter that brings one is needed.", field="model")
     if is_pooled and num_known > limit:
         raise RequestError(
             f"This model's maximum context length is {limit} tokens, but the input has {num_known} tokens.",

@@ -19,7 +19,7 @@ from adapters.file_store import INCOMING, MARGIN_BYTES, FileStore, copy_files
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 from adapters.tensor_file import MAX_FILE_BYTES
-from tests.adapters.handmade import HOLE_BYTES, SHAPES, make_tensors, write, write_a_hole
+from tests.adapters.handmade import HOLE_BYTES, SHAPES, make_config, make_tensors, write, write_a_hole
 
 
 @pytest.fixture
@@ -42,6 +42,12 @@ def test_a_content_is_kept_once_by_its_digest(store: FileStore, tmp_path: Path) 
     assert names(tmp_path) == [refs[0].digest]
     store.delete(refs[0].digest)
     assert names(tmp_path) == []
+
+
+def test_a_classifier_is_told_by_its_reference(store: FileStore, tmp_path: Path) -> None:
+    tensors = make_tensors() | {"base_model.model.score.weight": torch.ones(3, 16)}
+    source = write(tmp_path / "a", make_config(task_type="SEQ_CLS", modules_to_save=["score"]), tensors)
+    assert store.keep("a", store.bring(partial(copy_files, "a", source)), SHAPES, 16).num_labels == 3
 
 
 def test_files_of_others_are_not_deleted(store: FileStore, tmp_path: Path) -> None:

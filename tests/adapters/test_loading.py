@@ -84,6 +84,26 @@ def test_magnitudes_and_biases_are_measured_by_the_base(tmp_path: Path) -> None:
     assert not weights.changes_whole_model
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_classifier_is_kept_in_float32_and_changes_nothing_of_the_base(tmp_path: Path, dtype: torch.dtype) -> None:
+    head = torch.randn(3, 16)
+    tensors = make_tensors() | {"base_model.model.score.weight": head}
+    write(tmp_path, make_config(task_type="SEQ_CLS", modules_to_save=["classifier", "score"]), tensors)
+    ref = reference("demo", str(tmp_path))
+    weights = AdapterLoader(SHAPES, 64, dtype, opens(no_base)).load(ref)
+    assert ref.num_labels == 3
+    assert weights.extras.head is not None
+    assert torch.equal(weights.extras.head, head)
+    assert not weights.changes_whole_model
+    write(tmp_path / "plain")
+    plain = AdapterLoader(SHAPES, 64, dtype, opens(no_base)).load(reference("demo", str(tmp_path / "plain")))
+    assert weights.num_bytes == plain.num_bytes + head.nbytes
+    head[1, 2] = torch.nan
+    write(tmp_path, make_config(task_type="SEQ_CLS", modules_to_save=["score"]), tensors)
+    with pytest.raises(AdapterError, match=r"score\.weight' holds NaN"):
+        load(tmp_path)
+
+
 def test_the_base_is_opened_once_for_each_load_and_closed_after_it(tmp_path: Path) -> None:
     is_open = []
 

@@ -5,8 +5,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -55,9 +57,24 @@ def test_names_outlive_the_process(tmp_path: Path) -> None:
     second.close()
 
 
-def test_invocation_tokens_belong_to_their_version(tmp_path: Path) -> None:
+def test_a_store_of_a_release_without_classifiers_opens(tmp_path: Path) -> None:
     path = str(tmp_path / "adapters.sqlite")
-    activated = replace(ref("sql", "b"), invocation_ids=(7, 0))
+    first = AdapterStore(path)
+    first.add(ref("sql", "a"), "m")
+    first.close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE head")
+    second = AdapterStore(path)
+    second.add(replace(ref("mood", "b"), num_labels=2), "m")
+    found = {name: entry.versions[0].ref.num_labels for name, entry in second.catalogue().entries.items()}
+    assert found == {"mood": 2, "sql": 0}
+    second.close()
+
+
+@pytest.mark.parametrize("own", [{"invocation_ids": (7, 0)}, {"num_labels": 3}])
+def test_invocation_tokens_and_labels_belong_to_their_version(tmp_path: Path, own: dict[str, Any]) -> None:
+    path = str(tmp_path / "adapters.sqlite")
+    activated = replace(ref("sql", "b"), **own)
     for _ in range(2):
         store = AdapterStore(path)
         store.add(ref("sql", "a"), "m")

@@ -8,7 +8,7 @@ import pytest
 
 from adapters.errors import AdapterError
 from adapters.peft_format import LoraConfig, parse_config
-from adapters.tensor_names import WHOLE_MODEL, parse_module_name, parse_tensor_name, prefixes_of
+from adapters.tensor_names import HEAD, WHOLE_MODEL, parse_module_name, parse_tensor_name, prefixes_of
 from tests.adapters.handmade import make_config
 
 Q3 = "model.layers.3.self_attn.q_proj"
@@ -101,7 +101,18 @@ def test_other_tensors_are_refused(tensor: str) -> None:
         parse_tensor_name("demo", tensor)
 
 
-@pytest.mark.parametrize("head", ["score", "classifier", "v_head"])
-def test_a_classifier_is_refused_as_that(head: str) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        "score.bias", "score.lora_A.weight", "score.dense.weight", "classifier.weight", "classifier.out_proj.weight",
+        "qa_outputs.weight", "v_head.summary.weight", "value_head.weight",
+    ],
+)  # fmt: skip
+def test_other_heads_than_a_plain_score_are_refused_as_that(head: str) -> None:
     with pytest.raises(AdapterError, match=f"brings a classifier, '{head}'"):
-        parse_tensor_name("demo", f"base_model.model.{head}.weight")
+        parse_tensor_name("demo", f"base_model.model.{head}")
+
+
+@pytest.mark.parametrize("name", ["base_model.model.score.weight", "score.weight"])
+def test_the_weight_of_a_score_is_the_head(name: str) -> None:
+    assert parse_tensor_name("demo", name) == (HEAD, "weight")

@@ -133,6 +133,7 @@ Q0 = "model.layers.0.self_attn.q_proj"
 EMBEDDING = {"model.embed_tokens.lora_embedding_A": (4, 32), "model.embed_tokens.lora_embedding_B": (16, 4)}
 ROWS = {"model.embed_tokens.token_adapter.trainable_tokens_delta": (2, 16)}
 HEAD_ROWS = {"lm_head.token_adapter.trainable_tokens_delta": (2, 16)}
+SCORE = {"score.weight": (3, 16)}
 HEAD = {"lm_head.lora_A.weight": (4, 16), "lm_head.lora_B.weight": (32, 4)}
 
 
@@ -149,6 +150,14 @@ def changed(added: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
         ({"modules_to_save": ["model.norm"]}, {"model.norm.weight": (16,)}, (-1, "norm")),
         ({"modules_to_save": ["embed_tokens"]}, {"model.embed_tokens.weight": (32, 16)}, (-1, "embed_tokens")),
         ({"modules_to_save": ["lm_head"]}, {"lm_head.weight": (32, 16)}, (-1, "lm_head")),
+        ({"task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}, SCORE, (-1, "score")),
+        ({"task_type": "SEQ_CLS", "modules_to_save": ["score"]}, {"score.weight": (1, 16)}, (-1, "score")),
+        ({"task_type": "SEQ_CLS", "modules_to_save": ["classifier"]}, {"score.weight": (1024, 16)}, (-1, "score")),
+        (
+            {"task_type": "SEQ_CLS", "modules_to_save": ["score", "model.norm"]},
+            SCORE | {"model.norm.weight": (16,)},
+            (-1, "norm"),
+        ),
         (
             {"modules_to_save": ["lm_head"], "use_dora": True},
             {"lm_head.weight": (32, 16)}
@@ -197,6 +206,14 @@ def test_biases_embeddings_norms_and_the_head_have_their_places(
         ({"modules_to_save": ["q_proj"]}, {f"{Q0}.weight": (16, 16)}, "a weight of"),
         ({"modules_to_save": ["model.norm"]}, {}, "modules_to_save name model.norm"),
         ({"modules_to_save": ["score"]}, {}, "'score', which is neither"),
+        ({"task_type": "SEQ_CLS"}, SCORE, "a weight for score, which its modules_to_save do not name"),
+        ({"modules_to_save": ["score"]}, SCORE, "its task_type is ''; only 'SEQ_CLS'"),
+        ({"task_type": "TOKEN_CLS", "modules_to_save": ["score"]}, SCORE, "its task_type is 'TOKEN_CLS'"),
+        ({"task_type": "SEQ_CLS", "modules_to_save": ["score", "q_x"]}, SCORE, "'q_x', which is neither"),
+        *(
+            ({"task_type": "SEQ_CLS", "modules_to_save": ["score"]}, {"score.weight": shape}, "needs 16 columns, and 1")
+            for shape in ((3, 15), (1025, 16), (16,), (1, 3, 16))
+        ),
         (
             {"modules_to_save": ["lm_head"]},
             {"lm_head.weight": (33, 16)},
@@ -238,6 +255,13 @@ def test_what_no_setting_tells_of_and_what_is_not_done_is_refused_by_name(
         tensors = {key: value for key, value in tensors.items() if "embed" in key}
     with pytest.raises(AdapterError, match=word):
         check(tmp_path, make_config(**config), tensors)
+
+
+def test_a_base_that_transformers_computes_takes_no_classifier(tmp_path: Path) -> None:
+    config = make_config(task_type="SEQ_CLS", modules_to_save=["score"])
+    shapes = {name: shape for name, shape in SHAPES.items() if name.startswith("model.layers.")}
+    with pytest.raises(AdapterError, match="not supported for a base that transformers computes"):
+        check(tmp_path, config, changed(SCORE), shapes=shapes)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRe
 from deployments.registry.adapter_changes import AdapterStatus, Registration
 from deployments.timeline import Timeline
 from engine.errors import RequestError
+from engine.request import Pooling
 
 NAMES = ("base", "shout")
 
@@ -227,9 +228,13 @@ class ScriptedGateway:
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         self.embedded.append(request)
-        if request.model not in NAMES:
+        if request.model not in (*NAMES, "single"):
             raise RequestError(f"The model '{request.model}' does not exist.", field="model", code="model_not_found")
+        if request.pooling is Pooling.CLASS and request.model == "base":
+            raise RequestError.about("model", "has no classifier.")
         vectors = tuple(array("f", (0.5, float(index))).tobytes() for index in range(len(request.inputs)))
+        if request.model == "single":
+            vectors = tuple(vector[:4] for vector in vectors)
         return Embeddings(vectors=vectors, num_prompt_tokens=11)
 
     async def rerank(self, request: RerankRequest) -> Reranking:

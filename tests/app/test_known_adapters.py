@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from adapters.identity import AdapterDigest, AdapterRef
 from app.known_adapters import KnownAdapters
 
-REF = AdapterRef(name="sql", path="/sql", digest=AdapterDigest("d"), invocation_ids=(3, 1))
+REF = AdapterRef(name="sql", path="/sql", digest=AdapterDigest("d"), invocation_ids=(3, 1), num_labels=2)
 
 
 class Reader:
@@ -39,6 +40,16 @@ def test_what_was_read_once_is_known_to_later_starts_until_something_differs(tmp
     assert read.num_read == 4, "what nobody has asked for is forgotten"
     assert sorted(tmp_path.joinpath("new").iterdir()) == [path]
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_file_of_a_release_without_classifiers_is_read(tmp_path: Path) -> None:
+    path, read = tmp_path / "known.json", Reader()
+    known = KnownAdapters(path)
+    known.reference(read, "a")
+    known.save()
+    path.write_text(json.dumps({key: values[:4] for key, values in json.loads(path.read_text()).items()}))
+    assert KnownAdapters(path).reference(read, "a") == replace(REF, num_labels=0)
+    assert read.num_read == 1
 
 
 def test_nothing_is_kept_without_a_file() -> None:

@@ -7,9 +7,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from adapters.identity import AdapterRef
 from adapters.registry import reference
@@ -152,6 +153,25 @@ def save_adapters(base: PreTrainedModel, folder: Path, configs: dict[str, dict[s
         model.save_pretrained(path_by_name[name])
         model.unload()
     return path_by_name
+
+
+def save_classifier(path: str, folder: Path, num_labels: int, **options: Any) -> tuple[AdapterRef, peft.PeftModel]:
+    """Save a classifier of the base in `path`, under the name of the folder; return it, and what scores texts."""
+    torch.manual_seed(300 + num_labels)
+    base = AutoModelForSequenceClassification.from_pretrained(path, num_labels=num_labels, dtype=torch.float32)
+    options = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]} | options
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", **options)).eval()
+    for key, parameter in model.named_parameters():
+        if parameter.requires_grad and "lora_A" not in key:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    return reference(folder.name, str(folder)), model
+
+
+@torch.no_grad()
+def scores_of(model: peft.PeftModel, prompt: Sequence[int]) -> np.ndarray:
+    """Return the raw scores of each label."""
+    return np.asarray(model(torch.tensor([prompt])).logits[0])
 
 
 def saved_adapters(base: PreTrainedModel, folder: Path, *names: str) -> list[AdapterRef]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -11,21 +12,23 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import RequestError
+from engine.errors import EngineError, RequestError
 from engine.gpu import build as gpu_build
-from engine.request import Pooling, Request, RequestId, SamplingParams
+from engine.request import FinishReason, Pooling, Request, RequestId, SamplingParams
+from tests.adapters.handmade import write
 from tests.parity.adapter_serving import make_base, prompt_of
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts
-from tests.parity.peft_adapters import load_adapters, save_adapters, save_beyond_products
+from tests.parity.peft_adapters import load_adapters, save_adapters, save_beyond_products, save_classifier, scores_of
 from tests.parity.test_triton_kernels import Replays, config_of
 
-POOLINGS = tuple(Pooling)
+POOLINGS = (Pooling.LAST, Pooling.MEAN)
 PROMPTS = random_prompts(3, longest=17)
 CHUNKS = {"max_batched_tokens": 7, "max_num_seqs": 7}
 
@@ -181,23 +184,122 @@ def test_vectors_of_adapters_that_change_the_whole_model_are_those_of_peft(tmp_p
                 assert_same(found[f"{i} {name} {kind}"], wanted)
 
 
+def check_classifiers(family: Checkpoint, folder: Path, make: Callable[[Sequence[object]], Engine]) -> None:
+    """Scores beside vectors, generations and other adapters; then again, of cached prompts."""
+    plain = reference("everything", save_adapters(family.model, folder)["everything"])
+    saved = [
+        save_classifier(family.path, folder / "three", 3),
+        save_classifier(family.path, folder / "one", 1, modules_to_save=["norm"], use_rslora=True),
+    ]
+    assert [ref.num_labels for ref, _ in saved] == [3, 1]
+    prompts = random_prompts(3, longest=40)
+    engine = make([plain, *(ref for ref, _ in saved)])
+    generated = None
+    for _ in range(2):
+        asked = [greedy("base", prompts[0], 3), greedy("plain", prompts[1], 3, adapter=plain.digest)]
+        asked += [
+            vector_request(f"{i} {ref.name} {kind}", prompt, kind, adapter=ref.digest)
+            for i, prompt in enumerate(prompts)
+            for ref, _ in saved
+            for kind in (Pooling.CLASS, Pooling.LAST)
+        ]
+        found = emissions_of(engine, asked)
+        tokens = [[token for part in found[name] for token in part.token_ids] for name in ("base", "plain")]
+        assert generated in (None, tokens)
+        generated = tokens
+        assert tokens[0] == family.generate(prompts[0])[:3]
+        for i, prompt in enumerate(prompts):
+            for ref, theirs in saved:
+                scores = np.frombuffer(found[f"{i} {ref.name} class"][-1].pooled or b"", "<f4")
+                assert scores.shape == (ref.num_labels,)
+                assert_same(scores, scores_of(theirs, prompt))
+                vector = np.frombuffer(found[f"{i} {ref.name} last"][-1].pooled or b"", "<f4")
+                assert_same(vector, expected(theirs, prompt, Pooling.LAST))
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma2"])
+def test_scores_of_classifiers_are_those_of_peft(
+    name: str, checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    family = checkpoint(name)
+    check_classifiers(family, tmp_path, lambda adapters: make_engine(family.path, adapters, **CHUNKS))
+
+
+def test_torch_operators_score_the_same(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernels.native.load", lambda: None)
+    family = checkpoint("qwen2")
+    check_classifiers(family, tmp_path, lambda adapters: make_engine(family.path, adapters, **CHUNKS))
+
+
+def test_a_step_needs_no_adapter_by_name_once_it_has_begun(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is cancelled while a step is paused leaves an adapter that may be evicted before the step goes on."""
+    family = checkpoint("llama2")
+    ref, theirs = save_classifier(family.path, tmp_path / "two", 2)
+    engine = make_engine(family.path, [ref])
+    runner = engine._runner
+    proceed = runner.proceed
+
+    def gone(digest: str) -> None:
+        raise EngineError(f"adapter {digest} is gone")
+
+    def proceed_without() -> bool:
+        with monkeypatch.context() as patched:
+            patched.setattr(runner, "_weights_of", gone)
+            return proceed()
+
+    monkeypatch.setattr(runner, "proceed", proceed_without)
+    found = vectors_of(engine, [vector_request("v", PROMPTS[1], Pooling.CLASS, adapter=ref.digest)])
+    assert_same(found["v"], scores_of(theirs, PROMPTS[1]))
+
+
+def test_a_classifier_generates_what_its_products_alone_do(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    """And those, which have no scores, end no other request if they are asked for some."""
+    family = checkpoint("llama2")
+    ref, _ = save_classifier(family.path, tmp_path / "whole", 2)
+    tensors = load_file(f"{ref.path}/adapter_model.safetensors")
+    del tensors["base_model.model.score.weight"]
+    config = json.loads(Path(ref.path, "adapter_config.json").read_text()) | {"modules_to_save": None}
+    products = reference("products", write(tmp_path / "products", config, tensors))
+    assert products.num_labels == 0
+    engine = make_engine(family.path, [ref, products])
+    prompt = PROMPTS[1]
+    asked = [greedy(each.name, prompt, adapter=each.digest) for each in (ref, products)]
+    found = emissions_of(engine, asked)
+    told = [[token for part in found[name] for token in part.token_ids] for name in ("whole", "products")]
+    assert told[0] == told[1] != family.generate(prompt)
+    for each in (ref, products):
+        engine.add(vector_request(each.name, prompt, Pooling.CLASS, adapter=each.digest))
+    ends = {emission.request_id: emission for _ in range(4) for emission in engine.step()}
+    assert ends[RequestId("products")].finish_reason is FinishReason.FAILED
+    assert len(ends[RequestId("whole")].pooled or b"") == 8
+
+
 def test_the_gpus_kernels_give_the_same(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One vector whose tokens do not fit into a step, with an adapter, and beside it one of norms of their own."""
+    """One vector whose tokens do not fit into a step, with an adapter, and beside it one of norms and one of scores."""
     family = checkpoint("llama3")
     adapter = reference("everything", save_adapters(family.model, tmp_path)["everything"])
     norms = reference("norms", save_beyond_products(lambda: deepcopy(family.model), tmp_path)["norms"])
+    scores, _ = save_classifier(family.path, tmp_path / "scores", 2)
     prompt = PROMPTS[1][:9]
     asked = [
         vector_request("mean", prompt, Pooling.MEAN, adapter=adapter.digest),
         vector_request("last", prompt[:3], Pooling.LAST, adapter=norms.digest),
+        vector_request("class", prompt[:4], Pooling.CLASS, adapter=scores.digest),
     ]
-    on_the_cpu = vectors_of(make_engine(family.path, [adapter, norms]), asked)
+    adapters = [adapter, norms, scores]
+    on_the_cpu = vectors_of(make_engine(family.path, adapters), asked)
     Replays(monkeypatch)
     # No step that has a vector is replayed.
     monkeypatch.setattr(gpu_build, "recorded_sizes", lambda _: [])
-    found = vectors_of(build_engine(replace(config_of(family.path), max_batched_tokens=8), [adapter, norms]), asked)
-    assert found.keys() == on_the_cpu.keys() == {"mean", "last"}
+    found = vectors_of(build_engine(replace(config_of(family.path), max_batched_tokens=8), adapters), asked)
+    assert found.keys() == on_the_cpu.keys() == {"mean", "last", "class"}
     for name, vector in found.items():
         assert_same(vector, on_the_cpu[name])

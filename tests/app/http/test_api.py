@@ -208,7 +208,7 @@ async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncCl
         "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/adapters", "/v1/adapters/{name}/route",
         "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content", "/v1/batches", "/v1/batches/{batch_id}",
         "/v1/batches/{batch_id}/cancel", "/requests/{request_id}", "/admin/usage", "/admin/usage.csv", "/admin/keys",
-        "/admin/keys/{key_id}", "/v1/embeddings", "/v1/score", "/v1/rerank",
+        "/admin/keys/{key_id}", "/v1/embeddings", "/classify", "/v1/score", "/v1/rerank",
     }  # fmt: skip
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
         responses = document["paths"][path]["post"]["responses"]

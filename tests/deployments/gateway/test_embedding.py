@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from engine.request import Pooling
 from tests.deployments.conftest import OpenGateway, Serving
 from tests.deployments.in_process import Judge
 from tests.deployments.tiny_models import CONTEXT
+from tests.parity.peft_adapters import save_classifier, scores_of
 
 TEXTS = ("Where am I?", "Return the current working directory.", "x")
 IDS = (7, 8, 9, 10)
@@ -54,7 +56,7 @@ def expected(folder: str, item: str | tuple[int, ...], pooling: Pooling = Poolin
     return np.asarray(pooled / pooled.norm())
 
 
-@pytest.mark.parametrize("pooling", [None, *Pooling])
+@pytest.mark.parametrize("pooling", [None, Pooling.LAST, Pooling.MEAN])
 async def test_vectors_are_those_of_transformers_in_order_and_of_unit_length(
     gateway: OpenGateway, serving: Serving, pooling: Pooling | None
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_vector_is_cut_before_it_is_scaled() -> None:
         (asked("x", model="nobody"), "model", "model_not_found"),
         (asked("x", dimensions=33), "dimensions", None),
         (asked("x", "y " * CONTEXT), "input[1]", "context_length_exceeded"),
+        (asked("x", pooling=Pooling.CLASS), "model", None),
         (asked(""), "input", None),
         (asked((1, 300)), "input", None),
         (asked("x", "\ud800"), "input[1]", None),
@@ -124,6 +127,40 @@ async def test_a_vector_may_be_asked_for_in_all_its_dimensions_or_fewer(gateway:
     for dimensions in (1, 32):
         (vector,) = (await opened.embed(asked("x", dimensions=dimensions))).vectors
         assert len(vector) == 4 * dimensions
+
+
+async def test_scores_of_a_classifier_are_those_of_peft_and_its_vectors_are_vectors(
+    gateway: OpenGateway, serving: Serving, tmp_path: Path
+) -> None:
+    path = serving.model.tokenizer_path
+    ref, model = save_classifier(path, tmp_path / "mood", 3)
+    judge = Judge("bad")
+    safety = SafetyConfig(model_path="unused", screen_embeddings=True)
+    opened = await gateway(judge, model=replace(serving.model, adapters=(ref,)), safety=safety)
+    items = (*TEXTS, IDS)
+    found = await opened.embed(asked(*items, model="mood", pooling=Pooling.CLASS, normalizes=False))
+    for scores, item in zip(found.vectors, items, strict=True):
+        ids = theirs(path)[1](item).input_ids if isinstance(item, str) else item
+        np.testing.assert_allclose(numbers(scores), scores_of(model, ids), atol=1e-4)
+    (timeline,) = await opened.own_timelines("r")
+    assert (timeline.outcome, timeline.num_prompt_tokens) == ("stop", found.num_prompt_tokens)
+    (vector,) = (await opened.embed(asked(IDS, model="mood"))).vectors
+    assert len(vector) == 4 * 32
+    with pytest.raises(RequestError) as refused:
+        await opened.embed(asked("bad", model="mood", pooling=Pooling.CLASS))
+    assert refused.value.code == "content_policy_violation"
+    await serving.replicas.until_idle()
+
+
+async def test_an_adapter_without_a_classifier_is_refused_before_the_engine(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    ref = AdapterRef(name="sql", digest=AdapterDigest("d"), path="/")
+    opened = await gateway(model=replace(serving.model, adapters=(ref,)))
+    with pytest.raises(RequestError, match="'model' has no classifier") as refused:
+        await opened.embed(asked(IDS, model="sql", pooling=Pooling.CLASS))
+    assert refused.value.field == "model"
+    assert serving.replicas.calls == []
 
 
 async def test_an_input_whose_replica_dies_goes_to_another(gateway: OpenGateway, serving: Serving) -> None:

@@ -73,6 +73,20 @@ def test_halves_of_wider_numbers_are_not_taken_for_numbers() -> None:
         assert TabledAdapter.of(source, LAYERS).is_finite() == is_finite
 
 
+def test_a_classifier_stays_on_the_host(sources: dict[str, AdapterWeights]) -> None:
+    head = torch.randn(3, HIDDEN)
+    for name in ("plain", "norms"):
+        plain = sources[name]
+        columns = plain.extras.columns
+        scored = packed({}, torch.float32, Extras(columns=columns, head=head))
+        laid_out = TabledAdapter.of(scored, LAYERS)
+        without = TabledAdapter.of(packed({}, torch.float32, Extras(columns=columns)), LAYERS)
+        assert laid_out.num_bytes == without.num_bytes + head.nbytes
+        assert torch.equal(laid_out.flat, without.flat)
+        assert tabled({"scored": scored})["scored"].extras.head is head
+        assert not TabledAdapter.of(packed({}, torch.float32, Extras(head=head * torch.inf)), LAYERS).is_finite()
+
+
 def test_states_that_leave_the_engine_can_be_normed(sources: dict[str, AdapterWeights]) -> None:
     known = sources["norms"].extras.columns[(WHOLE_MODEL, "norm")]
     found = tabled(sources)["norms"].extras.columns[(WHOLE_MODEL, "norm")]

@@ -521,6 +521,9 @@ def test_who_wants_a_vector_needs_no_room_and_no_model_for_an_answer() -> None:
         check_request(a_request("too long", range(9), pooling=Pooling.LAST), config)
     with pytest.raises(RequestError, match="embedding model") as generates:
         check_request(a_request("answers"), config)
+    with pytest.raises(RequestError, match="no classifier") as refused:
+        check_request(a_request("scored", pooling=Pooling.CLASS, max_tokens=0), config)
+    assert refused.value.field == "model"
     assert (too_long.value.field, generates.value.field) == ("input", "model")
 
 

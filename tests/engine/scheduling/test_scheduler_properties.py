@@ -74,7 +74,9 @@ def requests(draw: st.DrawFn, name: str, max_model_len: int) -> Request:
     # What a grammar forces is taken in one step, but of requests whose tokens may not end or are told one by one.
     grammar = draw(st.sampled_from([None, None, "h", "r"]))
     asks_each = grammar is None or draw(st.booleans())
-    pooling = draw(st.sampled_from([None, None, None, *Pooling]))
+    adapter = draw(st.sampled_from(ADAPTERS))
+    poolings = [*Pooling] if adapter is not None else [Pooling.LAST, Pooling.MEAN]
+    pooling = draw(st.sampled_from([None, None, None, *poolings]))
     return a_request(
         name,
         prompt,
@@ -84,7 +86,7 @@ def requests(draw: st.DrawFn, name: str, max_model_len: int) -> Request:
         ignore_eos=asks_each and draw(st.booleans()),
         stop_token_ids=tuple(draw(st.lists(st.integers(0, 23), max_size=2))),
         seed=draw(st.integers(0, 3)),
-        adapter=draw(st.sampled_from(ADAPTERS)),
+        adapter=adapter,
         adapter_start=draw(st.sampled_from([0, 0, 3, 4, 9])),
         salt=draw(st.sampled_from(["", "", "x"])),
         tenant=draw(st.sampled_from(["", "", "t"])),
