@@ -211,7 +211,9 @@ class LimitSettings(SettingsNode):
     max_prompts: int = Field(
         default=64, ge=1, description="Maximum prompts per completions request, texts per moderation request."
     )
-    max_embedding_inputs: int = Field(default=2048, ge=1, description="Maximum inputs per embeddings request.")
+    max_embedding_inputs: int = Field(
+        default=2048, ge=1, description="Maximum inputs per embeddings or classification request."
+    )
     max_documents: int = Field(default=1000, ge=1, description="Maximum pairs per scoring request.")
     max_choices: int = Field(default=128, ge=1, description="Maximum answers per request, all prompts together.")
     max_schema_chars: int = Field(default=65536, ge=1, description="Maximum characters of a schema, regex or grammar.")

@@ -19,7 +19,7 @@ from engine.request import Pooling
 class ClassifyRequest(PooledFields):
     """Ask an adapter for the probabilities of its labels, for each input."""
 
-    activation: bool | None = Field(
+    use_activation: bool | None = Field(
         default=None,
         description="Softmax of the scores, or the sigmoid of a single one; defaults to true. `false`: raw scores.",
     )
@@ -30,7 +30,7 @@ class Classification(WireResponse):
 
     index: int = Field(description="Position of the input in the request.")
     label: str = Field(description="`LABEL_` and the index of the highest score.")
-    probs: list[float] = Field(description="One for each label; scores if `activation` is false.")
+    probs: list[float] = Field(description="One for each label; scores if `use_activation` is false.")
     num_classes: int
 
 
@@ -66,7 +66,7 @@ async def classify(body: ClassifyRequest, context: Context) -> Response:
         normalizes=False,
     )
     found = await context.gateway.embed(context.placed(request))
-    activates = body.activation is not False
+    activates = body.use_activation is not False
     told = ClassifyResponse(
         id=head.response_id,
         created=head.created_s,

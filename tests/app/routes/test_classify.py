@@ -45,7 +45,7 @@ async def test_the_answer_is_vllms(client: httpx.AsyncClient, gateway: ScriptedG
 async def test_each_shape_of_input_reaches_the_gateway_and_raw_scores_come_back(
     client: httpx.AsyncClient, gateway: ScriptedGateway, given: object, inputs: object
 ) -> None:
-    body = {"model": "shout", "input": given, "activation": False}
+    body = {"model": "shout", "input": given, "use_activation": False}
     response = await client.post(PATH, json=body, headers={"x-request-timeout": "2.5"})
     (request,) = gateway.embedded
     assert (request.inputs, request.timeout_s) == (inputs, 2.5)
@@ -54,7 +54,7 @@ async def test_each_shape_of_input_reaches_the_gateway_and_raw_scores_come_back(
 
 async def test_a_single_label_has_a_sigmoid(client: httpx.AsyncClient) -> None:
     for activation, prob in ((True, 1 / (1 + math.exp(-0.5))), (None, 1 / (1 + math.exp(-0.5))), (False, 0.5)):
-        body = {"model": "single", "input": "a", "activation": activation}
+        body = {"model": "single", "input": "a", "use_activation": activation}
         (found,) = (await client.post(PATH, json=body)).json()["data"]
         assert found == {"index": 0, "label": "LABEL_0", "probs": [pytest.approx(prob)], "num_classes": 1}
 
@@ -75,7 +75,7 @@ def test_high_scores_do_not_overflow() -> None:
         ({"input": "a" * 6000}, "input", 400),
         ({"model": "nobody"}, "model", 404),
         ({"model": "base"}, "model", 400),
-        ({"activation": "softmax"}, "activation", 400),
+        ({"use_activation": "softmax"}, "use_activation", 400),
         ({"dimensions": 1}, "dimensions", 400),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", 400),
     ],
