@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import torch
 import yaml
 from openai import OpenAI
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, running, until
 
@@ -127,6 +129,30 @@ def test_an_activated_adapter_continues_what_the_base_model_has_computed(server:
     error = refused.json()["error"]
     assert (refused.status_code, error["param"], error["code"]) == (400, "prompt", "adapter_not_activated")
     for name in ("activated", "whole"):
+        post(server, "/v1/unload_lora_adapter", lora_name=name)
+
+
+def test_an_adapter_s_classifier_scores_the_last_token_s_state(server: Server, folder: Path) -> None:
+    mood, text = shutil.copytree(LIBRARY / "markdown", folder / "allowed" / "mood"), "I like os.getcwd"
+    settings = json.loads((mood / "adapter_config.json").read_text())
+    settings |= {"task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
+    (mood / "adapter_config.json").write_text(json.dumps(settings))
+    load(server, "plain", "markdown")
+    vector = torch.tensor(
+        post(server, "/v1/embeddings", model="plain", input=text, normalize=False)["data"][0]["embedding"]
+    )
+    head = torch.randn(3, len(vector))
+    tensors = load_file(mood / "adapter_model.safetensors") | {"base_model.model.score.weight": head}
+    save_file(tensors, mood / "adapter_model.safetensors")
+    load(server, "mood", "mood", canary={"prompt": "What does os.getcwd do?"})
+    (found,) = post(server, "/classify", model="mood", input=text)["data"]
+    probs = (head @ vector).softmax(dim=0)
+    assert found["probs"] == pytest.approx(probs.tolist(), rel=0.05, abs=1e-3)
+    assert (found["label"], found["num_classes"]) == (f"LABEL_{probs.argmax()}", 3)
+    with server.http() as http:
+        refused = http.post("/classify", json={"model": "plain", "input": text})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    for name in ("mood", "plain"):
         post(server, "/v1/unload_lora_adapter", lora_name=name)
 
 
