@@ -60,7 +60,8 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     if head_dim > 256:
         return _wide_share(architecture.current(), element_bytes)
     if element_bytes == 4:
-        return Share(least_m=16 if is_hopper else 8, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
+        least_m, num_stages = 16 if is_hopper else 8, 2 if is_hopper and head_dim <= 64 else 1
+        return Share(least_m=least_m, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=num_stages)
     if head_dim > 128 and element_bytes == 1:
         return Share(least_m=16, block_n=64 if is_amd else 32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128:
@@ -72,7 +73,8 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     if num_rows > MANY_ROWS:
         return Share(least_m=8, block_n=32, per_multiprocessor=4, num_warps=2, num_stages=3 - element_bytes)
     if num_rows > FEW_ROWS:
-        return Share(least_m=8, block_n=32, per_multiprocessor=8, num_warps=1, num_stages=3 - element_bytes)
+        num_stages = 1 if element_bytes == 2 or head_dim <= 64 else 2
+        return Share(least_m=8, block_n=32, per_multiprocessor=8, num_warps=1, num_stages=num_stages)
     if element_bytes == 1:
         block_n = 128 if is_hopper and head_dim > 64 else 64
         num_stages = 2 if architecture.current() == "sm_80" else 1
@@ -100,7 +102,7 @@ def prefill_tile(
             return Tile(block_m=max(64, least), block_n=64, num_warps=4, num_stages=3)
         block_n = 64 if is_quantized else 128
         if head_dim > 128:
-            block_n = 16 if is_quantized and has_window else 32
+            block_n = 16 if is_quantized else 32
         return Tile(block_m=max(128, least), block_n=block_n, num_warps=8, num_stages=3)
     if head_dim > 128:
         block_n = 64 if gpu == "sm_100" and has_window else 32
