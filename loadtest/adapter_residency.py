@@ -73,7 +73,7 @@ class Comparison:
         """Return whether the target is met; empty without a target."""
         if self.bound is None:
             return ""
-        return "met" if (ratio >= self.bound if self.relation == "at least" else ratio < self.bound) else "MISSED"
+        return "met" if is_met(ratio, self.relation, self.bound) else "MISSED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,11 @@ class Streams:
         """Return the length of each answer in tokens, from 0.5 to 1.5 times the mean."""
         rng, half = random.Random(num_requests), self.answer_tokens // 2
         return [rng.randint(self.answer_tokens - half, self.answer_tokens + half) for _ in range(num_requests)]
+
+
+def is_met(found: float, relation: str, bound: float) -> bool:
+    """Whether a figure is "at least" a bound, or, with any other relation, under it."""
+    return found >= bound if relation == "at least" else found < bound
 
 
 def rate(one: Round) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loadtest.adapter_residency import COMPARISONS
+from loadtest.adapter_residency import COMPARISONS, is_met
 from loadtest.gpu.attention import CONTEXT, ROWS
 from loadtest.gpu.engine import BF16_DECODE, CROWDED_DECODE, FP8_DECODE, WORKS_BY_MODEL, Work
 
@@ -84,13 +84,11 @@ def _host_row(trace: Mapping[str, Any] | None) -> Verdict:
 
 
 def _row(what: str, relation: str, bound: float, found: float | None, show: Callable[[float], str]) -> Verdict:
+    target = f"{relation} {show(bound)}"
     if found is None:
-        verdict = UNMEASURED
-    else:
-        verdict = MET if (found >= bound if relation == "at least" else found < bound) else MISSED
-    return Verdict(
-        what=what, target=f"{relation} {show(bound)}", found="" if found is None else show(found), verdict=verdict
-    )
+        return Verdict(what=what, target=target, found="", verdict=UNMEASURED)
+    verdict = MET if is_met(found, relation, bound) else MISSED
+    return Verdict(what=what, target=target, found=show(found), verdict=verdict)
 
 
 def _percent(share: float) -> str:

@@ -9,6 +9,7 @@ import pytest
 from app.routes.classify import _told
 from deployments.generation import TextPrompt, TokenPrompt
 from engine.request import Pooling
+from tests.app.routes.pooled_fields import WRONG_FIELDS
 from tests.app.scripted_gateway import ScriptedGateway
 
 PATH = "/classify"
@@ -67,17 +68,10 @@ def test_high_scores_do_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("change", "param", "status"),
     [
-        ({"input": None}, "input", 400),
-        ({"input": []}, "input", 400),
-        ({"input": [[]]}, "input", 400),
-        ({"input": [1, "a"]}, "input", 400),
-        ({"input": ["a"] * 2049}, "input", 400),
-        ({"input": "a" * 6000}, "input", 400),
-        ({"model": "nobody"}, "model", 404),
+        *WRONG_FIELDS,
         ({"model": "base"}, "model", 400),
         ({"use_activation": "softmax"}, "use_activation", 400),
         ({"dimensions": 1}, "dimensions", 400),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", 400),
     ],
 )
 async def test_wrong_bodies_name_their_field(

@@ -13,6 +13,7 @@ from deployments.pooled import EmbeddingRequest
 from deployments.timeline import Reception
 from engine.errors import RequestError
 from engine.request import Pooling
+from tests.app.routes.pooled_fields import WRONG_FIELDS
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
 
 PATH = "/v1/embeddings"
@@ -73,17 +74,10 @@ async def test_each_shape_of_input_and_every_field_reach_the_gateway(
 @pytest.mark.parametrize(
     ("change", "param", "status"),
     [
-        ({"input": None}, "input", 400),
-        ({"input": []}, "input", 400),
-        ({"input": [[]]}, "input", 400),
-        ({"input": [1, "a"]}, "input", 400),
-        ({"input": ["a"] * 2049}, "input", 400),
-        ({"input": "a" * 6000}, "input", 400),
-        ({"model": "nobody"}, "model", 404),
+        *WRONG_FIELDS,
         ({"dimensions": 0}, "dimensions", 400),
         ({"encoding_format": "int8"}, "encoding_format", 400),
         ({"pooling": "cls"}, "pooling", 400),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", 400),
     ],
 )
 async def test_wrong_bodies_name_their_field(
