@@ -163,6 +163,12 @@ class LiveRequest:
         return self.num_computed >= len(self.request.prompt_ids) or self.num_wanted == 1
 
     @property
+    def is_begun(self) -> bool:
+        """Whether it has a row and some of its prompt in the cache, nothing of it in a step in flight, and no token."""
+        is_prompt = self.row is not None and self.first_token_at_s is None and not self.is_decoding
+        return is_prompt and self.num_settled == self.num_computed
+
+    @property
     def wants_scores(self) -> bool:
         """Whether requested log-probabilities of prompt tokens are still missing."""
         wanted = self.request.params.num_prompt_logprobs is not None

@@ -11,9 +11,9 @@ Guarantees, all checked by property tests: the budget is never exceeded; a block
 adapter and salt; a request that ends, in any way and at any moment, returns its blocks, row and adapter pin; every
 request ends. The last one rests on three bounds:
 
-- Every decode runs in every step except the own steps of newcomers (`engine.scheduling.own_step`), of which there are
-  never two in a row. A request enters the batch, and starts to decode, only in a step with a token of the budget for it
-  beside all decodes. So there are never more decodes than budget.
+- Every decode runs in every step but the own steps of newcomers (`engine.scheduling.own_step`). Another step begins or
+  ends between any two of these. A request enters the batch, and starts to decode, only in a step with a token of the
+  budget for it beside all decodes. So there are never more decodes than budget.
 - Every other order (admission, prefill, and in reverse preemption) follows the rank that a request got on arrival. It
   may lose rank once, to a flow with fewer rows than its share. The rank is the flow's turn
   (`engine.scheduling.fair_queue`), which virtual time reaches, with bounded head starts for priorities and for
@@ -75,15 +75,13 @@ class Scheduler:
         draft_model: Drafting | None = None,
         costs: StepCosts | None = None,
     ) -> None:
-        self._config = config
-        self._gate = gate
+        self._config, self._gate = config, gate
         self._eos_ids, self._clock = frozenset(eos_ids), clock
         self._tables = BlockTables(config, clock, mover)
         self._lending = CacheLending(config, self._tables, gate)
         self.landmarks, self.tiers = self._tables.landmarks, self._tables.tiers
         self._live: dict[RequestId, LiveRequest] = {}
-        self._waiting: list[LiveRequest] = []
-        self._running: list[LiveRequest] = []
+        self._waiting, self._running = list[LiveRequest](), list[LiveRequest]()
         self._rows = Rows(config)
         self._outbox: list[Emission] = []
         self._num_plans = self._num_arrivals = self._num_under_way = 0
@@ -93,7 +91,7 @@ class Scheduler:
         self.expected_hits = ExpectedHits(config, lambda names: self._tables.num_had(names, self.admission.costs))
         reader = BacklogReader(config, self._fair_queue, self.expected_hits, self._running, self._waiting)
         self.admission = AdmissionControl(config, reader, lambda: self._tables.num_lent, costs)
-        self._own_steps = OwnSteps(self.admission.costs)
+        self._own_steps = OwnSteps(self.admission.costs, config.max_decode_gap_s)
         self._speculation = Speculation(config, self._eos_ids, self.admission.costs, self.counters, draft_model, clock)
 
     @property
@@ -165,7 +163,7 @@ class Scheduler:
             return None
         self._lending.offer()
         self._tables.bring_back(self._waiting, len(self._running), self.admission.costs)
-        if (own := self.plan_newcomers(prefill_cap)) is not None:
+        if (own := self.plan_newcomers(prefill_cap, num_spared=1)) is not None:
             return own
         draft = StepDraft(self._config, prefill_cap)
         if not self._serve_decodes(draft):
@@ -174,20 +172,21 @@ class Scheduler:
         self._speculation.extend(draft, self._tables, len(self._running))
         return self._planned(draft, is_own=False)
 
-    def plan_newcomers(self, prefill_cap: int | None = None) -> StepPlan | None:
+    def plan_newcomers(self, prefill_cap: int | None = None, *, num_spared: int = 2) -> StepPlan | None:
         """Return a step of only newcomers' short prompts (`engine.scheduling.own_step`), or None if none is due.
 
-        It preempts no request, and may run before a step in flight.
+        It preempts no request, and may run before the rest of a paused step. `num_spared` as for `OwnSteps.pays`.
         """
-        if not self._own_steps.pays(self._running, self._waiting):
+        if not self._own_steps.pays(self._running, self._waiting, num_spared):
             return None
-        draft, pins = StepDraft(self._config, prefill_cap), Pins(self._gate)
+        draft, pins = StepDraft(self._config, self._own_steps.cap(prefill_cap), is_own=True), Pins(self._gate)
         ready = [live for live in self._waiting if not self._tables.is_coming(live)]
-        for live in newcomers(self._running, ready):
-            num_tokens = draft.num_decodes + draft.num_prompt_tokens + self._tables.num_to_compute(live)
-            if num_tokens > draft.prefill_cap or not self._rows.is_left_for_newcomer:
-                break
-            if pins.try_pin(live) and not self._try_admit(live, draft, pins):
+        for live in newcomers(self._running, ready, draft, self._tables.num_to_compute):
+            if live.row is not None:
+                if not self._lending.try_extend(live):
+                    break
+                draft.put(live, is_admission=False)
+            elif not self._rows.is_left_for_newcomer or (pins.try_pin(live) and not self._try_admit(live, draft, pins)):
                 break
         return self._planned(draft, is_own=True)
 
@@ -221,6 +220,8 @@ class Scheduler:
         """Apply a finished step's result and return all emissions since the last call."""
         now_s = self._clock()
         self._num_under_way -= 1
+        # If nothing is in flight, but there were later steps, the rest of this one came after an own step.
+        self._own_steps.may_be |= not self._num_under_way and plan.step_id < self._num_plans
         self.step_clock.end(plan, now_s)
         # In reverse, because prompts are the last rows: first tokens are emitted before those of running streams.
         for row in reversed(plan.rows):

@@ -17,9 +17,11 @@ class StepDraft:
 
     Args:
         bound: of `prefill_cap`, in addition to the configured one; None for none.
+        is_own: the step has no decodes of others, but computes at most `prefill_cap` tokens nevertheless.
 
     Attributes:
         prefill_cap: prompt tokens that the step may compute if it also decodes.
+        num_left: tokens of the budget that are left, whether or not their logits fit.
         num_decodes: requests with a single token to compute, which may be the last of a prompt.
         num_prompt_tokens: tokens of all other requests: prompts, recomputed outputs, and tokens forced by a grammar.
         num_pairs: pairs of one of these tokens and one before it.
@@ -27,10 +29,10 @@ class StepDraft:
         drafting_s: seconds for which a draft model was used.
     """
 
-    def __init__(self, config: ResolvedConfig, bound: int | None) -> None:
-        self._budget = config.max_batched_tokens
+    def __init__(self, config: ResolvedConfig, bound: int | None, *, is_own: bool = False) -> None:
         bounds = bound, config.max_prefill_tokens_with_decodes, config.max_batched_tokens
         self.prefill_cap = min(bound for bound in bounds if bound is not None)
+        self.num_left = self.prefill_cap if is_own else config.max_batched_tokens
         self.num_held_back = 0
         self.num_decodes = 0
         self.num_prompt_tokens = 0
@@ -46,7 +48,7 @@ class StepDraft:
     @property
     def num_free(self) -> int:
         """Tokens with logits that still fit in the step."""
-        return min(self._budget, self._num_free_logits)
+        return min(self.num_left, self._num_free_logits)
 
     @property
     def is_empty(self) -> bool:
@@ -61,7 +63,7 @@ class StepDraft:
         num_drafted = self._num_drafted(live)
         if not (num_drafted or self._num_free_logits):
             return 0
-        budget = self._budget
+        budget = self.num_left
         if live.num_wanted > 1 and self.num_decodes:
             budget = min(budget, self.prefill_cap - self.num_prompt_tokens)
         if live.wants_scores:
@@ -80,7 +82,7 @@ class StepDraft:
         self._end_by_live[live] = live.num_computed + num_drafted + count
         if is_admission:
             self._admissions.add(live)
-        self._budget -= count
+        self.num_left -= count
         if not num_drafted:
             self._num_free_logits -= count if live.wants_scores else 1
         if live.num_wanted == 1:
@@ -91,9 +93,9 @@ class StepDraft:
 
     def put_decode(self, live: LiveRequest) -> None:
         """Add one token of a decoding request; `put` may add the tokens that a grammar forces."""
-        assert self._budget > 0, "there are more decodes than budget"
+        assert self.num_left > 0, "there are more decodes than budget"
         self._end_by_live[live] = live.num_computed + 1
-        self._budget -= 1
+        self.num_left -= 1
         self._num_free_logits -= 1
         if live.num_wanted == 1:
             self.num_decodes += 1
@@ -107,7 +109,7 @@ class StepDraft:
         """Add draft tokens after a decoding request's last token; the caller ensures that they fit."""
         assert len(draft_ids) <= self.num_free, "a draft is over the budget"
         self._draft_by_live[live] = tuple(draft_ids)
-        self._budget -= len(draft_ids)
+        self.num_left -= len(draft_ids)
         self._num_free_logits -= len(draft_ids)
 
     def rows(self) -> tuple[StepRow, ...]:

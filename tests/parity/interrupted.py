@@ -40,14 +40,14 @@ def interrupted(
 
     wish, plan_newcomers = engine._pause_wish, engine._scheduler.plan_newcomers
 
-    def noted(prefill_cap: int | None = None) -> StepPlan | None:
-        plan = plan_newcomers(prefill_cap)
+    def noted(prefill_cap: int | None = None, *, num_spared: int = 2) -> StepPlan | None:
+        plan = plan_newcomers(prefill_cap, num_spared=num_spared)
         if plan is not None and engine._is_computing:
             asides.append(plan)
         return plan
 
     with monkeypatch.context() as patch:
-        patch.setattr(OwnSteps, "pays", lambda own, running, waiting: bool(own.may_be and running and waiting))
+        patch.setattr(OwnSteps, "pays", lambda own, running, waiting, num_spared: own.may_be and bool(running))
         patch.setattr(engine, "_pause_wish", _EveryPause(on_clear))
         patch.setattr(engine._scheduler, "plan_newcomers", noted)
         wish.set()

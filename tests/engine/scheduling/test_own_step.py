@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.request import Request
-from engine.scheduling.own_step import MAX_AT_ONCE, MAX_PRICE, OwnSteps
+from engine.scheduling.own_step import MAX_AT_ONCE, MAX_PARTS, MAX_PRICE, OwnSteps
 from engine.scheduling.step_costs import StepCosts
 from tests.engine.scheduling.test_row_shares import live
 from tests.engine.scheduling.test_scheduler import assert_right
 from tests.engine.scripted import Harness, a_config, a_request
 
 NUM_DECODES = 8
+CAP = 16
+"""Prompt tokens of a step that decodes, and of an own step."""
 
 
 def teach(costs: StepCosts, *, base_s: float = 0.001, row_s: float = 0.001, prompt_token_s: float = 0.0001) -> None:
@@ -20,9 +24,10 @@ def teach(costs: StepCosts, *, base_s: float = 0.001, row_s: float = 0.001, prom
         costs.observe(num_decodes=rows, num_prompt_tokens=tokens, took_s=took_s, now_s=0.0)
 
 
-def flooded(**costs: float) -> Harness:
+def flooded(cap: int | None = None, **costs: float) -> Harness:
     """A flood of decodes of one tenant."""
-    harness = Harness(a_config(max_num_seqs=2 * NUM_DECODES, num_blocks=200, max_batched_tokens=40))
+    config = a_config(max_num_seqs=2 * NUM_DECODES, num_blocks=200, max_batched_tokens=40)
+    harness = Harness(replace(config, max_prefill_tokens_with_decodes=cap))
     if costs:
         teach(harness.scheduler.admission.costs, **costs)
     harness.add(*(a_request(f"flood{index}", tenant="flood", max_tokens=12) for index in range(NUM_DECODES)))
@@ -30,11 +35,11 @@ def flooded(**costs: float) -> Harness:
     return harness
 
 
-def full(num_guest_rows: int = 1) -> Harness:
+def full(num_guest_rows: int = 1, cap: int | None = None, **costs: float) -> Harness:
     """A flood that has all rows, and some of which waits."""
     config = a_config(max_num_seqs=NUM_DECODES, num_guest_rows=num_guest_rows, num_blocks=200, max_batched_tokens=40)
-    harness = Harness(config)
-    teach(harness.scheduler.admission.costs)
+    harness = Harness(replace(config, max_prefill_tokens_with_decodes=cap))
+    teach(harness.scheduler.admission.costs, **costs)
     harness.add(*(a_request(f"flood{index}", tenant="flood", max_tokens=12) for index in range(2 * NUM_DECODES)))
     harness.step()
     harness.step()
@@ -55,6 +60,17 @@ def step_with(harness: Harness, *late: Request) -> list[list[str]]:
     count = len(harness.runner.plans)
     harness.step()
     return [[row.request.request_id for row in plan.rows] for plan in harness.runner.plans[count:]]
+
+
+def parts(harness: Harness, name: str, num_steps: int) -> list[int]:
+    """How many tokens of a request each step computes, negative in an own step."""
+    found = []
+    for _ in range(num_steps):
+        plan = harness.step()
+        assert plan is not None
+        tokens = sum(row.num_tokens for row in plan.rows if row.request.request_id == name)
+        found.append(-tokens if len(plan.rows) == 1 else tokens)
+    return found
 
 
 def names(harness: Harness) -> list[str]:
@@ -109,6 +125,41 @@ def test_it_is_computed_beside_them_where_its_flow_decodes_or_a_step_of_its_own_
         assert len(names(harness)) == NUM_DECODES + 1
 
 
+def test_a_prompt_too_long_for_one_is_cut_into_some_that_take_turns_with_steps_of_the_others() -> None:
+    harness = full(cap=CAP)
+    long = a_request("long", [1 + i % 9 for i in range(MAX_PARTS * CAP - 1)], tenant="long")
+    assert step_with(harness, long)[1:] == [["long"]]
+    assert parts(harness, "long", 4) == [-CAP, CAP - 1, 1, 1]
+    harness.finish()
+    assert_right(harness, long)
+
+
+def test_what_was_begun_beside_others_is_completed_alone() -> None:
+    harness = flooded(row_s=0.001, cap=CAP)
+    harness.add(long := a_request("long", [1 + i % 9 for i in range(MAX_PARTS * CAP - 1)], tenant="long"))
+    assert parts(harness, "long", 4) == [-CAP, CAP, -(CAP - 1), 1]
+    harness.finish()
+    assert_right(harness, long)
+
+
+def test_an_own_step_takes_as_long_as_streams_may_wait() -> None:
+    costs = StepCosts()
+    assert OwnSteps(costs, 0.2).cap(16) == 16
+    teach(costs)
+    assert OwnSteps(costs, None).cap(16) == 16
+    assert OwnSteps(costs, 0.001).cap(16) == 16
+    assert costs.prompt_s(num_tokens := OwnSteps(costs, 0.2).cap(16) or 0) == pytest.approx(0.2, rel=0.02)
+    assert num_tokens > 1000
+
+
+def test_a_step_that_was_paused_counts_with_what_is_left_of_it() -> None:
+    costs = {"base_s": 0.012, "row_s": 0.001}
+    assert len(step_with(full(**costs), a_request("light", tenant="light"))) == 2
+    harness = flooded(**costs)
+    harness.add(a_request("light", tenant="light"))
+    assert len(names(harness)) == NUM_DECODES + 1
+
+
 def test_it_goes_before_the_step_under_way_as_a_guest_where_every_row_is_taken() -> None:
     harness = full()
     outer, own = step_with(harness, light := a_request("light", tenant="light", max_tokens=30))
@@ -134,10 +185,10 @@ def test_a_guest_gives_nobody_else_a_row() -> None:
 
 
 def test_nobody_goes_before_the_step_under_way_who_is_no_newcomer_too_long_or_not_next() -> None:
-    harness = full()
+    harness = full(cap=CAP)
     for late in (
         [a_request("flood again", tenant="flood")],
-        [a_request("long", [1] * 41, tenant="long")],
+        [a_request("long", [1] * (MAX_PARTS * CAP + 1), tenant="long")],
         [a_request("first", tenant="flood", priority=-1), a_request("second", tenant="second")],
         [a_request("scored", tenant="scored", num_prompt_logprobs=0)],
     ):
@@ -152,8 +203,9 @@ def test_it_goes_before_one_step_once_and_not_before_the_next() -> None:
     assert len(step_with(harness, a_request("first", tenant="first"))) == 2
     assert len(step_with(harness, a_request("second", tenant="second"))) == 2
     harness = full(num_guest_rows=2)
-    assert len(step_with(harness, *(a_request(name, tenant=name) for name in "ab"))) == 2
-    # Whoever was too late for it is computed beside the others.
+    assert len(step_with(harness, *(a_request(name, tenant=name) for name in "abc"))) == 2
+    # Whoever was too late for it is computed after the others' step, and then beside them.
+    assert names(harness) == ["b", "c"]
     assert len(names(harness)) > NUM_DECODES
 
 
