@@ -45,6 +45,14 @@ def shared_bytes() -> int:
     return {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}.get(name, 96) << 10
 
 
+def bounded(max_registers: int | None) -> dict[str, int]:
+    """Return the launch option for a bound on each thread's registers; none if it is None, or the GPU is not NVIDIA's.
+
+    Without one, NVIDIA's assembler may spill a few, so that more programs would fit than a launch means to have.
+    """
+    return {"maxnreg": max_registers} if max_registers and current().startswith("sm_") else {}
+
+
 def num_multiprocessors() -> int:
     """Return the number of multiprocessors of the GPU; 2 if there is none and programs are interpreted."""
     return _counted() if torch.cuda.is_available() else 2

@@ -38,7 +38,8 @@ class Launch:
         signature: Triton's type of each argument, "constexpr" for those compiled in.
         constants: values of the arguments compiled in.
         aligned: arguments that are multiples of `ALIGNMENT`.
-        options: `num_warps`, `num_stages` and `launch_pdl` (see `kernels.overlap`), if the launch sets them.
+        options: `num_warps`, `num_stages`, `maxnreg` (see `kernels.architecture`) and `launch_pdl` (see
+            `kernels.overlap`), if the launch sets them.
     """
 
     module: str
@@ -98,7 +99,7 @@ def _launch_of(kernel: Any, args: Sequence[Any], named: dict[str, Any]) -> Launc
         signature.append((parameter.name, kind))
         if number % ALIGNMENT == 0 and not is_free:
             aligned.append(parameter.name)
-    options = [(name, named[name]) for name in ("num_warps", "num_stages", "launch_pdl") if name in named]
+    options = [(name, named[name]) for name in ("num_warps", "num_stages", "maxnreg", "launch_pdl") if name in named]
     return Launch(
         module=kernel.fn.__module__,
         kernel=kernel.fn.__name__,

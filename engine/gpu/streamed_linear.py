@@ -31,6 +31,7 @@ from engine.loading.weight import Weight, dense
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.row_quantization.launch import Rounded
 from kernels.streamed_linear.launch import (
+    BLOCK_N,
     MAX_ROWS,
     MAX_SWEPT_ROWS,
     MAX_WIDE_INT4_ROWS,
@@ -167,7 +168,8 @@ class StreamedLinear:
         """Return the kernels that can multiply this many rows, one of `self.rows`."""
         open_ways, is_int4 = [Way.LIBRARY, Way.TILES], isinstance(self._weight, Int4Matrix)
         least = MAX_SWEPT_ROWS + 1 if isinstance(self._weight, torch.Tensor) else 1
-        if least <= rows <= (MAX_WIDE_INT4_ROWS if is_int4 else MAX_WIDE_ROWS):
+        # A narrow tile has all of a router's outputs.
+        if self.shape[0] > BLOCK_N and least <= rows <= (MAX_WIDE_INT4_ROWS if is_int4 else MAX_WIDE_ROWS):
             open_ways.append(Way.WIDE_TILES)
         if rows <= MAX_ROWS and not is_int4:
             open_ways.append(Way.ROWS)

@@ -47,6 +47,7 @@ class Share:
     per_multiprocessor: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
@@ -61,7 +62,15 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
         return _wide_share(architecture.current(), element_bytes)
     if element_bytes == 4:
         least_m, num_stages = 16 if is_hopper else 8, 2 if is_hopper and head_dim <= 64 else 1
-        return Share(least_m=least_m, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=num_stages)
+        most = 128 if architecture.current() == "sm_80" else None
+        return Share(
+            least_m=least_m,
+            block_n=32,
+            per_multiprocessor=2,
+            num_warps=4,
+            num_stages=num_stages,
+            max_registers=most,
+        )
     if head_dim > 128 and element_bytes == 1:
         return Share(least_m=16, block_n=64 if is_amd else 32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128:
@@ -268,6 +277,7 @@ class _Launch:
             BLOCK_P=max(2, JOINED_NUMBERS * 32 * share.num_warps // (block_g * block_d)),
             num_warps=share.num_warps,
             num_stages=share.num_stages,
+            **architecture.bounded(share.max_registers),
             **overlap(),
         )
 

@@ -1,4 +1,4 @@
-"""Every launch of every kernel compiles for every GPU that we name, with few spills and within its shared memory."""
+"""Every launch of every kernel compiles for every GPU that we name, without spills and within its shared memory."""
 
 from __future__ import annotations
 
@@ -84,9 +84,8 @@ def test_a_trap_in_a_kernel_s_place_and_spilled_registers_are_told(monkeypatch: 
     assert "trap" in (ahead_of_time.compile_for("sm_100", launch).complaint or "")
     made.asm["ptx"] = ".entry k()\n{\n\tret;\n}\n"
     assert ahead_of_time.compile_for("sm_100", launch).complaint is None
-    for spilled, complaint in ((24, None), (32, "32 bytes of registers spilled")):
-        monkeypatch.setattr(ahead_of_time, "_resources", lambda _, spilled=spilled: (4, spilled))
-        assert ahead_of_time.compile_for("sm_100", launch).complaint == complaint
+    monkeypatch.setattr(ahead_of_time, "_resources", lambda _: (4, 8))
+    assert ahead_of_time.compile_for("sm_100", launch).complaint == "8 bytes of registers spilled"
 
 
 ROUNDED = """

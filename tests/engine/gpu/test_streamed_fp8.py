@@ -19,7 +19,7 @@ FP8 = torch.float8_e4m3fn
 WAYS = [Way.LIBRARY, Way.TILES, Way.WIDE_TILES, Way.ROWS]
 
 
-def stored(out: int = 48, depth: int = 96) -> Fp8Weight:
+def stored(out: int = 80, depth: int = 96) -> Fp8Weight:
     held, scales = torch.randn(out, depth, device=DEVICE).to(FP8), torch.rand(out, device=DEVICE) + 0.1
     return Fp8Weight(held=held, scales=scales, dtype=torch.bfloat16)
 

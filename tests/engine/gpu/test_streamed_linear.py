@@ -14,14 +14,14 @@ from engine.gpu import streamed_linear
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import ROWS, StreamedLinear, Way, measure
 from kernels.gated_activation.reference import activate_and_multiply
-from kernels.streamed_linear.launch import MAX_ROWS
+from kernels.streamed_linear.launch import BLOCK_N, MAX_ROWS
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.kernels.gpu.conftest import DEVICE
 
 
 @pytest.fixture
 def weight() -> torch.Tensor:
-    return torch.randn(48, 128, device=DEVICE).half()
+    return torch.randn(80, 128, device=DEVICE).half()
 
 
 class Operators(TorchDispatchMode):
@@ -111,7 +111,7 @@ def test_a_product_is_measured_with_the_room_that_it_gets(
 
 
 def test_all_ways_multiply_by_the_same_weights(weight: torch.Tensor) -> None:
-    bias, x = weight[0].repeat(2)[:48], weight[1:3] + 1
+    bias, x = weight[0].repeat(2)[:80], weight[1:3] + 1
     for quantization in (None, "int4"):
         linear = StreamedLinear(weight, bias, quantization=quantization)
         whole = from_int4(to_int4(weight)) if quantization else weight
@@ -126,6 +126,7 @@ def test_all_ways_multiply_by_the_same_weights(weight: torch.Tensor) -> None:
     dense = StreamedLinear(weight, None)
     assert dense.open_ways(MAX_ROWS + 1) == [Way.LIBRARY, Way.TILES]
     assert dense.open_ways(64) == [Way.LIBRARY, Way.TILES, Way.WIDE_TILES]
+    assert StreamedLinear(weight[:BLOCK_N], None).open_ways(64) == [Way.LIBRARY, Way.TILES]
     x = weight[:40]
     for way in dense.open_ways(40):
         expected = x.double() @ weight.double().T
@@ -159,7 +160,7 @@ def test_where_the_library_only_rounds_its_results_are_copied(
     weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch, has_bias: bool
 ) -> None:
     monkeypatch.setattr(streamed_linear, "WIDENS", has_bias)
-    bias = torch.ones(48, dtype=weight.dtype, device=DEVICE) if has_bias else None
+    bias = torch.ones(len(weight), dtype=weight.dtype, device=DEVICE) if has_bias else None
     linear = StreamedLinear(weight, bias, out_dtype=torch.float32)
     room = linear.room(3)
     assert linear.multiply(weight[:3], Way.LIBRARY, room) is room
@@ -202,7 +203,7 @@ def test_a_kernel_that_the_device_refuses_is_not_taken(
     measure([linear], runtime)
     assert linear.ways == (Way.ROWS, *[Way.LIBRARY] * 6)
     assert linear.normed_rows == ()
-    assert f"products of (48, 128) with 2 rows are not computed by our kernel: {error}" in caplog.text
+    assert f"products of (80, 128) with 2 rows are not computed by our kernel: {error}" in caplog.text
     monkeypatch.setattr(StreamedLinear, "multiply", never)
     with pytest.raises(type(error)):
         measure([linear], runtime)
