@@ -1,26 +1,40 @@
-"""Sampling on a GPU in one kernel, without sorting."""
+"""Sampling on a GPU: one kernel for masks and penalties, and one for the draw, without sorting."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging
 from engine.request import SamplingParams
+from kernels.logit_edits.launch import WORD_BITS, edit_logits
 from kernels.token_choice.launch import choose_tokens, counters
 
 _HALF = 1 << 63
+_STAGED_BITS = 64
+"""Bits of each number that is staged."""
 
 
 class TokenChooser:
-    """Chooses tokens for rows that are greedy or use only temperature, top-k, top-p and min-p."""
+    """Masks and penalizes logits, and chooses tokens of rows that are greedy or use only temperature, top-k, top-p and
+    min-p.
+    """
 
     def __init__(self, runtime: CudaRuntime, max_rows: int) -> None:
         self._runtime = runtime
+        self._max_rows = max_rows
         self._staging = Staging(6 * max_rows, runtime)
+        self._edits = Staging(6 * max_rows, runtime)
+        # Only the first logits tell its size.
+        self._words: Staging | None = None
+        self._no_tables = tuple(
+            torch.zeros(1, 1, dtype=dtype, device=runtime.device) for dtype in (torch.bool, torch.int32)
+        )
         self._params: Sequence[SamplingParams] = ()
         self._numbers = torch.zeros(0, dtype=torch.int64)
         self._arrived = counters(max_rows, runtime.device)
@@ -45,6 +59,52 @@ class TokenChooser:
         sent = self._staging.device
         knobs_sent, seeds_sent = sent[: 4 * rows].view(torch.float64).view(rows, 4), sent[4 * rows : 6 * rows]
         return choose_tokens(logits, knobs_sent, seeds_sent.view(rows, 2), self._arrived)
+
+    def edit(
+        self,
+        logits: torch.Tensor,
+        params: Sequence[SamplingParams],
+        masks: Mapping[int, npt.NDArray[np.uint8]],
+        table_rows: Mapping[int, int],
+        tables: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        """Mask and penalize rows of `logits` [rows, vocab] float32 in place (`kernels.logit_edits.reference`).
+
+        Args:
+            masks: a bit for each token, from the lowest on, set if it is allowed, for rows that have a mask.
+            table_rows: the row of `tables` for rows that have penalties.
+            tables: bool and int32 [rows, vocab]: what is in the prompt, and counts in the output. None: no penalties.
+        """
+        rows = sorted({*masks, *table_rows})
+        if not rows:
+            return
+        order = {row: number for number, row in enumerate(masks)}
+        places = [(row, table_rows.get(row, -1), order.get(row, -1)) for row in rows]
+        asked = (params[row] for row in rows)
+        knobs = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in asked]
+        edits = torch.cat([torch.tensor(places), torch.tensor(knobs, dtype=torch.float64).view(torch.int64)], dim=1)
+        self._edits.send(edits.flatten())
+        in_prompt, output_counts = tables or self._no_tables
+        edit_logits(
+            logits,
+            self._edits.device[: edits.numel()].view_as(edits),
+            self._sent_words(logits.shape[1], [*masks.values()]),
+            in_prompt,
+            output_counts,
+        )
+
+    def _sent_words(self, vocab_size: int, masks: Sequence[npt.NDArray[np.uint8]]) -> torch.Tensor:
+        """Send masks to the device; return them as int32 [masks, words]."""
+        num_numbers = -(-vocab_size // _STAGED_BITS)
+        if self._words is None:
+            self._words = Staging(num_numbers * self._max_rows, self._runtime)
+        if masks:
+            held = np.zeros((len(masks), num_numbers * _STAGED_BITS // 8), dtype=np.uint8)
+            for line, bits in zip(held, masks, strict=True):
+                # The grammar's tokenizer may know more tokens than there are logits, or fewer.
+                line[: len(bits)] = bits[: len(line)]
+            self._words.send(torch.from_numpy(held.reshape(-1).view(np.int64)))
+        return self._words.device.view(torch.int32).view(-1, num_numbers * (_STAGED_BITS // WORD_BITS))
 
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start copying numbers to the host; return a function that waits for them."""

@@ -70,7 +70,9 @@ class Rehearsal:
                 self._decoder.forward(batch, cache)
         self._adapters.expect(0)
         logits = torch.zeros(LOGIT_COPIES, config.max_num_seqs, self._decoder.spec.vocab_size, device=self._device)
-        self._choose(logits[0, :1], [SamplingParams(max_tokens=1)], [0])
+        params = [SamplingParams(max_tokens=1)]
+        self._choose.edit(logits[0, :1], params, {}, {0: -1}, None)
+        self._choose(logits[0, :1], params, [0])
 
     def decodes(self, position: int = 0) -> Iterator[Callable[[], torch.Tensor]]:
         """Yield decode steps that return their logits, of one row and of all, with adapters and without.

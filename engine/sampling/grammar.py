@@ -68,14 +68,16 @@ class GrammarFollower:
 
     def mask(self, logits: torch.Tensor) -> None:
         """Mask all tokens in the logits [vocab] that may not come next. NaN stays NaN."""
-        allowed = _allowed(self._matcher, self._vocab_size)
-        if self._try_renew():
-            allowed = _allowed(self._matcher, self._vocab_size)
-        if self._matcher.is_error():
-            # The library would then allow the end of the sequence.
-            logits.sub_(torch.inf)
-            return
+        allowed = _unpacked(self.allowed(), self._vocab_size)
         logits.sub_(torch.where(placed(~allowed, logits.device, torch.bool), torch.inf, 0.0))
+
+    def allowed(self) -> npt.NDArray[np.uint8]:
+        """Return which tokens may come next, a bit for each from the lowest on: [n] for at least 8 n tokens."""
+        bits = _bits(self._matcher)
+        if self._try_renew():
+            bits = _bits(self._matcher)
+        # In error, the library would allow the end of the sequence.
+        return np.zeros_like(bits) if self._matcher.is_error() else bits
 
     def note(self, token_id: int) -> None:
         """Record the chosen token."""
@@ -178,7 +180,7 @@ class GrammarStore:
         """Return the matcher, or a copy in error: a grammar may exceed its limits only once it is followed."""
         trial = matcher.deep_copy()
         for _ in range(NUM_TRIED_TOKENS):
-            allowed = _allowed(trial, self._vocab_size)
+            allowed = _unpacked(_bits(trial), self._vocab_size)
             allowed[self._eos_ids] = False
             if trial.is_error() or not allowed.any():
                 break
@@ -203,9 +205,12 @@ def _limited(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(step_max_items=max_items))
 
 
-def _allowed(matcher: LLMatcher, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Return which tokens may come next; of a matcher that is or gets in error, the end-of-sequence tokens."""
-    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+def _bits(matcher: LLMatcher) -> npt.NDArray[np.uint8]:
+    """Return a bit for each token that may come next; of a matcher that is or gets in error, for those that end."""
+    return np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+
+
+def _unpacked(bits: npt.NDArray[np.uint8], vocab_size: int) -> npt.NDArray[np.bool_]:
     return np.unpackbits(bits, bitorder="little")[:vocab_size].astype(bool)
 
 

@@ -28,7 +28,8 @@ class Lineup:
 
     Attributes:
         told: lines whose log-probabilities are requested.
-        edited: lines with biases, masks or a grammar.
+        edited: lines with biases or masks of their own.
+        masked: lines with a grammar.
         penalized, repeated: lines with penalties for tokens, and for repeated sequences.
         delayed: lines with a minimum number of tokens.
         followed: lines whose state must be told each drawn token.
@@ -41,11 +42,12 @@ class Lineup:
         self.params = [state.params for state in states]
         lines = list(enumerate(states))
         self.told = [line for line, state in lines if state.params.num_logprobs is not None]
-        self.edited = [line for line, state in lines if state.edits is not None or state.follower is not None]
+        self.edited = [line for line, state in lines if state.edits is not None]
+        self.masked = [line for line, state in lines if state.follower is not None]
         self.penalized = [line for line, state in lines if state.params.has_penalties]
         self.repeated = [line for line, state in lines if state.repeats is not None]
         self.delayed = [line for line, state in lines if state.params.min_tokens > 0]
-        self.followed = sorted({*self.edited, *self.repeated})
+        self.followed = sorted({*self.edited, *self.masked, *self.repeated})
         self.groups = draw_groups(self.params, vocab_size, has_simple=has_simple)
 
     def pieces(self, most: int) -> Iterator[tuple[int, list[int]]]:

@@ -28,7 +28,7 @@ from engine.request import Request, SamplingParams, TokenLogprobs
 from engine.sampling.edits import LogitEdits
 from engine.sampling.grammar import GrammarFollower, GrammarStore
 from engine.sampling.lineup import Lineup, RowState
-from engine.sampling.logits import penalize, scale
+from engine.sampling.logits import scale
 from engine.sampling.logprobs import read_told, tell
 from engine.sampling.random import draw_keys, uniforms
 from engine.sampling.repeats import RepeatPenalties
@@ -43,6 +43,7 @@ from engine.sampling.truncation import (
     keep_typical,
     select_top_k,
 )
+from kernels.logit_edits.reference import penalize
 from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_of_all, race
 
 if TYPE_CHECKING:
@@ -176,12 +177,10 @@ class Sampler:
         states, params, told = lineup.states, lineup.params, lineup.told
         as_they_came = logits[placed(told, self._device)] if told else None
         for line in lineup.edited:
-            edits, follower = states[line].edits, states[line].follower
-            if edits is not None:
-                edits.apply(logits[line])
-            if follower is not None:
-                follower.mask(logits[line])
-        self._penalize(logits, lineup)
+            edits = states[line].edits
+            assert edits is not None
+            edits.apply(logits[line])
+        self._mask_and_penalize(logits, lineup)
         for line in lineup.repeated:
             repeats = states[line].repeats
             assert repeats is not None
@@ -254,22 +253,29 @@ class Sampler:
             self._penalty_tables()[1][row].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         return forced
 
-    def _penalize(self, logits: torch.Tensor, lineup: Lineup) -> None:
-        lines = lineup.penalized
-        if not lines:
+    def _mask_and_penalize(self, logits: torch.Tensor, lineup: Lineup) -> None:
+        if self._choose is not None:
+            masks = {line: _follower_of(lineup, line).allowed() for line in lineup.masked}
+            tables = self._penalty_tables() if lineup.penalized else None
+            self._choose.edit(
+                logits, lineup.params, masks, {line: lineup.rows[line] for line in lineup.penalized}, tables
+            )
             return
-        in_prompt, output_counts = self._penalty_tables()
-        index = placed(lines, self._device)
-        table_rows = placed([lineup.rows[line] for line in lines], self._device)
-        params = [lineup.params[line] for line in lines]
-        logits[index] = penalize(
-            logits[index],
-            in_prompt[table_rows],
-            output_counts[table_rows],
-            repetition=_column([p.repetition_penalty for p in params], self._device),
-            frequency=_column([p.frequency_penalty for p in params], self._device),
-            presence=_column([p.presence_penalty for p in params], self._device),
-        )
+        for line in lineup.masked:
+            _follower_of(lineup, line).mask(logits[line])
+        if lines := lineup.penalized:
+            in_prompt, output_counts = self._penalty_tables()
+            index = placed(lines, self._device)
+            table_rows = placed([lineup.rows[line] for line in lines], self._device)
+            params = [lineup.params[line] for line in lines]
+            logits[index] = penalize(
+                logits[index],
+                in_prompt[table_rows],
+                output_counts[table_rows],
+                repetition=_column([p.repetition_penalty for p in params], self._device),
+                frequency=_column([p.frequency_penalty for p in params], self._device),
+                presence=_column([p.presence_penalty for p in params], self._device),
+            )
 
     def _mask_stops(self, logits: torch.Tensor, lineup: Lineup, positions: Sequence[int]) -> None:
         masked = [
@@ -301,6 +307,12 @@ class Sampler:
             self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
             self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
         return self._in_prompt, self._output_counts
+
+
+def _follower_of(lineup: Lineup, line: int) -> GrammarFollower:
+    follower = lineup.states[line].follower
+    assert follower is not None, "the row has no grammar"
+    return follower
 
 
 def _take_errors(lineup: Lineup, token_ids: list[int], failed: dict[int, str]) -> frozenset[int]:

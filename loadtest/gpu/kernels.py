@@ -14,6 +14,7 @@ from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products
 from kernels.embedding.launch import put_drawn, take_rows
 from kernels.gated_activation.launch import activate_and_multiply
+from kernels.logit_edits.launch import edit_logits
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
@@ -57,6 +58,7 @@ def benches(
         _lora_of_whole_model(geometry, device, rows=some, vocab=VOCAB // scale),
         _token_choices(device, rows=1, vocab=VOCAB // scale),
         _token_choices(device, rows=some, vocab=VOCAB // scale),
+        _logit_edits(device, rows=some, vocab=VOCAB // scale),
     ]
     for family in families:
         with attempt("inputs"):
@@ -308,4 +310,23 @@ def _token_choices(device: torch.device, *, rows: int, vocab: int) -> Iterator[B
             name=f"token choice, {rows} rows of {vocab}{name}",
             run=lambda logits=logits, knobs=knobs: token_choice.choose_tokens(logits, knobs, seeds, arrived),  # type: ignore[misc]
             num_bytes=logits.nbytes,
+        )
+
+
+def _logit_edits(device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
+    logits = torch.randn(rows, vocab, device=device)
+    words = torch.full((rows, 2 * -(-vocab // 64)), -1, dtype=torch.int32, device=device)
+    in_prompt, counts = (torch.zeros(rows, vocab, dtype=dtype, device=device) for dtype in (torch.bool, torch.int32))
+    knobs = torch.tensor([[1.1, 0.5, 0.5]], dtype=torch.float64, device=device).repeat(rows, 1).view(torch.int64)
+    each, none = torch.arange(rows, device=device), torch.full((rows,), -1, device=device)
+    for name, tables, masks, read in (
+        ("masks", none, each, words.nbytes),
+        ("penalties", each, none, in_prompt.nbytes + counts.nbytes),
+        ("masks and penalties", each, each, words.nbytes + in_prompt.nbytes + counts.nbytes),
+    ):
+        edits = torch.cat([torch.stack((each, tables, masks), dim=1), knobs], dim=1)
+        yield Bench(
+            name=f"{name} of logits, {rows} rows of {vocab}",
+            run=partial(edit_logits, logits, edits, words, in_prompt, counts),
+            num_bytes=2 * logits.nbytes + read,
         )

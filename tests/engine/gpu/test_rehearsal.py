@@ -27,7 +27,7 @@ STEPS = """
 import json, random, sys
 from dataclasses import replace
 from pathlib import Path
-import pytest, torch
+import numpy as np, pytest, torch
 from engine.decoder.decoder import Decoder
 from engine.decoder.reading import read_spec
 from engine.gpu.adapters import AdapterScope, TritonLora
@@ -37,6 +37,7 @@ from engine.gpu.model import recorded_sizes
 from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import stream_each
+from engine.request import SamplingParams
 from kernels.architecture import pretending
 from kernels.embedding.launch import put_drawn
 from kernels.recording import recording
@@ -58,7 +59,8 @@ adapters = TritonLora(runtime, *sizes, is_mixture=spec.experts is not None)
 backend = TritonBackend(adapters, config.max_num_seqs)
 with pretending("sm_90"):
     decoder = Decoder(spec, random_weights("", spec, torch.bfloat16, device), backend, config.max_model_len)
-    rehearsal = Rehearsal(decoder, adapters, TokenChooser(runtime, 24), config, torch.bfloat16, device)
+    choose = TokenChooser(runtime, 24)
+    rehearsal = Rehearsal(decoder, adapters, choose, config, torch.bfloat16, device)
     with recording() as known:
         stream_each(backend.linears)
         rehearsal.run()
@@ -89,9 +91,15 @@ with pretending("sm_90"):
                 batch = rehearsal._batch(rows, num_decodes, cache.null_block)
                 put_drawn(batch.token_ids[:num_decodes], batch.attention[0].rows[:num_decodes], batch.positions, -1)
                 decoder.forward(replace(batch, sampled=batch.sampled[: draw.randint(0, 24)]), cache)
+        logits = torch.zeros(24, spec.vocab_size, device=device)
+        tables = torch.zeros_like(logits, dtype=torch.bool), torch.zeros_like(logits, dtype=torch.int32)
+        for count in (1, 2, 3):
+            params = [SamplingParams(max_tokens=1)] * count
+            choose.edit(logits[:count], params, {0: np.zeros(9, np.uint8)}, {count - 1: 5}, tables)
 missing = [launch.title for launch in found if launch not in known]
 assert not missing, missing
 assert len(found) > 10
+assert "logit_edits_kernel" in {launch.kernel for launch in found}
 """
 
 

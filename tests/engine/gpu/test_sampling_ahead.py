@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from llguidance import LLMatcher
 
+from engine.gpu import choosing
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.runtime import CudaRuntime
 from engine.request import Request, RequestId, SamplingParams, TokenLogprobs
 from engine.sampling import sampler as sampling
+from engine.sampling.grammar import GrammarStore
 from engine.sampling.sampler import Sampler
+from kernels.logit_edits.launch import edit_logits
 from tests.kernels.gpu.conftest import DEVICE
 
 VOCAB, STEPS = 600, 4
+MODEL = Path(__file__).parents[3] / "models" / "stdlib-chat"
+CONFIG = json.loads((MODEL / "config.json").read_text())
+GRAMMAR_VOCAB, EOS = CONFIG["vocab_size"], CONFIG["eos_token_id"]
 PARAMS = [
     SamplingParams(max_tokens=9, temperature=0.9, top_k=20, seed=1, num_logprobs=3),
     SamplingParams(max_tokens=9, temperature=1.3, top_p=0.8, seed=2, frequency_penalty=2.0, presence_penalty=1.0),
@@ -45,6 +55,36 @@ def test_drawn_ahead_by_the_kernel_the_tokens_and_their_logprobs_are_those_of_to
     assert tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=chooser), ahead=True) == expected
     # The penalties have had their say: by greedy choice the same logits would bring one token again and again.
     assert len({ids[2] for ids, _ in expected}) > 1
+
+
+def test_grammars_and_penalties_are_applied_by_one_kernel_as_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = GrammarStore(str(MODEL), GRAMMAR_VOCAB, [EOS])
+    word, number = (LLMatcher.grammar_from_regex(pattern) for pattern in ("(ab|ac|b)*", "[0-9]{3}"))
+    asked = [
+        SamplingParams(max_tokens=9, temperature=0.0, grammar=number),
+        SamplingParams(max_tokens=9, temperature=0.0),
+        SamplingParams(max_tokens=9, temperature=0.0, grammar=word, frequency_penalty=3.0, logit_bias=((7, 5.0),)),
+        SamplingParams(max_tokens=9, temperature=0.0, repetition_penalty=4.0),
+    ]
+    launched: list[int] = []
+    monkeypatch.setattr(choosing, "edit_logits", lambda *given: launched.append(len(given[1])) or edit_logits(*given))
+
+    def drawn(choose: TokenChooser | None) -> list[list[int]]:
+        sampler = Sampler(len(asked), GRAMMAR_VOCAB, DEVICE, (EOS,), grammars, choose=choose)
+        for row, params in enumerate(asked):
+            if params.grammar is not None:
+                grammars.compile(params.grammar)
+            sampler.admit(row, Request(request_id=RequestId(str(row)), prompt_ids=(5, 9), params=params), [])
+        logits = torch.randn(len(asked), GRAMMAR_VOCAB, generator=torch.Generator().manual_seed(3)).to(DEVICE) * 3
+        rows = [2, 0, 1, 3]
+        return [sampler.sample(logits.clone(), rows, [2 + step] * len(rows)).token_ids for step in range(STEPS)]
+
+    expected = drawn(None)
+    assert drawn(TokenChooser(CudaRuntime(DEVICE), len(asked))) == expected
+    # Neither the same again and again, nor failed.
+    assert len({ids[0] for ids in expected}) > 1
+    assert min(min(ids) for ids in expected) >= 0
+    assert launched == [3] * STEPS
 
 
 def test_top_k_and_top_p_sort_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
