@@ -25,7 +25,8 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._bias = bias
-        self._packed = weight.dtype == torch.bfloat16 and has_fast_bfloat16()
+        # Whatever else a device computes by torch's operators, the layout is the processor's.
+        self._packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_fast_bfloat16()
         self._weight = _pack(weight) if self._packed else weight.contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

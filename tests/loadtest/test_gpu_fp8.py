@@ -12,7 +12,7 @@ from loadtest.gpu.sizes import Geometry
 from loadtest.gpu.timing import Ceilings
 
 HERE = torch.device("cuda")
-GEOMETRY = Geometry(name="tiny", hidden=64, inner=96, heads=2, kv_heads=1, head_dim=32)
+GEOMETRY = Geometry(name="tiny", hidden=96, inner=96, heads=3, kv_heads=1, head_dim=32)
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tries what is measured on a GPU"),
@@ -27,9 +27,9 @@ def test_every_way_is_timed_in_every_shape() -> None:
         for one in benches:
             assert isinstance(found := one.run(), torch.Tensor)
             assert found.isfinite().all()
-    assert [one.name for one in benches[:4]] == [f"fp8 product by {way.value}, 2 rows by 64 x 64" for way in Way]
+    assert [one.name for one in benches[:4]] == [f"fp8 product by {way.value}, 2 rows by 96 x 96" for way in Way]
     # Weights of a byte each, and inputs and outputs of two.
-    assert benches[0].num_bytes == 64 * 64 + 2 * 2 * 64 * 2
+    assert benches[0].num_bytes == 96 * 96 + 2 * 2 * 96 * 2
     assert len(benches) == 3 * len(Way)
 
 
