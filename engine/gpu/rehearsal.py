@@ -72,7 +72,8 @@ class Rehearsal:
         logits = torch.zeros(LOGIT_COPIES, config.max_num_seqs, self._decoder.spec.vocab_size, device=self._device)
         params = [SamplingParams(max_tokens=1)]
         self._choose.edit(logits[0, :1], params, {}, {0: -1}, None)
-        self._choose(logits[0, :1], params, [0])
+        token_ids = self._choose(logits[0, :1], params, [0])
+        self._choose.tell(logits[0, :1], token_ids, 0)
 
     def decodes(self, position: int = 0) -> Iterator[Callable[[], torch.Tensor]]:
         """Yield decode steps that return their logits, of one row and of all, with adapters and without.

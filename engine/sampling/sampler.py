@@ -199,7 +199,8 @@ class Sampler:
         if as_they_came is not None:
             num_top = max(params[line].num_logprobs or 0 for line in told)
             chosen_ids = token_ids[placed(told, self._device)].clamp(min=0)
-            fetched_told = self.fetch(tell(as_they_came, chosen_ids, num_top))
+            told_by = tell if self._choose is None else self._choose.tell
+            fetched_told = self.fetch(told_by(as_they_came, chosen_ids, num_top))
         return Drawing(
             lineup=lineup,
             token_ids=token_ids,

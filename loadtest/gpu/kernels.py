@@ -25,6 +25,7 @@ from kernels.streamed_linear.launch import MAX_ROWS, counters, from_int4, row_li
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from kernels.streamed_linear.reference import to_int4
 from kernels.token_choice import launch as token_choice
+from kernels.token_logprobs.launch import tell
 from loadtest.gpu.attention import random_cache
 from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.parts import Attempt
@@ -59,6 +60,7 @@ def benches(
         _token_choices(device, rows=1, vocab=VOCAB // scale),
         _token_choices(device, rows=some, vocab=VOCAB // scale),
         _logit_edits(device, rows=some, vocab=VOCAB // scale),
+        _logprobs(device, rows=some, vocab=VOCAB // scale),
     ]
     for family in families:
         with attempt("inputs"):
@@ -329,4 +331,14 @@ def _logit_edits(device: torch.device, *, rows: int, vocab: int) -> Iterator[Ben
             name=f"{name} of logits, {rows} rows of {vocab}",
             run=partial(edit_logits, logits, edits, words, in_prompt, counts),
             num_bytes=2 * logits.nbytes + read,
+        )
+
+
+def _logprobs(device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
+    logits, token_ids = torch.randn(rows, vocab, device=device), torch.arange(rows, device=device)
+    for num_top in (0, 5, 20):
+        yield Bench(
+            name=f"log-probabilities, {rows} rows of {vocab}, top {num_top}",
+            run=partial(tell, logits, token_ids, num_top),
+            num_bytes=logits.nbytes,
         )

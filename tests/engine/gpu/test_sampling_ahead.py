@@ -17,6 +17,8 @@ from engine.sampling import sampler as sampling
 from engine.sampling.grammar import GrammarStore
 from engine.sampling.sampler import Sampler
 from kernels.logit_edits.launch import edit_logits
+from kernels.token_logprobs import reference
+from kernels.token_logprobs.launch import MAX_TOP
 from tests.kernels.gpu.conftest import DEVICE
 
 VOCAB, STEPS = 600, 4
@@ -52,7 +54,16 @@ def tokens_of(sampler: Sampler, *, ahead: bool) -> list[Told]:
 def test_drawn_ahead_by_the_kernel_the_tokens_and_their_logprobs_are_those_of_torch() -> None:
     expected = tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,)), ahead=False)
     chooser = TokenChooser(CudaRuntime(DEVICE), len(PARAMS))
-    assert tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=chooser), ahead=True) == expected
+    found = tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=chooser), ahead=True)
+    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
+    for (_, ours), (_, theirs) in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys() == {0, 3}
+        for row, entry in ours.items():
+            assert entry.logprob == pytest.approx(theirs[row].logprob, abs=1e-5)
+            assert entry.rank == theirs[row].rank
+            assert [token_id for token_id, _ in entry.top] == [token_id for token_id, _ in theirs[row].top]
+            values = [value for _, value in theirs[row].top]
+            assert [value for _, value in entry.top] == pytest.approx(values, abs=1e-5)
     # The penalties have had their say: by greedy choice the same logits would bring one token again and again.
     assert len({ids[2] for ids, _ in expected}) > 1
 
@@ -85,6 +96,14 @@ def test_grammars_and_penalties_are_applied_by_one_kernel_as_by_torch(monkeypatc
     assert len({ids[0] for ids in expected}) > 1
     assert min(min(ids) for ids in expected) >= 0
     assert launched == [3] * STEPS
+
+
+def test_more_likeliest_tokens_than_the_kernel_lists_are_told_by_torch() -> None:
+    chooser, logits = TokenChooser(CudaRuntime(DEVICE), 2), torch.randn(2, 40, device=DEVICE)
+    token_ids = torch.tensor([3, 4], device=DEVICE)
+    for num_top, told in ((MAX_TOP, MAX_TOP), (MAX_TOP + 1, MAX_TOP + 1), (99, 40)):
+        found = chooser.tell(logits, token_ids, num_top)
+        torch.testing.assert_close(found, reference.tell(logits, token_ids, told), rtol=1e-5, atol=1e-5)
 
 
 def test_top_k_and_top_p_sort_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
