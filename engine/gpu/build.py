@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -58,17 +59,7 @@ def gpu_parts(
         ConfigError: options are out of range, or the memory does not suffice.
     """
     checked = resolve(config, spec, hardware)
-    try:
-        return _build(config, checked, spec, hardware, runtime, weights)
-    except torch.OutOfMemoryError as error:
-        cache = "" if config.kv_cache_bytes is None else f"kv_cache_bytes ({config.kv_cache_bytes}), "
-        if checked.num_snapshots:
-            cache += f"state_cache_bytes ({checked.num_snapshots} states), "
-        raise ConfigError(
-            f"not enough GPU memory for {config.model_path}: raise gpu_memory_fraction "
-            f"({config.gpu_memory_fraction:g}), or lower {cache}max_batched_tokens ({config.max_batched_tokens}), "
-            f"max_num_seqs ({config.max_num_seqs}) or max_model_len ({checked.max_model_len})."
-        ) from error
+    return _build(config, checked, spec, hardware, runtime, weights)
 
 
 def _build(
@@ -79,48 +70,47 @@ def _build(
     runtime: CudaRuntime,
     weights: WeightSource,
 ) -> Parts:
-    adapters = _adapters(spec, checked, runtime)
     stored, quantization = spec.stored, checked.quantization
     # A quantized checkpoint leaves some weights dense on purpose.
     stays = stored is not None and stored.stays
     is_mixed = stays and (isinstance(stored, StoredInt4) or (isinstance(stored, StoredFp8) and quantization == "fp8"))
-    backend = TritonBackend(adapters, checked.max_num_seqs, quantization, is_mixed=is_mixed)
-    decoder = _load(spec, backend, checked, weights, runtime.device)
-    choose = TokenChooser(runtime, checked.max_num_seqs)
+    fraction = f"raise gpu_memory_fraction ({config.gpu_memory_fraction:g})"
+    with _memory_for(f"the weights of {config.model_path}", f"{fraction}, or quantize them (quantization)"):
+        adapters = _adapters(spec, checked, runtime)
+        backend = TritonBackend(adapters, checked.max_num_seqs, quantization, is_mixed=is_mixed)
+        decoder = _load(spec, backend, checked, weights, runtime.device)
+        choose = TokenChooser(runtime, checked.max_num_seqs)
     rehearsal = Rehearsal(decoder, adapters, choose, checked, _cache_dtype(checked), runtime.device)
 
     def launch_all() -> None:
         stream_each(backend.linears)
         rehearsal.run()
 
-    runtime.compile_ahead(launch_all, hardware.num_cores, Progress("compiling kernels").reach)
-    measure(backend.linears, runtime)
-    # Its recordings took more memory than steps do: of 4-bit weights, that of whole matrices dequantized.
-    runtime.begin_pool()
-    can_record = _can_record(decoder, rehearsal, runtime)
-    peak_bytes = runtime.peak_bytes(rehearsal.run)
+    with _memory_for("a full step", f"lower max_batched_tokens ({checked.max_batched_tokens}), or {fraction}"):
+        runtime.compile_ahead(launch_all, hardware.num_cores, Progress("compiling kernels").reach)
+        measure(backend.linears, runtime)
+        # Its recordings took more memory than steps do: of 4-bit weights, that of whole matrices dequantized.
+        runtime.begin_pool()
+        can_record = _can_record(decoder, rehearsal, runtime)
+        peak_bytes = runtime.peak_bytes(rehearsal.run)
     left = hardware.free_bytes - peak_bytes - RESERVED_BYTES - checked.max_device_adapter_bytes
     _logger.info("a full step takes %.2f GiB with the weights; %.2f GiB are left", peak_bytes / 2**30, left / 2**30)
     config = replace(config, max_device_adapter_bytes=checked.max_device_adapter_bytes)
     resolved = resolve(config, spec, replace(hardware, free_bytes=max(0, left)))
-    cache = _cache(spec, resolved, runtime.device)
-    if isinstance(decoder, FallbackDecoder):
-        decoder.make_room(resolved.num_snapshots)
+    with _memory_for("the cache", _smaller_cache(config, resolved)):
+        cache = _cache(spec, resolved, runtime.device)
+        if isinstance(decoder, FallbackDecoder):
+            decoder.make_room(resolved.num_snapshots)
     # Pages take more memory, so adapters use them only if blocks can be lent.
     can_lend = resolved.lent_run_blocks <= resolved.max_lent_blocks
     page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes if can_lend else 0
     sizes = recorded_sizes(resolved.max_num_seqs) if can_record else []
-    inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
-    model = GpuModel(decoder, backend, inputs)
-    taken_bytes = model.record(cache, sizes, runtime)
-    # Recording has given back the memory of full steps: taken again now, it cannot be short when requests come.
-    rehearsal.run()
-    if taken_bytes > RESERVED_BYTES:
-        _logger.warning(
-            "recorded steps take %.2f GiB, but %.2f were reserved: gpu_memory_fraction is exceeded by the rest",
-            taken_bytes / 2**30,
-            RESERVED_BYTES / 2**30,
-        )
+    with _memory_for("recorded steps", f"lower max_num_seqs ({resolved.max_num_seqs}), or {fraction}"):
+        inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
+        model = GpuModel(decoder, backend, inputs)
+        _tell_if_more(model.record(cache, sizes, runtime))
+        # Recording has given back the memory of full steps: taken again now, it cannot be short when requests come.
+        rehearsal.run()
     return Parts(
         config=resolved,
         buffers=inputs,
@@ -130,6 +120,36 @@ def _build(
         choose=choose,
         steps_ahead=1,
     )
+
+
+@contextmanager
+def _memory_for(what: str, advice: str) -> Iterator[None]:
+    """Raise ConfigError with the advice if the device has not enough memory for something."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"not enough GPU memory for {what}: {advice}.") from error
+
+
+def _smaller_cache(config: EngineConfig, resolved: ResolvedConfig) -> str:
+    """Return which numbers make the cache smaller."""
+    numbers = []
+    if config.kv_cache_bytes is not None:
+        numbers.append(f"kv_cache_bytes ({config.kv_cache_bytes})")
+    if resolved.num_snapshots:
+        numbers.append(f"state_cache_bytes ({resolved.num_snapshots} states)")
+    # What was free when it was measured, others have taken since.
+    return "lower " + " or ".join(numbers or [f"gpu_memory_fraction ({config.gpu_memory_fraction:g})"])
+
+
+def _tell_if_more(taken_bytes: int) -> None:
+    """Warn if recorded steps have taken more than was reserved for them."""
+    if taken_bytes > RESERVED_BYTES:
+        _logger.warning(
+            "recorded steps take %.2f GiB, but %.2f were reserved: gpu_memory_fraction is exceeded by the rest",
+            taken_bytes / 2**30,
+            RESERVED_BYTES / 2**30,
+        )
 
 
 def _can_record(decoder: Decoder | FallbackDecoder, rehearsal: Rehearsal, runtime: CudaRuntime) -> bool:

@@ -18,7 +18,6 @@ from engine.backend import Backend
 from engine.config import EngineConfig
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.reading import read_spec
-from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
 from engine.gpu import build, trial
 from engine.gpu.backend import TritonBackend
@@ -150,17 +149,34 @@ def test_adapters_are_laid_out_in_pages_where_some_can_be_lent(
     assert (laid_out.num_pages > 0) == is_lent
 
 
-def test_memory_that_does_not_do_names_what_was_set(config: EngineConfig) -> None:
-    def weights(
-        path: str, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        raise torch.OutOfMemoryError("full")
+FULL = torch.OutOfMemoryError("full")
 
-    spec = read_spec(config.model_path)
-    with pytest.raises(ConfigError, match=r"gpu_memory_fraction \(0.9\), or lower max_batched_tokens \(4\)"):
-        gpu_parts(config, spec, HARDWARE, weights, CudaRuntime(DEVICE))
-    with pytest.raises(ConfigError, match=r"lower kv_cache_bytes \(1000000\), max_batched_tokens"):
-        gpu_parts(replace(config, kv_cache_bytes=1_000_000), spec, HARDWARE, weights, CudaRuntime(DEVICE))
+
+@pytest.mark.parametrize(
+    ("place", "changes", "told"),
+    [
+        ("_load", {}, r"the weights of .*: raise gpu_memory_fraction \(0.9\), or quantize them \(quantization\)\."),
+        ("measure", {}, r"a full step: lower max_batched_tokens \(4\), or raise gpu_memory_fraction \(0.9\)\."),
+        ("_cache", {}, r"the cache: lower gpu_memory_fraction \(0.9\)\."),
+        ("_cache", {"kv_cache_bytes": 1_000_000}, r"the cache: lower kv_cache_bytes \(1000000\)\."),
+        ("GpuModel", {}, r"recorded steps: lower max_num_seqs \(2\), or raise gpu_memory_fraction \(0.9\)\."),
+    ],
+)
+def test_memory_that_does_not_do_names_the_number_to_change(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, place: str, changes: dict[str, int], told: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise FULL
+
+    monkeypatch.setattr(build, place, full)
+    with pytest.raises(ConfigError, match=f"not enough GPU memory for {told}"):
+        gpu_parts(
+            replace(config, **changes),  # type: ignore[arg-type]
+            read_spec(config.model_path),
+            HARDWARE,
+            random_weights,
+            CudaRuntime(DEVICE),
+        )
 
 
 def test_only_a_gated_sum_and_rescaling_are_left_to_torch() -> None:
