@@ -110,6 +110,7 @@ def parts() -> list[Part]:
         Part(name="residency", limit_s=75, run=partial(measure_residency, crowd=residency.Crowd())),
         Part(name="peers", limit_s=120, run=measure_peers),
         bench_part("kernels", partial(kernels.benches, LLAMA), limit_s=90),
+        bench_part("attention-forms", attention.forms),
         bench_part("experts", partial(experts.benches, QWEN_3_MOE)),
         bench_part("experts-gpt-oss", partial(experts.benches, GPT_OSS)),
         bench_part("states", partial(states.benches, QWEN_3_5, GRANITE_4)),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.nn import functional
@@ -17,10 +17,31 @@ from kernels.rope_attention.launch import USUAL, AttentionCut, rope_attention
 from kernels.row_quantization.launch import quantize_rows
 from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.parts import Attempt
-from loadtest.gpu.sizes import BLOCK_TOKENS, Geometry
+from loadtest.gpu.sizes import BLOCK_TOKENS, LLAMA, Geometry
+
+
+class Form(TypedDict, total=False):
+    """What distinguishes attention of a model: the dtype of an 8-bit cache, its window, its soft cap."""
+
+    held: torch.dtype
+    window: int
+    softcap: float
+
 
 ROWS, CONTEXT = 64, 4096
 """The decode shape that has a target."""
+FORMS: tuple[tuple[Geometry, Form], ...] = (
+    (Geometry(name="gpt-oss-20b", hidden=2880, inner=2880, heads=64, kv_heads=8, head_dim=64), {"window": 128}),
+    (Geometry(name="phi-2", hidden=2560, inner=10240, heads=32, kv_heads=32, head_dim=80), {}),
+    (Geometry(name="Phi-3-mini", hidden=3072, inner=8192, heads=32, kv_heads=32, head_dim=96), {"window": 2047}),
+    (
+        Geometry(name="gemma-2-9b", hidden=3584, inner=14336, heads=16, kv_heads=8, head_dim=256),
+        {"window": 4096, "softcap": 50.0},
+    ),
+    (LLAMA, {"held": torch.int8}),
+    (LLAMA, {"held": torch.float8_e4m3fn}),
+)
+"""Attention of other models, and of prompts over 8-bit caches."""
 WORKSPACE_BYTES = 128 << 20
 """flashinfer's workspace for partial results of split rows."""
 
@@ -44,6 +65,27 @@ def benches(
     for family in families:
         with attempt("inputs"):
             yield from family
+
+
+def forms(device: torch.device, *, scale: int = 1, attempt: Attempt = nullcontext) -> Iterator[Bench]:
+    """Yield decodes and prompts of `FORMS`; `scale` as in `benches`."""
+    rows, tokens = max(1, 32 // scale), 8192 // scale
+    for geometry, form in FORMS:
+        if form.get("held", torch.int8) not in (torch.int8, fp8_dtype()):
+            continue
+        with attempt("inputs"):
+            what = ", ".join(
+                [geometry.name, f"heads of {geometry.head_dim}", *(f"{name} {value}" for name, value in form.items())]
+            )
+            attend, num_bytes = attention_inputs(geometry, device, rows=rows, context=tokens // 2, **form)
+            seen = min(tokens // 2, form.get("window") or tokens)
+            yield Bench(
+                name=f"decode attention of {what}, {rows} rows of {tokens // 2}",
+                run=partial(attend, None),
+                num_bytes=num_bytes * seen / (tokens // 2),
+                num_flop=4.0 * rows * seen * geometry.heads * geometry.head_dim,
+            )
+            yield _prompt(geometry, device, tokens, f"prefill attention of {what}, {tokens} tokens", form)
 
 
 def peers(geometry: Geometry, device: torch.device, *, scale: int = 1) -> list[tuple[str, Callable[[], Bench]]]:
@@ -80,18 +122,16 @@ def attention_inputs(
     context: int,
     held: torch.dtype | None = None,
     longest: int = 0,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> tuple[Callable[[Share | None], torch.Tensor], float]:
     """Return a function from cut to decode attention, for rows of one token over `context` keys each, and its bytes.
 
-    The bytes are those that it must move. If `longest` is given, the first row has so many keys.
+    The bytes are those that it must move without a window. If `longest` is given, the first row has so many keys.
     """
     per_row = -(-context // BLOCK_TOKENS)
     num_alike, num_more = rows * per_row, max(0, -(-longest // BLOCK_TOKENS) - per_row)
-    cache, spans = random_cache(geometry, (num_alike + num_more) * BLOCK_TOKENS, device), None
-    if held is not None:
-        flat, found = quantize_rows(cache.view(-1, geometry.head_dim), held)
-        cache, found = flat.view(cache.shape), found.view(cache.shape[:-1])
-        spans = found[0], found[1]
+    cache, spans = _held(random_cache(geometry, (num_alike + num_more) * BLOCK_TOKENS, device), held)
     # Blocks that no other row has: read a second time, they would come from the GPU's cache.
     blocks = torch.randperm(num_alike + num_more, device=device)
     tables = torch.cat((blocks[:num_alike].view(rows, per_row), blocks[num_alike:].expand(rows, -1)), dim=1)
@@ -107,6 +147,8 @@ def attention_inputs(
         "tables": tables,
         "arrived": counters(device),
         "spans": spans,
+        "window": window,
+        "softcap": softcap,
     }
     return lambda cut: paged_attention(q=q, k_cache=cache[0], v_cache=cache[1], cut=cut, **options), num_bytes + (
         0 if spans is None else 2 * spans[0].nbytes
@@ -165,27 +207,51 @@ def _rope_attention(geometry: Geometry, device: torch.device, *, rows: int, cont
     )
 
 
-def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
-    cache = random_cache(geometry, tokens, device)
-    tables = torch.randperm(-(-tokens // BLOCK_TOKENS), device=device).unsqueeze(0)
-    table = torch.tensor([[0, 0, tokens, 0]], device=device)
+def _held(
+    cache: torch.Tensor, held: torch.dtype | None
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    """Return the keys and values in an 8-bit dtype, and their spans; unchanged for None."""
+    if held is None:
+        return cache, None
+    flat, found = quantize_rows(cache.view(-1, cache.shape[-1]), held)
+    spans = found.view(cache.shape[:-1])
+    return flat.view(cache.shape), (spans[0], spans[1])
+
+
+def _prompt(geometry: Geometry, device: torch.device, tokens: int, name: str, form: Form) -> Bench:
+    """Return attention of one prompt, which reads every key of it, or of its windows, at least once."""
+    cache, spans = _held(random_cache(geometry, tokens, device), form.get("held"))
     q = random_numbers(tokens, geometry.heads, geometry.head_dim, device=device)
-    num_bytes = 2 * q.nbytes + 2 * tokens * geometry.kv_heads * geometry.head_dim * q.element_size()
-    num_flop = 2.0 * tokens**2 * geometry.heads * geometry.head_dim
-    options: dict[str, Any] = {"rows": table, "num_decodes": 0, "tables": tables, "arrived": counters(device)}
-    yield Bench(
-        name=f"prefill attention, {tokens} tokens",
+    options: dict[str, Any] = {
+        "rows": torch.tensor([[0, 0, tokens, 0]], device=device),
+        "num_decodes": 0,
+        "tables": torch.randperm(-(-tokens // BLOCK_TOKENS), device=device).unsqueeze(0),
+        "arrived": counters(device),
+        "spans": spans,
+        "window": form.get("window", 0),
+        "softcap": form.get("softcap", 0.0),
+    }
+    seen = min(tokens, form.get("window") or tokens)
+    return Bench(
+        name=name,
         run=lambda: paged_attention(q=q, k_cache=cache[0], v_cache=cache[1], **options),
-        num_bytes=num_bytes,
-        num_flop=num_flop,
+        num_bytes=2 * q.nbytes + cache.nbytes,
+        # Of a token in the window, as many keys as there are before it; of any other, the whole window.
+        num_flop=4.0 * (tokens * seen - seen**2 / 2) * geometry.heads * geometry.head_dim,
     )
+
+
+def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
+    ours = _prompt(geometry, device, tokens, f"prefill attention, {tokens} tokens", {})
+    yield ours
+    q = random_numbers(tokens, geometry.heads, geometry.head_dim, device=device)
     k, v = random_numbers(2, 1, geometry.kv_heads, tokens, geometry.head_dim, device=device)
     dense = q.transpose(0, 1).unsqueeze(0)
     yield Bench(
         name=f"torch's prefill attention, {tokens} tokens",
         run=lambda: functional.scaled_dot_product_attention(dense, k, v, is_causal=True, enable_gqa=True),
-        num_bytes=num_bytes,
-        num_flop=num_flop,
+        num_bytes=ours.num_bytes,
+        num_flop=ours.num_flop,
     )
 
 

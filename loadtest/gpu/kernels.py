@@ -14,6 +14,7 @@ from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products
 from kernels.embedding.launch import put_drawn, take_rows
 from kernels.gated_activation.launch import activate_and_multiply
+from kernels.gated_activation.reference import Activation
 from kernels.logit_edits.launch import edit_logits
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
@@ -56,6 +57,11 @@ def benches(
             for rank in RANKS
             if rank != RANK
         ),
+        *(
+            _lora(geometry, device, tokens=max(2, some), adapters=max(1, 8 // scale), projection=projection)
+            for projection in ("o", "gate and up", "down")
+        ),
+        _lora(geometry, device, tokens=max(2, 2048 // scale), adapters=max(1, 8 // scale)),
         _lora_of_whole_model(geometry, device, rows=some, vocab=VOCAB // scale),
         _token_choices(device, rows=1, vocab=VOCAB // scale),
         _token_choices(device, rows=some, vocab=VOCAB // scale),
@@ -74,11 +80,13 @@ def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> It
         name=f"add and norm, {tokens} tokens", run=lambda: add_rms_norm(x, delta, weight, 1e-5), num_bytes=4 * x.nbytes
     )
     gate_up = random_numbers(tokens, 2 * geometry.inner, device=device)
-    yield Bench(
-        name=f"gated activation, {tokens} tokens",
-        run=lambda: activate_and_multiply(gate_up, "silu"),
-        num_bytes=1.5 * gate_up.nbytes,
-    )
+    activations: tuple[Activation, ...] = ("silu", "gelu")
+    for activation in activations:
+        yield Bench(
+            name=f"gated activation, {tokens} tokens, {activation}",
+            run=partial(activate_and_multiply, gate_up, activation),
+            num_bytes=1.5 * gate_up.nbytes,
+        )
     heads = geometry.heads + 2 * geometry.kv_heads
     qkv = random_numbers(tokens, heads * geometry.head_dim, device=device)
     cos_sin = random_numbers(tokens, 2, geometry.head_dim, device=device)
@@ -234,28 +242,41 @@ def _library_products(geometry: Geometry, device: torch.device, *, rows: int) ->
         )
 
 
-def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: int, rank: int = RANK) -> Iterator[Bench]:
+def _lora(
+    geometry: Geometry,
+    device: torch.device,
+    *,
+    tokens: int,
+    adapters: int,
+    rank: int = RANK,
+    projection: str = "q, k and v",
+) -> Iterator[Bench]:
     q_size, kv_size = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
-    splits = (q_size, kv_size, kv_size)
-    x, y = random_numbers(tokens, geometry.hidden, device=device), random_numbers(tokens, sum(splits), device=device)
+    depth, splits = {
+        "q, k and v": (geometry.hidden, (q_size, kv_size, kv_size)),
+        "o": (q_size, (geometry.hidden,)),
+        "gate and up": (geometry.hidden, (geometry.inner, geometry.inner)),
+        "down": (geometry.inner, (geometry.hidden,)),
+    }[projection]
+    x, y = random_numbers(tokens, depth, device=device), random_numbers(tokens, sum(splits), device=device)
     matrices = [
-        (random_numbers(rank, geometry.hidden, device=device), whole_rows(random_numbers(width, rank, device=device)))
+        (random_numbers(rank, depth, device=device), whole_rows(random_numbers(width, rank, device=device)))
         for _ in range(adapters)
         for width in splits
     ]
     tables = torch.tensor([[a.data_ptr(), b.data_ptr(), rank, 0] for a, b in matrices], device=device)
     per_adapter = tokens // adapters
-    segments = [(i * per_adapter, (i + 1) * per_adapter, tables[3 * i].data_ptr()) for i in range(adapters)]
+    segments = [(i * per_adapter, (i + 1) * per_adapter, tables[len(splits) * i].data_ptr()) for i in range(adapters)]
     spans = [[*span, table] for start, end, table in segments for span in cut(start, end)]
     tiles = _tiles(spans, device)
 
     def run(kept: object = (matrices, tables)) -> None:
-        shrunk = lora_shrink(x, tiles, entry=0, num_modules=3, max_rank=rank)
+        shrunk = lora_shrink(x, tiles, entry=0, num_modules=len(splits), max_rank=rank)
         lora_expand(y, shrunk, tiles, entry=0, splits=splits)
 
     num_weights = sum(a.numel() + b.numel() for a, b in matrices)
     yield Bench(
-        name=f"LoRA of q, k and v, {tokens} tokens of {adapters} adapters of rank {rank}",
+        name=f"LoRA of {projection}, {tokens} tokens of {adapters} adapters of rank {rank}",
         run=run,
         num_bytes=num_weights * x.element_size() + x.nbytes + 2 * y.nbytes,
     )

@@ -29,6 +29,7 @@ from kernels.streamed_linear.reference import to_int4
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.gpu import __main__ as command
 from loadtest.gpu import attention, bench, engine, kernels, peers, summary, sweep, tracing, verdicts
+from loadtest.gpu.attention import Form
 from loadtest.gpu.parts import LEAST_S, Notes, Part
 from loadtest.gpu.sizes import Geometry
 from loadtest.gpu.timing import Ceilings
@@ -86,8 +87,25 @@ def test_every_kernel_is_run_on_what_it_takes() -> None:
     benches = [one for family in (attention, kernels) for one in family.benches(GEOMETRY, HERE, scale=512)]
     figures = list(bench.measure(benches, CEILINGS, CountingTimer()))
     assert all(figure.gb_per_s > 0 for figure in figures)
-    assert len({figure.name.split(",")[0] for figure in figures}) == 23
+    assert len({figure.name.split(",")[0] for figure in figures}) == 30
     assert "one of them of 64" in " ".join(figure.name for figure in figures)
+
+
+@no_gpu
+def test_attention_of_every_form_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [(replace(geometry, heads=2, kv_heads=1), form) for geometry, form in attention.FORMS]
+    monkeypatch.setattr(attention, "FORMS", tuple(small))
+    figures = list(bench.measure(attention.forms(HERE, scale=512), CEILINGS, CountingTimer()))
+    # sm_80 has no 8-bit floats.
+    assert len(figures) == 2 * (len(attention.FORMS) - 1)
+    assert all(figure.gb_per_s > 0 for figure in figures)
+
+
+def test_what_is_computed_of_a_window_is_counted() -> None:
+    whole, windowed = (attention._prompt(GEOMETRY, HERE, 64, "", form) for form in (Form(), Form(window=16)))
+    pairs = [sum(min(position + 1, window) for position in range(64)) for window in (64, 16)]
+    for found, num_pairs in ((whole, pairs[0]), (windowed, pairs[1])):
+        assert found.num_flop == pytest.approx(4 * num_pairs * GEOMETRY.heads * GEOMETRY.head_dim, rel=0.05)
 
 
 def test_every_key_of_a_long_row_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
