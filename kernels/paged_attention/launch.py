@@ -22,10 +22,10 @@ JOINED_NUMBERS = 32
 """Elements per thread of the partial results that are combined at once."""
 FEW_ROWS = 8
 """Up to this many rows, the latency of the first keys matters rather than the bytes in flight."""
-
-
 MANY_ROWS = 512
 """With more rows than this, one warp would not have registers for their numbers of tiles."""
+REGISTERS, MAX_REGISTERS = 1 << 16, 255
+"""Of a multiprocessor of NVIDIA's, and of a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,11 @@ class Share:
     per_multiprocessor: int
     num_warps: int
     num_stages: int
-    max_registers: int | None = None
+
+    @property
+    def max_registers(self) -> int:
+        """Registers of each thread if a multiprocessor has all of its programs."""
+        return min(MAX_REGISTERS, REGISTERS // (32 * self.num_warps * self.per_multiprocessor))
 
 
 def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
@@ -62,15 +66,7 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
         return _wide_share(architecture.current(), element_bytes)
     if element_bytes == 4:
         least_m, num_stages = 16 if is_hopper else 8, 2 if is_hopper and head_dim <= 64 else 1
-        most = 128 if architecture.current() == "sm_80" else None
-        return Share(
-            least_m=least_m,
-            block_n=32,
-            per_multiprocessor=2,
-            num_warps=4,
-            num_stages=num_stages,
-            max_registers=most,
-        )
+        return Share(least_m=least_m, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=num_stages)
     if head_dim > 128 and element_bytes == 1:
         return Share(least_m=16, block_n=64 if is_amd else 32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128:
