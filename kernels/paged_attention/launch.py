@@ -49,8 +49,11 @@ class Share:
     num_stages: int
 
     @property
-    def max_registers(self) -> int:
-        """Registers of each thread if a multiprocessor has all of its programs."""
+    def max_registers(self) -> int | None:
+        """Registers of each thread if a multiprocessor has all of its programs; None: the compiler's choice."""
+        # There, nothing spills by its choice, and float32 would with more.
+        if architecture.current() == "sm_90":
+            return None
         return min(MAX_REGISTERS, REGISTERS // (32 * self.num_warps * self.per_multiprocessor))
 
 
