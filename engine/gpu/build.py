@@ -59,25 +59,11 @@ def gpu_parts(
         ConfigError: options are out of range, or the memory does not suffice.
     """
     checked = resolve(config, spec, hardware)
-    return _build(config, checked, spec, hardware, runtime, weights)
-
-
-def _build(
-    config: EngineConfig,
-    checked: ResolvedConfig,
-    spec: ModelSpec,
-    hardware: Hardware,
-    runtime: CudaRuntime,
-    weights: WeightSource,
-) -> Parts:
-    stored, quantization = spec.stored, checked.quantization
-    # A quantized checkpoint leaves some weights dense on purpose.
-    stays = stored is not None and stored.stays
-    is_mixed = stays and (isinstance(stored, StoredInt4) or (isinstance(stored, StoredFp8) and quantization == "fp8"))
     fraction = f"raise gpu_memory_fraction ({config.gpu_memory_fraction:g})"
     with _memory_for(f"the weights of {config.model_path}", f"{fraction}, or quantize them (quantization)"):
         adapters = _adapters(spec, checked, runtime)
-        backend = TritonBackend(adapters, checked.max_num_seqs, quantization, is_mixed=is_mixed)
+        is_mixed = _is_mixed(spec, checked.quantization)
+        backend = TritonBackend(adapters, checked.max_num_seqs, checked.quantization, is_mixed=is_mixed)
         decoder = _load(spec, backend, checked, weights, runtime.device)
         choose = TokenChooser(runtime, checked.max_num_seqs)
     rehearsal = Rehearsal(decoder, adapters, choose, checked, _cache_dtype(checked), runtime.device)
@@ -120,6 +106,14 @@ def _build(
         choose=choose,
         steps_ahead=1,
     )
+
+
+def _is_mixed(spec: ModelSpec, quantization: str | None) -> bool:
+    """Return whether a quantized checkpoint leaves some weights dense on purpose."""
+    stored = spec.stored
+    if stored is None or not stored.stays:
+        return False
+    return isinstance(stored, StoredInt4) or (isinstance(stored, StoredFp8) and quantization == "fp8")
 
 
 @contextmanager
