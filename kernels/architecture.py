@@ -45,12 +45,17 @@ def shared_bytes() -> int:
     return {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}.get(name, 96) << 10
 
 
-def bounded(max_registers: int | None) -> dict[str, int]:
+def max_registers(num_warps: int, num_programs: int) -> int:
+    """Return the registers of each thread if a multiprocessor of NVIDIA's has so many programs of so many warps."""
+    return min(255, (1 << 16) // (32 * num_warps * num_programs))
+
+
+def bounded(count: int | None) -> dict[str, int]:
     """Return the launch option for a bound on each thread's registers; none if it is None, or the GPU is not NVIDIA's.
 
     Without one, NVIDIA's assembler may spill a few, so that more programs would fit than a launch means to have.
     """
-    return {"maxnreg": max_registers} if max_registers and current().startswith("sm_") else {}
+    return {"maxnreg": count} if count and current().startswith("sm_") else {}
 
 
 def num_multiprocessors() -> int:

@@ -12,9 +12,9 @@ import torch
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging
 from engine.request import SamplingParams
-from engine.sampling import logprobs
 from kernels.logit_edits.launch import WORD_BITS, edit_logits
 from kernels.token_choice.launch import choose_tokens, counters
+from kernels.token_logprobs import reference
 from kernels.token_logprobs.launch import MAX_TOP, tell
 
 _HALF = 1 << 63
@@ -109,11 +109,9 @@ class TokenChooser:
         return self._words.device.view(torch.int32).view(-1, num_numbers * (_STAGED_BITS // WORD_BITS))
 
     def tell(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.Tensor:
-        """Return what `engine.sampling.logprobs.tell` does."""
+        """Return what `kernels.token_logprobs.reference.tell` does."""
         num_top = min(num_top, logits.shape[1])
-        if num_top > MAX_TOP:
-            return logprobs.tell(logits, token_ids, num_top)
-        return tell(logits, token_ids, num_top)
+        return (reference.tell if num_top > MAX_TOP else tell)(logits, token_ids, num_top)
 
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start copying numbers to the host; return a function that waits for them."""

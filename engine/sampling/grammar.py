@@ -21,6 +21,7 @@ import torch
 
 from engine.errors import GrammarError, RequestError
 from engine.placing import placed
+from kernels.logit_edits.reference import mask
 
 if TYPE_CHECKING:
     # An engine whose requests use no grammar runs without the library.
@@ -68,8 +69,7 @@ class GrammarFollower:
 
     def mask(self, logits: torch.Tensor) -> None:
         """Mask all tokens in the logits [vocab] that may not come next. NaN stays NaN."""
-        allowed = _unpacked(self.allowed(), self._vocab_size)
-        logits.sub_(torch.where(placed(~allowed, logits.device, torch.bool), torch.inf, 0.0))
+        mask(logits, placed(_unpacked(self.allowed(), self._vocab_size), logits.device, torch.bool))
 
     def allowed(self) -> npt.NDArray[np.uint8]:
         """Return which tokens may come next, a bit for each from the lowest on: [n] for at least 8 n tokens."""

@@ -29,7 +29,7 @@ from engine.sampling.edits import LogitEdits
 from engine.sampling.grammar import GrammarFollower, GrammarStore
 from engine.sampling.lineup import Lineup, RowState
 from engine.sampling.logits import scale
-from engine.sampling.logprobs import read_told, tell
+from engine.sampling.logprobs import read_told
 from engine.sampling.random import draw_keys, uniforms
 from engine.sampling.repeats import RepeatPenalties
 from engine.sampling.truncation import (
@@ -45,6 +45,7 @@ from engine.sampling.truncation import (
 )
 from kernels.logit_edits.reference import penalize
 from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_of_all, race
+from kernels.token_logprobs.reference import tell
 
 if TYPE_CHECKING:
     from engine.gpu.choosing import TokenChooser
@@ -84,7 +85,7 @@ class Drawing:
         lineup: the rows.
         token_ids: int64 on the device, one for each line, -1 where a row failed; usable there without waiting.
         fetched: waits for the token ids and returns them.
-        fetched_told: waits for the result of `engine.sampling.logprobs.tell` and returns it; None if no row asks.
+        fetched_told: waits for what `kernels.token_logprobs.reference.tell` returns; None if no row asks.
     """
 
     lineup: Lineup

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.token_logprobs.reference import likeliest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
@@ -26,20 +28,8 @@ class Candidates:
 
 
 def select_top_k(scores: torch.Tensor, top_k: int) -> Candidates:
-    """Return the `top_k` likeliest tokens of each row, or all if it has fewer; likeliest first, equal ones by id.
-
-    Score and id are packed into one integer that orders like the pair, because `topk` alone breaks ties differently on
-    every device. A row with NaN gets meaningless ids, and raises no error that would fail the other rows.
-    """
-    vocab_size = scores.shape[1]
-    # Adding zero turns -0.0 into 0.0. Read as signed integers, floats of one sign sort by their bits: negative ones in
-    # reverse, which flipping all bits but the sign undoes.
-    bits = (scores + 0.0).view(torch.int32)
-    ordered = bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
-    descending_id = torch.arange(vocab_size - 1, -1, -1, device=scores.device)
-    keys = (ordered.to(torch.int64) << 32).bitwise_or_(descending_id)
-    top = keys.sort(dim=-1, descending=True).values if top_k >= vocab_size else keys.topk(top_k, dim=-1).values
-    token_ids = (vocab_size - 1) - top.bitwise_and_(0xFFFFFFFF)
+    """Return the `top_k` likeliest tokens of each row, or all if it has fewer; likeliest first, equal ones by id."""
+    token_ids = likeliest(scores, top_k)
     return Candidates(scores=scores.gather(1, token_ids), token_ids=token_ids)
 
 

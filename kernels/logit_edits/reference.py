@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 
-def mask(logits: torch.Tensor, is_allowed: torch.Tensor) -> torch.Tensor:
-    """Return logits [rows, vocab] with minus infinity where bool `is_allowed` [rows, vocab] is False."""
-    return logits - torch.where(is_allowed, 0.0, torch.inf)
+def mask(logits: torch.Tensor, is_allowed: torch.Tensor) -> None:
+    """Set logits to minus infinity, in place, where bool `is_allowed` of the same shape is False."""
+    logits.sub_(torch.where(is_allowed, 0.0, torch.inf))
 
 
 def penalize(

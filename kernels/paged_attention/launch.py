@@ -24,8 +24,6 @@ FEW_ROWS = 8
 """Up to this many rows, the latency of the first keys matters rather than the bytes in flight."""
 MANY_ROWS = 512
 """With more rows than this, one warp would not have registers for their numbers of tiles."""
-REGISTERS, MAX_REGISTERS = 1 << 16, 255
-"""Of a multiprocessor of NVIDIA's, and of a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,7 @@ class Share:
         # There, nothing spills by its choice, and float32 would with more.
         if architecture.current() == "sm_90":
             return None
-        return min(MAX_REGISTERS, REGISTERS // (32 * self.num_warps * self.per_multiprocessor))
+        return architecture.max_registers(self.num_warps, self.per_multiprocessor)
 
 
 def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:

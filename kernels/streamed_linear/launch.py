@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kernels.architecture import PROGRAMS_WANTED, bounded, current, shared_bytes
+from kernels.architecture import PROGRAMS_WANTED, bounded, current, max_registers, shared_bytes
 from kernels.overlap import overlap
 from kernels.row_quantization.launch import Rounded, quantize_rows
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
@@ -21,8 +21,6 @@ MAX_SPLITS = 8
 WHOLE_TILES, WHOLE_DEPTH = 64, 4096
 """With so many tiles, 16-bit weights up to this depth are not split: summing parts would take longer (H200)."""
 MAX_FP8_BLOCK_M, MAX_STAGES = 128, 8
-MAX_REGISTERS, MAX_SHARED_REGISTERS = 255, 128
-"""Registers of each thread of eight warps, if their program is alone on a multiprocessor and if there are two."""
 MAX_SWEPT_ROWS = 16
 """Up to this many rows, tilings for unquantized weights were swept on an H200."""
 MAX_WIDE_ROWS = 64
@@ -245,15 +243,15 @@ def tile_cut(rows: int, width: int, depth: int, number_bytes: int, *, is_wide: b
         splits = 1
     # Larger sums leave no registers for a second program.
     is_alone = num_tiles * splits <= programs or block_n * block_m > 8192
-    num_stages = shared_bytes() // (1 if is_alone else 2) // ((block_n + block_m) * block_k * number_bytes)
-    is_narrow = block_n == BLOCK_N
+    num_programs, num_warps = 1 if is_alone else 2, 4 if block_n == BLOCK_N else 8
+    num_stages = shared_bytes() // num_programs // ((block_n + block_m) * block_k * number_bytes)
     return LinearCut(
         block_n=block_n,
         block_k=block_k,
         num_splits=splits,
-        num_warps=4 if is_narrow else 8,
+        num_warps=num_warps,
         num_stages=max(2, min(MAX_STAGES, num_stages)),
-        max_registers=None if is_narrow else MAX_REGISTERS if is_alone else MAX_SHARED_REGISTERS,
+        max_registers=None if block_n == BLOCK_N else max_registers(num_warps, num_programs),
     )
 
 

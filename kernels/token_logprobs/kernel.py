@@ -7,9 +7,7 @@ reduction, and the next highest by another one without it.
 import triton
 import triton.language as tl
 
-MAX_TOP: tl.constexpr = tl.constexpr(32)
-"""Most likeliest tokens of a row."""
-NO_KEY: tl.constexpr = tl.constexpr(-(1 << 63))
+NO_KEY = tl.constexpr(-(1 << 63))
 
 
 @triton.jit
@@ -30,7 +28,16 @@ def _logit_of(key):
 
 @triton.jit(do_not_specialize=["num_top"])
 def logprob_parts_kernel(
-    logits, token_ids, sums, counts, keys, vocab, num_top, NUM_PARTS: tl.constexpr, PART: tl.constexpr
+    logits,
+    token_ids,
+    sums,
+    counts,
+    keys,
+    vocab,
+    num_top,
+    NUM_PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    MAX_TOP: tl.constexpr,
 ):
     """Program (row, part) measures a part of a row of `logits` [rows, vocab] float32.
 
@@ -60,7 +67,17 @@ def logprob_parts_kernel(
 
 @triton.jit(do_not_specialize=["num_top"])
 def joined_logprobs_kernel(
-    logits, token_ids, sums, counts, keys, told, vocab, num_top, NUM_PARTS: tl.constexpr, BLOCK_P: tl.constexpr
+    logits,
+    token_ids,
+    sums,
+    counts,
+    keys,
+    told,
+    vocab,
+    num_top,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    MAX_TOP: tl.constexpr,
 ):
     """Program (row) joins its parts into `told` [rows, 2 + 2 num_top] float64 (`kernels.token_logprobs.reference`)."""
     row = tl.program_id(0).to(tl.int64)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 
-from kernels.token_logprobs.kernel import MAX_TOP as _MAX_TOP
 from kernels.token_logprobs.kernel import joined_logprobs_kernel, logprob_parts_kernel
 
 PART = 4096
 """Tokens of a program."""
-MAX_TOP = int(_MAX_TOP.value)
+MAX_TOP = 32
 """Most likeliest tokens of a row."""
 
 
@@ -35,7 +34,9 @@ def tell(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.T
         counts = torch.empty(rows, num_parts, dtype=torch.int32, device=logits.device)
         keys = torch.empty(rows, num_parts, MAX_TOP, dtype=torch.int64, device=logits.device)
         shared = logits, token_ids, sums, counts, keys
-        logprob_parts_kernel[(rows, num_parts)](*shared, vocab, num_top, NUM_PARTS=num_parts, PART=PART, num_warps=8)
+        logprob_parts_kernel[(rows, num_parts)](
+            *shared, vocab, num_top, NUM_PARTS=num_parts, PART=PART, MAX_TOP=MAX_TOP, num_warps=8
+        )
         joined_logprobs_kernel[(rows,)](
             *shared,
             told,
@@ -43,6 +44,7 @@ def tell(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.T
             num_top,
             NUM_PARTS=num_parts,
             BLOCK_P=triton.next_power_of_2(num_parts),
+            MAX_TOP=MAX_TOP,
             num_warps=4,
         )
     return told

@@ -235,7 +235,7 @@ def _prompt(geometry: Geometry, device: torch.device, tokens: int, name: str, fo
     return Bench(
         name=name,
         run=lambda: paged_attention(q=q, k_cache=cache[0], v_cache=cache[1], **options),
-        num_bytes=2 * q.nbytes + cache.nbytes,
+        num_bytes=2 * q.nbytes + cache.nbytes + (0 if spans is None else 2 * spans[0].nbytes),
         # Of a token in the window, as many keys as there are before it; of any other, the whole window.
         num_flop=4.0 * (tokens * seen - seen**2 / 2) * geometry.heads * geometry.head_dim,
     )

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine.request import TokenLogprobs
-from engine.sampling.logprobs import read_told, tell
+from engine.sampling.logprobs import read_told
+from kernels.token_logprobs.reference import tell
 
 
 def logprobs_of(logits: torch.Tensor, token_ids: list[int], num_top: int) -> list[TokenLogprobs]:

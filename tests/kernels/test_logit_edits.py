@@ -48,7 +48,8 @@ def test_penalties_follow_their_definition(
 
 
 def test_a_mask_leaves_numbers_that_are_none_visible() -> None:
-    masked = mask(torch.tensor([[1.0, torch.nan, torch.nan, -2.0]]), torch.tensor([[True, True, False, False]]))
+    masked = torch.tensor([[1.0, torch.nan, torch.nan, -2.0]])
+    mask(masked, torch.tensor([[True, True, False, False]]))
     assert masked[0, 0] == 1
     assert masked[0, 1:3].isnan().all()
     assert masked[0, 3] == -torch.inf
