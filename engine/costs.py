@@ -67,7 +67,12 @@ def prompt_flop(spec: ModelSpec, num_tokens: int) -> float:
     """Return the FLOP of a prompt in the layers: 2 per weight and token, 4 per query dimension and attended pair."""
     reaches = _reaches(spec, num_tokens)
     pairs = sum(reach * (num_tokens - reach / 2) for reach in reaches)
-    return 2.0 * (num_layer_weights(spec) - num_idle_weights(spec)) * num_tokens + 4.0 * spec.q_size * pairs
+    return product_flop(spec, num_tokens) + 4.0 * spec.q_size * pairs
+
+
+def product_flop(spec: ModelSpec, num_tokens: int) -> float:
+    """Return the part of `prompt_flop` that is in products with the layers' weights."""
+    return 2.0 * (num_layer_weights(spec) - num_idle_weights(spec)) * num_tokens
 
 
 def cache_bytes(spec: ModelSpec, num_tokens: float, element_bytes: int) -> float:

@@ -145,7 +145,8 @@ def tell_facts(notes: Notes) -> None:
     notes.tell("versions", versions | {"transformers": version("transformers") if has_transformers else None})
     ceilings = measure_ceilings()
     notes.tell("ceilings", asdict(ceilings))
-    print(f"{properties.name}: copies {ceilings.bytes_per_s / 1e12:.2f} TB/s, {ceilings.flop_per_s / 1e12:.0f} TFLOP/s")
+    rates = f"{ceilings.flop_per_s / 1e12:.0f} TFLOP/s in bfloat16, {(ceilings.fp8_flop_per_s or 0) / 1e12:.0f} in fp8"
+    print(f"{properties.name}: copies {ceilings.bytes_per_s / 1e12:.2f} TB/s, {rates}")
 
 
 def run_tests(notes: Notes, paths: Sequence[str], num_processes: int) -> None:

@@ -18,13 +18,14 @@ class Bench:
 
     Attributes:
         num_bytes: bytes that it must read and write.
-        num_flop: operations that it must compute in matrix products.
+        num_flop, num_fp8_flop: operations that it must compute in matrix products, of bfloat16 and of fp8.
     """
 
     name: str
     run: Callable[[], object]
     num_bytes: float
     num_flop: float = 0.0
+    num_fp8_flop: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,8 @@ def measure(
                 name=bench.name,
                 us=seconds * 1e6,
                 gb_per_s=bench.num_bytes / seconds / 1e9,
-                tflop_per_s=bench.num_flop / seconds / 1e12,
-                of_ceiling=ceilings.floor_s(bench.num_bytes, bench.num_flop) / seconds,
+                tflop_per_s=(bench.num_flop + bench.num_fp8_flop) / seconds / 1e12,
+                of_ceiling=ceilings.floor_s(bench.num_bytes, bench.num_flop, bench.num_fp8_flop) / seconds,
             )
 
 

@@ -19,7 +19,7 @@ from adapters.identity import AdapterRef
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.costs import cache_bytes, num_step_weights, prompt_flop, step_weight_bytes
+from engine.costs import cache_bytes, num_step_weights, product_flop, prompt_flop, step_weight_bytes
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored_mxfp4 import StoredMxfp4
@@ -196,13 +196,17 @@ def step_bytes(spec: ModelSpec, work: Work, element_bytes: int) -> float:
     return weights + cache
 
 
-def step_flop(spec: ModelSpec, work: Work) -> float:
-    """Return the FLOP of one decode step at half of the answers' length, or of whole prompts."""
+def step_flop(spec: ModelSpec, work: Work) -> tuple[float, float]:
+    """Return the FLOP of one decode step at half of the answers' length, or of whole prompts: in bfloat16, in fp8."""
     if work.answer_tokens == 1:
-        return work.batch * prompt_flop(spec, work.context)
-    context = work.context + work.answer_tokens // 2
-    layers = prompt_flop(spec, context + 1) - prompt_flop(spec, context)
-    return work.batch * (layers + 2.0 * spec.vocab_size * spec.hidden_size)
+        products, num_flop = product_flop(spec, work.context), prompt_flop(spec, work.context)
+    else:
+        context = work.context + work.answer_tokens // 2
+        products = product_flop(spec, 1)
+        num_flop = prompt_flop(spec, context + 1) - prompt_flop(spec, context)
+        num_flop += 2.0 * spec.vocab_size * spec.hidden_size
+    in_fp8 = products if work.quantization == "fp8" else 0.0
+    return work.batch * (num_flop - in_fp8), work.batch * in_fp8
 
 
 def groups() -> dict[str, list[Work]]:
@@ -317,7 +321,7 @@ def _run(alone: EngineAlone, work: Work, spec: ModelSpec, refs: Sequence[Adapter
         found = once("measured")
     split = found.prefill_split if is_prefill else found.full_split
     step_s = found.prefill_s if is_prefill else split.wall_ms / 1000
-    bytes_s, flop_s = ceilings.floor_s(step_bytes(spec, work, 2), 0), ceilings.floor_s(0, step_flop(spec, work))
+    bytes_s, flop_s = ceilings.floor_s(step_bytes(spec, work, 2), 0), ceilings.floor_s(0, *step_flop(spec, work))
     floor_s = max(bytes_s, flop_s)
     return Result(
         title=work.title,

@@ -208,7 +208,7 @@ def _fp8_products(geometry: Geometry, device: torch.device, *, rows: int) -> Ite
                 name=f"fp8 product by {way.value}, {rows} rows by {width} x {depth}",
                 run=partial(linear.multiply, x, way),
                 num_bytes=width * depth + x.nbytes + rows * width * x.element_size(),
-                num_flop=2.0 * rows * width * depth,
+                num_fp8_flop=2.0 * rows * width * depth,
             )
 
 
@@ -237,8 +237,7 @@ def _library_products(geometry: Geometry, device: torch.device, *, rows: int) ->
             name=f"the library's fp8 product{name}{where}",
             run=partial(torch._scaled_mm, x8, w8.t(), **scales, out_dtype=torch.bfloat16, use_fast_accum=is_fast),
             num_bytes=x8.nbytes + w8.nbytes + others,
-            # Compared with the bfloat16 ceiling, so up to 200% is possible.
-            num_flop=num_flop,
+            num_fp8_flop=num_flop,
         )
 
 

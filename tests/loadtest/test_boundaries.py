@@ -27,6 +27,7 @@ ALLOWED = {
     "loadtest/gpu/states.py": {"kernels"},
     "loadtest/gpu/sweep.py": {"kernels"},
     "loadtest/gpu/tiers.py": {"engine", "kernels"},
+    "loadtest/gpu/timing.py": {"kernels"},
 }
 """These run the engine, its kernels, or the choice of a replica, without a server."""
 

@@ -344,9 +344,16 @@ def test_the_floors_of_a_known_model(tmp_path: Path) -> None:
         6.980e9 * (0.5 + 4 / 128) + 2 * 0.525e9, rel=1e-3
     )
     prompt = replace(work, batch=1, context=8192, answer_tokens=1)
-    assert engine.step_flop(spec, prompt) == prompt_flop(spec, 8192) == pytest.approx(0.132e15, rel=0.03)
+    assert engine.step_flop(spec, prompt) == (prompt_flop(spec, 8192), 0.0)
+    assert prompt_flop(spec, 8192) == pytest.approx(0.132e15, rel=0.03)
     # Two for each weight that a step reads, and four for each number of a query and each of 1,024 keys, in 32 layers.
-    assert engine.step_flop(spec, work) == pytest.approx(64 * (2 * 7.505e9 + 4 * 4096 * 1024 * 32), rel=1e-3)
+    assert engine.step_flop(spec, work) == pytest.approx((64 * (2 * 7.505e9 + 4 * 4096 * 1024 * 32), 0.0), rel=1e-3)
+    # In fp8, all but attention and the output matrix.
+    assert engine.step_flop(spec, halved) == pytest.approx(
+        (64 * (2 * 0.525e9 + 4 * 4096 * 1024 * 32), 64 * 2 * 6.980e9), rel=1e-3
+    )
+    in_fp8 = engine.step_flop(spec, replace(prompt, quantization="fp8"))
+    assert in_fp8 == pytest.approx((prompt_flop(spec, 8192) - in_fp8[1], 8192 * 2 * 6.980e9), rel=1e-3)
 
 
 def test_rows_of_one_engine_are_one_part() -> None:

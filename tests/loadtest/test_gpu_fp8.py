@@ -7,7 +7,7 @@ import torch
 
 from engine.gpu.streamed_linear import Way
 from kernels.architecture import pretending
-from loadtest.gpu import kernels, sweep
+from loadtest.gpu import kernels, sweep, timing
 from loadtest.gpu.sizes import Geometry
 from loadtest.gpu.timing import Ceilings
 
@@ -20,6 +20,21 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize(("gpu", "has_fp8"), [("sm_80", False), ("sm_90", True)])
+def test_fp8_has_a_ceiling_of_its_own_where_there_are_products_of_it(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, has_fp8: bool
+) -> None:
+    seconds = iter((1.0, 1.0, 0.5))
+    timer = type("Timer", (), {"seconds": lambda _self, run: [run(), next(seconds)][1]})
+    for name, value in (("COPY_BYTES", 64), ("MATRIX_SIZE", 32), ("GpuTimer", lambda flush: timer())):
+        monkeypatch.setattr(timing, name, value)
+    with pretending(gpu):
+        ceilings = timing.measure_ceilings()
+    assert (ceilings.bytes_per_s, ceilings.flop_per_s) == (128, 2 * 32**3)
+    assert ceilings.fp8_flop_per_s == (4 * 32**3 if has_fp8 else None)
+    assert ceilings.floor_s(1.0, 2 * 32**3, 4 * 32**3) == (2.0 if has_fp8 else 3.0)
+
+
 def test_every_way_is_timed_in_every_shape() -> None:
     assert not list(kernels._fp8_products(GEOMETRY, HERE, rows=2))
     with pretending("sm_90"):
@@ -30,6 +45,7 @@ def test_every_way_is_timed_in_every_shape() -> None:
     assert [one.name for one in benches[:4]] == [f"fp8 product by {way.value}, 2 rows by 96 x 96" for way in Way]
     # Weights of a byte each, and inputs and outputs of two.
     assert benches[0].num_bytes == 96 * 96 + 2 * 2 * 96 * 2
+    assert (benches[0].num_flop, benches[0].num_fp8_flop) == (0.0, 2 * 2 * 96 * 96)
     assert len(benches) == 3 * len(Way)
 
 
