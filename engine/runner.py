@@ -22,7 +22,6 @@ from engine.sampling.logprobs import read_told
 from engine.sampling.sampler import NOT_FINITE, Drawing, Sampler
 from engine.speculation.verifying import draw_behind
 from engine.step import StepPlan, StepResult, StepRow
-from kernels.token_logprobs.reference import tell
 
 AHEAD_TOKENS = 2048
 """While idle, the runner takes memory for this many tokens beyond the highest cache block used so far."""
@@ -209,8 +208,8 @@ class Runner:
             if row.scores:
                 following = row.request.prompt_ids[row.start + 1 : row.end + 1]
                 count = row.request.params.num_prompt_logprobs or 0
-                told = tell(logits[at : at + len(following)], placed(following, logits.device), count)
-                scores[row.request.request_id] = self._sampler.fetch(told)
+                lines = logits[at : at + len(following)]
+                scores[row.request.request_id] = self._sampler.tell(lines, placed(following, logits.device), count)
             if row.samples:
                 drawn_from.append(stop - 1 - len(row.draft_ids))
             at = stop

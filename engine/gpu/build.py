@@ -65,7 +65,7 @@ def gpu_parts(
         is_mixed = _is_mixed(spec, checked.quantization)
         backend = TritonBackend(adapters, checked.max_num_seqs, checked.quantization, is_mixed=is_mixed)
         decoder = _load(spec, backend, checked, weights, runtime.device)
-        choose = TokenChooser(runtime, checked.max_num_seqs)
+        choose = TokenChooser(runtime, checked.max_num_seqs, spec.vocab_size)
     rehearsal = Rehearsal(decoder, adapters, choose, checked, _cache_dtype(checked), runtime.device)
 
     def launch_all() -> None:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.staging import Staging
 from engine.request import SamplingParams
+from engine.sampling.masks import Bits
 from kernels.logit_edits.launch import WORD_BITS, edit_logits
 from kernels.token_choice.launch import choose_tokens, counters
 from kernels.token_logprobs import reference
@@ -27,13 +27,12 @@ class TokenChooser:
     min-p.
     """
 
-    def __init__(self, runtime: CudaRuntime, max_rows: int) -> None:
+    def __init__(self, runtime: CudaRuntime, max_rows: int, vocab_size: int) -> None:
         self._runtime = runtime
-        self._max_rows = max_rows
+        self._num_staged = -(-vocab_size // _STAGED_BITS)
         self._staging = Staging(6 * max_rows, runtime)
         self._edits = Staging(6 * max_rows, runtime)
-        # Only the first logits tell its size.
-        self._words: Staging | None = None
+        self._words = Staging(self._num_staged * max_rows, runtime)
         self._no_tables = tuple(
             torch.zeros(1, 1, dtype=dtype, device=runtime.device) for dtype in (torch.bool, torch.int32)
         )
@@ -66,14 +65,14 @@ class TokenChooser:
         self,
         logits: torch.Tensor,
         params: Sequence[SamplingParams],
-        masks: Mapping[int, npt.NDArray[np.uint8]],
+        masks: Mapping[int, Bits],
         table_rows: Mapping[int, int],
         tables: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
         """Mask and penalize rows of `logits` [rows, vocab] float32 in place (`kernels.logit_edits.reference`).
 
         Args:
-            masks: a bit for each token, from the lowest on, set if it is allowed, for rows that have a mask.
+            masks: those of rows that have one.
             table_rows: the row of `tables` for rows that have penalties.
             tables: bool and int32 [rows, vocab]: what is in the prompt, and counts in the output. None: no penalties.
         """
@@ -90,23 +89,20 @@ class TokenChooser:
         edit_logits(
             logits,
             self._edits.device[: edits.numel()].view_as(edits),
-            self._sent_words(logits.shape[1], [*masks.values()]),
+            self._sent_words([*masks.values()]),
             in_prompt,
             output_counts,
         )
 
-    def _sent_words(self, vocab_size: int, masks: Sequence[npt.NDArray[np.uint8]]) -> torch.Tensor:
+    def _sent_words(self, masks: Sequence[Bits]) -> torch.Tensor:
         """Send masks to the device; return them as int32 [masks, words]."""
-        num_numbers = -(-vocab_size // _STAGED_BITS)
-        if self._words is None:
-            self._words = Staging(num_numbers * self._max_rows, self._runtime)
         if masks:
-            held = np.zeros((len(masks), num_numbers * _STAGED_BITS // 8), dtype=np.uint8)
+            held = np.zeros((len(masks), self._num_staged * _STAGED_BITS // 8), dtype=np.uint8)
             for line, bits in zip(held, masks, strict=True):
                 # The grammar's tokenizer may know more tokens than there are logits, or fewer.
                 line[: len(bits)] = bits[: len(line)]
             self._words.send(torch.from_numpy(held.reshape(-1).view(np.int64)))
-        return self._words.device.view(torch.int32).view(-1, num_numbers * (_STAGED_BITS // WORD_BITS))
+        return self._words.device.view(torch.int32).view(-1, self._num_staged * (_STAGED_BITS // WORD_BITS))
 
     def tell(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.Tensor:
         """Return what `kernels.token_logprobs.reference.tell` does."""

@@ -16,12 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from engine.errors import GrammarError, RequestError
-from engine.placing import placed
-from kernels.logit_edits.reference import mask
+from engine.sampling.masks import Bits, unpacked
 
 if TYPE_CHECKING:
     # An engine whose requests use no grammar runs without the library.
@@ -67,12 +64,8 @@ class GrammarFollower:
         """One sentence if the grammar cannot be followed any further, else None."""
         return _reason(self._matcher) if self._matcher.is_error() else None
 
-    def mask(self, logits: torch.Tensor) -> None:
-        """Mask all tokens in the logits [vocab] that may not come next. NaN stays NaN."""
-        mask(logits, placed(_unpacked(self.allowed(), self._vocab_size), logits.device, torch.bool))
-
-    def allowed(self) -> npt.NDArray[np.uint8]:
-        """Return which tokens may come next, a bit for each from the lowest on: [n] for at least 8 n tokens."""
+    def allowed(self) -> Bits:
+        """Return the mask of the tokens that may come next."""
         bits = _bits(self._matcher)
         if self._try_renew():
             bits = _bits(self._matcher)
@@ -88,8 +81,8 @@ class GrammarFollower:
     def take_forced(self) -> list[int]:
         """Record and return the forced tokens: those that come next because the grammar allows no other.
 
-        They are what `mask` would leave one by one. If the grammar has ended, the first end-of-sequence token follows
-        them; it is never shown.
+        They are what `allowed` would leave one by one. If the grammar has ended, the first end-of-sequence token
+        follows them; it is never shown.
         """
         forced = self._consume_forced()
         if self._try_renew():
@@ -180,7 +173,7 @@ class GrammarStore:
         """Return the matcher, or a copy in error: a grammar may exceed its limits only once it is followed."""
         trial = matcher.deep_copy()
         for _ in range(NUM_TRIED_TOKENS):
-            allowed = _unpacked(_bits(trial), self._vocab_size)
+            allowed = unpacked(_bits(trial), self._vocab_size)
             allowed[self._eos_ids] = False
             if trial.is_error() or not allowed.any():
                 break
@@ -205,13 +198,9 @@ def _limited(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(step_max_items=max_items))
 
 
-def _bits(matcher: LLMatcher) -> npt.NDArray[np.uint8]:
-    """Return a bit for each token that may come next; of a matcher that is or gets in error, for those that end."""
+def _bits(matcher: LLMatcher) -> Bits:
+    """Return the mask of the tokens that may come next; of a matcher that is or gets in error, of those that end."""
     return np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-
-
-def _unpacked(bits: npt.NDArray[np.uint8], vocab_size: int) -> npt.NDArray[np.bool_]:
-    return np.unpackbits(bits, bitorder="little")[:vocab_size].astype(bool)
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -3,13 +3,12 @@
 The order is that of transformers:
 
        log-probabilities      of the unedited logits
-    1. bias and masks         logit_bias, allowed ids, bad words, grammar
+    1. bias and masks         logit_bias, bad words, ends before min_tokens, allowed ids, grammar
        penalties              repetition (prompt and output), then frequency and presence (output), DRY, LZ
-    2. min_tokens             end-of-sequence and stop ids masked
        temperature 0:         argmax, and nothing below
-    3. temperature
-    4. top-n-sigma -> top-k -> top-p -> min-p -> typical-p -> epsilon -> eta -> XTC
-    5. the draw               `kernels.token_choice.reference`: a function of (seed, position)
+    2. temperature
+    3. top-n-sigma -> top-k -> top-p -> min-p -> typical-p -> epsilon -> eta -> XTC
+    4. the draw               `kernels.token_choice.reference`: a function of (seed, position)
 
 Only what some row asks for is computed: an all-greedy batch is one argmax over the vocabulary. A row's token does not
 depend on the other rows.
@@ -30,6 +29,7 @@ from engine.sampling.grammar import GrammarFollower, GrammarStore
 from engine.sampling.lineup import Lineup, RowState
 from engine.sampling.logits import scale
 from engine.sampling.logprobs import read_told
+from engine.sampling.masks import mask
 from engine.sampling.random import draw_keys, uniforms
 from engine.sampling.repeats import RepeatPenalties
 from engine.sampling.truncation import (
@@ -141,7 +141,7 @@ class Sampler:
             params=params,
             prompt_ids=request.prompt_ids,
             stop_ids=tuple(sorted(i for i in stop_ids if 0 <= i < self._vocab_size)),
-            edits=LogitEdits.of(params, self._vocab_size, output_ids, self._device),
+            edits=LogitEdits.of(params, self._vocab_size, output_ids),
             follower=follower,
             repeats=RepeatPenalties.of(request, self._vocab_size, output_ids),
         )
@@ -177,16 +177,14 @@ class Sampler:
         lineup = self._line_up(rows)
         states, params, told = lineup.states, lineup.params, lineup.told
         as_they_came = logits[placed(told, self._device)] if told else None
-        for line in lineup.edited:
-            edits = states[line].edits
-            assert edits is not None
-            edits.apply(logits[line])
+        if lineup.biased is not None:
+            logits.view(-1).index_add_(0, *lineup.biased)
+        self._forbid(logits, lineup, positions)
         self._mask_and_penalize(logits, lineup)
         for line in lineup.repeated:
             repeats = states[line].repeats
             assert repeats is not None
             repeats.apply(logits[line])
-        self._mask_stops(logits, lineup, positions)
         token_ids = (_likeliest if self._choose is None else self._choose)(logits, params, positions)
         if lineup.groups:
             is_usable = token_ids >= 0
@@ -200,8 +198,7 @@ class Sampler:
         if as_they_came is not None:
             num_top = max(params[line].num_logprobs or 0 for line in told)
             chosen_ids = token_ids[placed(told, self._device)].clamp(min=0)
-            told_by = tell if self._choose is None else self._choose.tell
-            fetched_told = self.fetch(told_by(as_they_came, chosen_ids, num_top))
+            fetched_told = self.tell(as_they_came, chosen_ids, num_top)
         return Drawing(
             lineup=lineup,
             token_ids=token_ids,
@@ -242,7 +239,7 @@ class Sampler:
     def _line_up(self, rows: Sequence[int]) -> Lineup:
         if self._lineup is None or self._lineup.rows != rows:
             states = [self._state_by_row[row] for row in rows]
-            self._lineup = Lineup(rows, states, self._vocab_size, has_simple=self._choose is None)
+            self._lineup = Lineup(rows, states, self._vocab_size, self._device, has_simple=self._choose is None)
         return self._lineup
 
     def _take_forced(self, row: int, state: RowState, follower: GrammarFollower) -> list[int]:
@@ -257,14 +254,14 @@ class Sampler:
 
     def _mask_and_penalize(self, logits: torch.Tensor, lineup: Lineup) -> None:
         if self._choose is not None:
-            masks = {line: _follower_of(lineup, line).allowed() for line in lineup.masked}
+            masks = {line: lineup.states[line].allowed() for line in lineup.masked}
             tables = self._penalty_tables() if lineup.penalized else None
             self._choose.edit(
                 logits, lineup.params, masks, {line: lineup.rows[line] for line in lineup.penalized}, tables
             )
             return
         for line in lineup.masked:
-            _follower_of(lineup, line).mask(logits[line])
+            mask(logits[line], lineup.states[line].allowed())
         if lines := lineup.penalized:
             in_prompt, output_counts = self._penalty_tables()
             index = placed(lines, self._device)
@@ -279,15 +276,19 @@ class Sampler:
                 presence=_column([p.presence_penalty for p in params], self._device),
             )
 
-    def _mask_stops(self, logits: torch.Tensor, lineup: Lineup, positions: Sequence[int]) -> None:
-        masked = [
-            (line, token_id)
-            for line in lineup.delayed
-            if positions[line] - len(lineup.states[line].prompt_ids) < lineup.params[line].min_tokens
-            for token_id in lineup.states[line].stop_ids
-        ]
-        if masked:
-            at = placed(masked, self._device)
+    def _forbid(self, logits: torch.Tensor, lineup: Lineup, positions: Sequence[int]) -> None:
+        """Mask single tokens: what would complete a bad word, and what would end an answer too soon."""
+        states = lineup.states
+        forbidden: list[tuple[int, int]] = []
+        for line in lineup.worded:
+            edits = states[line].edits
+            assert edits is not None
+            forbidden += [(line, token_id) for token_id in edits.forbidden()]
+        for line in lineup.delayed:
+            if positions[line] - len(states[line].prompt_ids) < lineup.params[line].min_tokens:
+                forbidden += [(line, token_id) for token_id in states[line].stop_ids]
+        if forbidden:
+            at = placed(forbidden, self._device)
             # Subtract, so that NaN stays visible to the check for finite numbers.
             logits[at[:, 0], at[:, 1]] -= torch.inf
 
@@ -299,6 +300,10 @@ class Sampler:
             drawn = token_ids[placed(lines, self._device)]
             self._penalty_tables()[1][table_rows, drawn.clamp(min=0)] += (drawn >= 0).int()
 
+    def tell(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Callable[[], torch.Tensor]:
+        """Start computing what `kernels.token_logprobs.reference.tell` returns; return a function that waits for it."""
+        return self.fetch((tell if self._choose is None else self._choose.tell)(logits, token_ids, num_top))
+
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start copying numbers to the host; return a function that waits for them, but for nothing enqueued later."""
         return (lambda: numbers) if self._choose is None else self._choose.fetch(numbers)
@@ -309,12 +314,6 @@ class Sampler:
             self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
             self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
         return self._in_prompt, self._output_counts
-
-
-def _follower_of(lineup: Lineup, line: int) -> GrammarFollower:
-    follower = lineup.states[line].follower
-    assert follower is not None, "the row has no grammar"
-    return follower
 
 
 def _take_errors(lineup: Lineup, token_ids: list[int], failed: dict[int, str]) -> frozenset[int]:

@@ -202,7 +202,8 @@ def rehearse(
     lora = TritonLora(runtime, *sizes, is_mixture=num_experts_of(spec) > 0, entries=entries_of(spec))
     backend = TritonBackend(lora, config.max_num_seqs, quantization)
     weights = _weights(spec, dtype, group if quantization == "int4" else None)
-    decoder, choose = Decoder(spec, weights, backend, config.max_model_len), TokenChooser(runtime, config.max_num_seqs)
+    decoder = Decoder(spec, weights, backend, config.max_model_len)
+    choose = TokenChooser(runtime, config.max_num_seqs, spec.vocab_size)
     stream_each(backend.linears)
     Rehearsal(decoder, lora, choose, config, held or dtype, META).run()
 

@@ -26,6 +26,7 @@ from app.translation.structure import answer_grammar
 from deployments.gateway.grammars import check_grammar
 from engine.errors import RequestError
 from engine.sampling.grammar import GrammarStore
+from engine.sampling.masks import mask
 
 FOLDER = Path(__file__).parents[2] / "models" / "stdlib-chat"
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
@@ -95,7 +96,7 @@ def accepts(source: str, text: str) -> bool:
     """Whether a text, token by token, is all that a grammar wants."""
     follower = STORE.follow(source, TOKENIZER.encode(text, add_special_tokens=False).ids)
     logits = torch.zeros(VOCAB)
-    follower.mask(logits)
+    mask(logits, follower.allowed())
     return follower.error is None and bool(logits[EOS] == 0)
 
 
@@ -166,7 +167,7 @@ def drawn(schema: Any, seed: int, most: int = 150) -> str | None:
     output: list[int] = []
     for _ in range(most):
         logits = torch.randn(VOCAB, generator=generator) + CLOSES
-        follower.mask(logits)
+        mask(logits, follower.allowed())
         assert follower.error is None
         token_id = int(logits.argmax())
         if token_id == EOS:

@@ -11,35 +11,39 @@ from engine.sampling.lineup import Lineup, draw_groups
 from engine.sampling.sampler import Sampler
 from tests.engine.test_sampler import make_params, make_request
 
-VOCAB = 40
+VOCAB, CPU = 40, torch.device("cpu")
 PARAMS = [
     make_params(temperature=0.0),
     make_params(num_logprobs=2, top_k=5),
     make_params(logit_bias=((3, 1.0),), min_tokens=2),
     make_params(frequency_penalty=1.0, top_p=0.5),
     make_params(lz=LzPenalty(strength=1.0), top_k=5, xtc_probability=0.5),
+    make_params(logit_bias=((4, -2.0),), allowed_token_ids=(4, 5)),
+    make_params(bad_words=((4,), (1, 2))),
 ]
 
 
 def admitted(params: list[SamplingParams]) -> Sampler:
-    sampler = Sampler(len(params), VOCAB, torch.device("cpu"), (2,))
+    sampler = Sampler(len(params), VOCAB, CPU, (2,))
     for row, asked in enumerate(params):
         sampler.admit(row, make_request(asked), [])
     return sampler
 
 
 def test_each_line_is_where_it_asks() -> None:
-    rows = [4, 2, 0, 3, 1]
+    rows = [4, 2, 0, 3, 1, 5, 6]
     sampler = admitted(PARAMS)
-    lineup = Lineup(rows, [sampler._state_by_row[row] for row in rows], VOCAB, has_simple=True)
-    assert [lineup.told, lineup.edited, lineup.penalized] == [[4], [1], [3]]
-    assert [lineup.repeated, lineup.delayed, lineup.followed] == [[0], [1], [0, 1]]
-    assert lineup.groups == {5: [0, 4], 0: [1], VOCAB: [3]}
+    lineup = Lineup(rows, [sampler._state_by_row[row] for row in rows], VOCAB, CPU, has_simple=True)
+    assert [lineup.told, lineup.masked, lineup.penalized] == [[4], [5, 6], [3]]
+    assert [lineup.repeated, lineup.worded, lineup.delayed, lineup.followed] == [[0], [6], [1], [0, 6]]
+    assert lineup.biased is not None
+    assert [numbers.tolist() for numbers in lineup.biased] == [[1 * VOCAB + 3, 5 * VOCAB + 4], [1.0, -2.0]]
+    assert lineup.groups == {5: [0, 4], 0: [1, 5, 6], VOCAB: [3]}
 
 
 def test_no_piece_of_a_group_has_more_lines_than_are_drawn_at_once() -> None:
     states = [admitted(PARAMS)._state_by_row[row] for row in (1, 1, 3, 1)]
-    lineup = Lineup(range(4), states, VOCAB, has_simple=True)
+    lineup = Lineup(range(4), states, VOCAB, CPU, has_simple=True)
     assert list(lineup.pieces(2)) == [(5, [0, 1]), (5, [3]), (VOCAB, [2])]
 
 

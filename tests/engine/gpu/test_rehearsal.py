@@ -59,7 +59,7 @@ adapters = TritonLora(runtime, *sizes, is_mixture=spec.experts is not None)
 backend = TritonBackend(adapters, config.max_num_seqs)
 with pretending("sm_90"):
     decoder = Decoder(spec, random_weights("", spec, torch.bfloat16, device), backend, config.max_model_len)
-    choose = TokenChooser(runtime, 24)
+    choose = TokenChooser(runtime, 24, spec.vocab_size)
     rehearsal = Rehearsal(decoder, adapters, choose, config, torch.bfloat16, device)
     with recording() as known:
         stream_each(backend.linears)
@@ -144,7 +144,7 @@ def tiny_rehearsal(tmp_path: Path) -> tuple[Rehearsal, TritonBackend]:
     backend = TritonBackend(adapters, config.max_num_seqs)
     weights = random_weights("", spec, torch.float32, runtime.device)
     decoder = Decoder(spec, weights, backend, config.max_model_len)
-    choose = TokenChooser(runtime, config.max_num_seqs)
+    choose = TokenChooser(runtime, config.max_num_seqs, spec.vocab_size)
     return Rehearsal(decoder, adapters, choose, config, torch.float32, runtime.device), backend
 
 

@@ -53,7 +53,7 @@ def tokens_of(sampler: Sampler, *, ahead: bool) -> list[Told]:
 
 def test_drawn_ahead_by_the_kernel_the_tokens_and_their_logprobs_are_those_of_torch() -> None:
     expected = tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,)), ahead=False)
-    chooser = TokenChooser(CudaRuntime(DEVICE), len(PARAMS))
+    chooser = TokenChooser(CudaRuntime(DEVICE), len(PARAMS), VOCAB)
     found = tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=chooser), ahead=True)
     assert [ids for ids, _ in found] == [ids for ids, _ in expected]
     for (_, ours), (_, theirs) in zip(found, expected, strict=True):
@@ -76,6 +76,8 @@ def test_grammars_and_penalties_are_applied_by_one_kernel_as_by_torch(monkeypatc
         SamplingParams(max_tokens=9, temperature=0.0),
         SamplingParams(max_tokens=9, temperature=0.0, grammar=word, frequency_penalty=3.0, logit_bias=((7, 5.0),)),
         SamplingParams(max_tokens=9, temperature=0.0, repetition_penalty=4.0),
+        SamplingParams(max_tokens=9, temperature=0.0, allowed_token_ids=(40, 41, 42, EOS), bad_words=((41, 40),)),
+        SamplingParams(max_tokens=9, temperature=0.0, grammar=word, bad_words=((7,),), logit_bias=((7, 5.0),)),
     ]
     launched: list[int] = []
     monkeypatch.setattr(choosing, "edit_logits", lambda *given: launched.append(len(given[1])) or edit_logits(*given))
@@ -87,19 +89,19 @@ def test_grammars_and_penalties_are_applied_by_one_kernel_as_by_torch(monkeypatc
                 grammars.compile(params.grammar)
             sampler.admit(row, Request(request_id=RequestId(str(row)), prompt_ids=(5, 9), params=params), [])
         logits = torch.randn(len(asked), GRAMMAR_VOCAB, generator=torch.Generator().manual_seed(3)).to(DEVICE) * 3
-        rows = [2, 0, 1, 3]
+        rows = [2, 0, 1, 3, 5, 4]
         return [sampler.sample(logits.clone(), rows, [2 + step] * len(rows)).token_ids for step in range(STEPS)]
 
     expected = drawn(None)
-    assert drawn(TokenChooser(CudaRuntime(DEVICE), len(asked))) == expected
+    assert drawn(TokenChooser(CudaRuntime(DEVICE), len(asked), GRAMMAR_VOCAB)) == expected
     # Neither the same again and again, nor failed.
     assert len({ids[0] for ids in expected}) > 1
     assert min(min(ids) for ids in expected) >= 0
-    assert launched == [3] * STEPS
+    assert launched == [5] * STEPS
 
 
 def test_more_likeliest_tokens_than_the_kernel_lists_are_told_by_torch() -> None:
-    chooser, logits = TokenChooser(CudaRuntime(DEVICE), 2), torch.randn(2, 40, device=DEVICE)
+    chooser, logits = TokenChooser(CudaRuntime(DEVICE), 2, 40), torch.randn(2, 40, device=DEVICE)
     token_ids = torch.tensor([3, 4], device=DEVICE)
     for num_top, told in ((MAX_TOP, MAX_TOP), (MAX_TOP + 1, MAX_TOP + 1), (99, 40)):
         found = chooser.tell(logits, token_ids, num_top)
@@ -108,6 +110,5 @@ def test_more_likeliest_tokens_than_the_kernel_lists_are_told_by_torch() -> None
 
 def test_top_k_and_top_p_sort_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_draw", lambda *_: pytest.fail("candidates were sorted"))
-    tokens_of(
-        Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=TokenChooser(CudaRuntime(DEVICE), len(PARAMS))), ahead=True
-    )
+    chooser = TokenChooser(CudaRuntime(DEVICE), len(PARAMS), VOCAB)
+    tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=chooser), ahead=True)

@@ -22,6 +22,7 @@ from deployments.tools.grammar import JSON_STYLE
 from engine.errors import GrammarError, RequestError
 from engine.request import DryPenalty, SamplingParams
 from engine.sampling.grammar import MAX_KEPT, GrammarStore
+from engine.sampling.masks import mask
 from engine.sampling.sampler import Sampler
 from tests.engine.test_sampler import CPU, make_params, make_request
 
@@ -174,13 +175,13 @@ def test_another_replica_goes_on_where_the_first_was(store: GrammarStore) -> Non
     for split in range(len(output)):
         follower = store.follow(grammar, output[:split])
         logits = torch.zeros(VOCAB)
-        follower.mask(logits)
+        mask(logits, follower.allowed())
         assert logits[output[split]] == 0
 
 
 def allowed(store: GrammarStore, grammar: str, output_ids: Sequence[int] = ()) -> set[int]:
     logits = torch.zeros(VOCAB)
-    store.follow(grammar, output_ids).mask(logits)
+    mask(logits, store.follow(grammar, output_ids).allowed())
     return set(logits.isfinite().nonzero().squeeze(1).tolist())
 
 
@@ -260,7 +261,7 @@ def test_tokens_that_the_model_lacks_are_never_chosen(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_stay_so(store: GrammarStore) -> None:
     logits = torch.full((VOCAB,), torch.nan)
-    store.follow(LLMatcher.grammar_from_regex("a"), []).mask(logits)
+    mask(logits, store.follow(LLMatcher.grammar_from_regex("a"), []).allowed())
     assert logits.isnan().all()
 
 
@@ -326,7 +327,7 @@ def test_who_goes_on_with_a_lexer_of_its_own_keeps_what_was_forced(store: Gramma
     failing.take_forced()
     assert failing.error is not None
     logits = torch.zeros(VOCAB)
-    other.mask(logits)
+    mask(logits, other.allowed())
     assert other.error is None
     assert logits[z] == 0
 

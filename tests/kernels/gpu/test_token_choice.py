@@ -85,7 +85,7 @@ def test_a_chooser_hands_over_what_requests_ask_for() -> None:
         SamplingParams(max_tokens=1, temperature=0.7, seed=(1 << 64) - 3, min_p=0.05, top_k=30, top_p=0.8),
     ]
     logits = torch.randn(2, 999, device=DEVICE)
-    chosen = TokenChooser(CudaRuntime(DEVICE), 4)(logits, params, [3, 9])
+    chosen = TokenChooser(CudaRuntime(DEVICE), 4, 999)(logits, params, [3, 9])
     cuts = [(0, 1.0), (30, 0.8)]
     expected = choose(logits, [(0.0, -math.inf), (0.7, math.log(0.05))], [(0, 3), (-3, 9)], cuts)
     assert chosen.tolist() == expected
