@@ -35,11 +35,13 @@ def newcomers(
     """Yield the requests of flows with nothing else running, by rank, up to the first that gets no share of the step.
 
     Besides those that wait, these are prompts that were begun, unless a step in flight computes them. They never
-    overtake a waiting request of better rank, so that an endless stream of newcomers starves nobody.
+    overtake a waiting request of better rank, so that an endless stream of newcomers starves nobody. All may decode in
+    the next step, so there are no more of them than tokens that its budget has beside all decodes.
     """
+    num_free = draft.budget - sum(live.is_decoding for live in running)
     num_by_flow = Counter(flow_of(live.request) for live in running)
     begun = [live for live in running if live.is_begun and num_by_flow[flow_of(live.request)] == 1]
-    for live in sorted([*begun, *waiting], key=BY_RANK):
+    for live in sorted([*begun, *waiting], key=BY_RANK)[: max(0, num_free)]:
         if live.wants_scores or (live.row is None and flow_of(live.request) in num_by_flow):
             return
         num_tokens = num_to_compute(live) if live.row is None else live.num_wanted

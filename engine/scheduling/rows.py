@@ -33,9 +33,8 @@ class Rows:
 
     @property
     def is_left_for_newcomer(self) -> bool:
-        """Whether there is a row for a newcomer, and a token for it in the budget of steps in which all rows decode."""
-        has_row = self.is_left or self._num_guests < self._config.num_guest_rows
-        return has_row and self._num_taken < self._config.max_batched_tokens
+        """Whether there is a row for a newcomer."""
+        return self.is_left or self._num_guests < self._config.num_guest_rows
 
     def take(self, live: LiveRequest) -> None:
         """Give a request a row, as a guest if only reserved rows are left."""

@@ -20,6 +20,7 @@ class StepDraft:
         is_own: the step has no decodes of others, but computes at most `prefill_cap` tokens nevertheless.
 
     Attributes:
+        budget: tokens that a step may compute.
         prefill_cap: prompt tokens that the step may compute if it also decodes.
         num_left: tokens of the budget that are left, whether or not their logits fit.
         num_decodes: requests with a single token to compute, which may be the last of a prompt.
@@ -32,7 +33,8 @@ class StepDraft:
     def __init__(self, config: ResolvedConfig, bound: int | None, *, is_own: bool = False) -> None:
         bounds = bound, config.max_prefill_tokens_with_decodes, config.max_batched_tokens
         self.prefill_cap = min(bound for bound in bounds if bound is not None)
-        self.num_left = self.prefill_cap if is_own else config.max_batched_tokens
+        self.budget = config.max_batched_tokens
+        self.num_left = self.prefill_cap if is_own else self.budget
         self.num_held_back = 0
         self.num_decodes = 0
         self.num_prompt_tokens = 0

@@ -104,6 +104,21 @@ def test_prompts_of_one_token_take_their_share_of_its_budget(lengths: tuple[int,
     harness.finish()
 
 
+def test_a_begun_prompt_does_not_end_in_an_own_step_if_the_budget_has_no_token_for_its_decode() -> None:
+    """It had a row before the decodes had all of the budget; as one more than fit, it ended the engine."""
+    config = a_config(max_num_seqs=3, max_batched_tokens=2, num_blocks=200, max_prefill_tokens_with_decodes=1)
+    harness = Harness(config)
+    teach(harness.scheduler.admission.costs)
+    harness.add(first := a_request("first", (1,), tenant="first", max_tokens=9))
+    harness.step()
+    harness.add(long := a_request("long", (1, 2, 3), tenant="long"))
+    assert names(harness) == ["long"], "its first part"
+    harness.add(second := a_request("second", (1,), tenant="second", max_tokens=9))
+    harness.step()
+    harness.finish()
+    assert_right(harness, first, long, second)
+
+
 def test_there_are_never_two_such_steps_in_a_row() -> None:
     harness = flooded(row_s=0.001)
     harness.add(a_request("first", tenant="first"))

@@ -25,11 +25,3 @@ def test_guests_are_those_who_find_every_row_taken_and_leave_theirs_to_other_gue
     assert not rows.is_left
     assert rows.is_left_for_newcomer
     rows.check([second, fourth])
-
-
-def test_newcomers_get_no_more_rows_than_the_budget_has_tokens() -> None:
-    rows = Rows(a_config(max_num_seqs=3, num_guest_rows=1, max_batched_tokens=2))
-    for place in range(2):
-        rows.take(live("a", "a", place))
-    assert rows.is_left
-    assert not rows.is_left_for_newcomer
