@@ -52,6 +52,8 @@ def selective_decode_kernel(
     read = tl.load(c + row * c_stride + in_group, mask=is_column, other=0.0).to(tl.float32)
     inputs = tl.load(x + row * x_stride + head * HEAD_DIM + outputs, mask=is_output, other=0.0).to(tl.float32)
     state = state * tl.exp(tl.load(a + head) * step) + (inputs * step)[:, None] * taken[None, :]
+    # Of few numbers, every warp has a copy and only one stores it, which must not be before the others have loaded.
+    tl.debug_barrier()
     tl.store(own, state, mask=inside)
     found = tl.sum(state * read[None, :], 1)
     if HAS_D:
