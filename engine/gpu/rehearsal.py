@@ -73,7 +73,9 @@ class Rehearsal:
         params = [SamplingParams(max_tokens=1)]
         self._choose.edit(logits[0, :1], params, {}, {0: -1}, None)
         token_ids = self._choose(logits[0, :1], params, [0])
-        self._choose.tell(logits[0, :1], token_ids, 0)
+        # Of prompts, also from lines on that an odd vocabulary aligns otherwise.
+        for first in (0, 1):
+            self._choose.tell(logits[0, first : first + 1], token_ids, 0)
 
     def decodes(self, position: int = 0) -> Iterator[Callable[[], torch.Tensor]]:
         """Yield decode steps that return their logits, of one row and of all, with adapters and without.
