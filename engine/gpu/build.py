@@ -31,7 +31,7 @@ from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import CudaRuntime
 from engine.gpu.streamed_linear import measure, stream_each
 from engine.gpu.tabled_adapter import TabledAdapter
-from engine.gpu.trial import keep_what_gains, settle
+from engine.gpu.trial import settle
 from engine.hardware import DTYPE_BY_NAME
 from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource
@@ -45,8 +45,8 @@ _logger = logging.getLogger(__name__)
 
 RESERVED_BYTES = 512 << 20
 """Memory left for what is not measured: recorded steps, library workspaces."""
-TIMED_POSITION = 1023
-"""Of the tokens of decode steps whose time decides what is used: a usual context."""
+TRIED_POSITION = 1023
+"""Of the tokens of decode steps that are tried: far enough for attention to divide a context among programs."""
 
 
 def gpu_parts(
@@ -151,10 +151,9 @@ def _can_record(decoder: Decoder | FallbackDecoder, rehearsal: Rehearsal, runtim
     if isinstance(decoder, FallbackDecoder) and not all(map(runtime.only_enqueues, rehearsal.decodes())):
         _logger.info("decode steps of %s are launched, as they wait for the device", decoder.spec.architecture)
         return False
-    can_record = settle(rehearsal.decodes, runtime)
-    if can_record:
-        keep_what_gains(partial(rehearsal.decodes, TIMED_POSITION), runtime)
-    return can_record
+    # Layers with states begin anew at the first position, and would go on from step to step at any other.
+    position = 0 if decoder.spec.state_bytes(1) else TRIED_POSITION
+    return settle(partial(rehearsal.decodes, position), runtime)
 
 
 def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: CudaRuntime) -> TritonLora:

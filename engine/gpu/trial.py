@@ -2,22 +2,20 @@
 
 Launched, kernels hardly overlap, as the host takes longer to launch one than the device to run it. Recorded, they do.
 What makes recordings faster is given up, one thing after the other, until all steps are right: with a driver or on a
-GPU on which something fails, the server is slower, and the log says why. What gains nothing there is given up as well.
+GPU on which something fails, the server is slower, and the log says why.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import geometric_mean
 from types import ModuleType
 
 import torch
 from triton.errors import TritonError
 
 from engine.gpu import backend, runtime
-from engine.gpu.progress import Progress
 from engine.gpu.runtime import CudaRuntime
 from kernels import overlap
 
@@ -28,9 +26,6 @@ TOLERANCE = 0.02
 
 NUM_REPLAYS = 20 if overlap.CAN_WAIT else 1
 """Replays of each recorded step: kernels that overlap and do not wait for each other may be right many times."""
-
-MIN_GAIN = 0.02
-"""An optimization goes if steps take this share less time without it, in the mean over them: less may be noise."""
 
 Step = Callable[[], torch.Tensor]
 
@@ -50,10 +45,6 @@ class Switch:
     def turn_off(self) -> None:
         """Turn it off for all engines of this process; what is already recorded stays."""
         setattr(self.module, self.attribute, False)
-
-    def turn_on(self) -> None:
-        """Turn it on again."""
-        setattr(self.module, self.attribute, True)
 
     @property
     def is_off(self) -> bool:
@@ -86,46 +77,6 @@ def settle(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> bool:
         left[0].turn_off()
         _logger.error("decode steps are tried again without an optimization (%s)", left[0].name)
     return True
-
-
-@torch.inference_mode()
-def keep_what_gains(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> None:
-    """Turn off each optimization without which these steps take less time, and are right.
-
-    Args:
-        steps: as for `settle`, which has been called before.
-
-    Raises:
-        torch.OutOfMemoryError: there is not enough memory for a step.
-    """
-    tried = [switch for switch in SWITCHES if not switch.is_off]
-    progress = Progress("timing optimizations")
-    taken = _seconds(steps, gpu)
-    for number, switch in enumerate(tried, start=1):
-        switch.turn_off()
-        without = _seconds(steps, gpu)
-        if without and (not taken or _saved(taken, without) >= MIN_GAIN):
-            taken = without
-            _logger.info(
-                "an optimization is given up: decode steps are wrong with it or faster without (%s)", switch.name
-            )
-        else:
-            switch.turn_on()
-        progress.reach(number, len(tried))
-
-
-def _seconds(steps: Callable[[], Iterable[Step]], gpu: CudaRuntime) -> Sequence[float]:
-    """Return the time of each step; of none if one is wrong, or cannot be recorded."""
-    seconds = []
-    for step in steps():
-        if not _is_right(step, gpu):
-            return ()
-        seconds.append(gpu.seconds(step))
-    return seconds
-
-
-def _saved(taken: Sequence[float], without: Sequence[float]) -> float:
-    return 1 - geometric_mean(after / before for before, after in zip(taken, without, strict=True))
 
 
 def _is_right(step: Step, gpu: CudaRuntime) -> bool:

@@ -16,7 +16,7 @@ from engine.gpu import backend, runtime
 from engine.gpu import build as gpu_build
 from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.streamed_linear import StreamedLinear, Way
-from engine.gpu.trial import Step
+from engine.gpu.trial import SWITCHES, Step
 from engine.resolve import Hardware
 from kernels import architecture, overlap, triton_cache
 from kernels.architecture import pretending
@@ -78,7 +78,6 @@ class Replays:
         monkeypatch.setattr(runtime.CudaRuntime, "seconds", lambda *_: 0.0)
         monkeypatch.setattr(Rehearsal, "run", lambda _: None)
         monkeypatch.setattr(gpu_build, "settle", _try_one)
-        monkeypatch.setattr(gpu_build, "keep_what_gains", lambda *_: None)
         for launch in (shrink_launch, lora_experts_launch):
             monkeypatch.setattr(launch, "PROGRAMS_WANTED", 8)
         monkeypatch.setattr(rope_kv_launch, "BLOCK_HEADS_OF_FEW", rope_kv_launch.BLOCK_HEADS)
@@ -86,9 +85,11 @@ class Replays:
 
     @property
     def are_there(self) -> bool:
-        """Whether recorded steps were used, as far as one can tell."""
+        """Whether recorded steps were used, as far as one can tell, and nothing given up at start."""
+        if self.gpu is None:
+            return not any(switch.is_off for switch in SWITCHES)
         # Each recording is replayed once when it is made.
-        return self.gpu is None or self.gpu.num_replays > self.gpu.num_recordings
+        return self.gpu.num_replays > self.gpu.num_recordings
 
     @property
     def waits(self) -> list[str]:

@@ -25,7 +25,7 @@ from engine.gpu.build import gpu_parts
 from engine.gpu.model import GpuModel
 from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import CudaRuntime
-from engine.gpu.trial import APART, ONE_STREAM, SWITCHES, keep_what_gains, settle
+from engine.gpu.trial import ONE_STREAM, SWITCHES, settle
 from engine.resolve import Hardware
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
@@ -92,11 +92,11 @@ def test_a_driver_that_does_not_record_everything_still_serves(
     assert bool(parts.model._recorded) == bool(happens)
 
 
-def test_what_decode_steps_are_faster_without_is_not_used(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("state_bytes", "expected"), [(0, 7), (4, 0)])
+def test_steps_are_tried_far_into_a_context_unless_their_states_would_go_on(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, state_bytes: int, expected: int
 ) -> None:
     """Steps of 1 and 2 rows, without adapters and with, at the last position of a context of 8."""
-    monkeypatch.setattr(APART.module, APART.attribute, True)
     positions: list[int] = []
     make = Rehearsal._decode_batch
 
@@ -104,18 +104,13 @@ def test_what_decode_steps_are_faster_without_is_not_used(
         positions.append(position)
         return make(self, count, position, null_block)
 
-    def seconds(_: CudaRuntime, run: Callable[[], torch.Tensor]) -> float:
-        assert run().isfinite().all()
-        return 1.0 if APART.is_off else 1.1
-
     monkeypatch.setattr(Rehearsal, "_decode_batch", noted)
-    monkeypatch.setattr(CudaRuntime, "seconds", seconds)
     monkeypatch.setattr(trial, "NUM_REPLAYS", 1)
-    monkeypatch.setattr(trial, "SWITCHES", (APART,))
-    monkeypatch.setattr(build, "keep_what_gains", keep_what_gains)
-    parts = gpu_parts(config, read_spec(config.model_path), HARDWARE, random_weights, CudaRuntime(DEVICE))
-    assert APART.is_off
-    assert {*positions} == {0, 7}
+    monkeypatch.setattr(build, "settle", settle)
+    spec = read_spec(config.model_path)
+    monkeypatch.setattr(type(spec), "state_bytes", lambda *_: state_bytes)
+    parts = gpu_parts(config, spec, HARDWARE, random_weights, CudaRuntime(DEVICE))
+    assert {*positions} == {expected}
     assert isinstance(parts.model, GpuModel)
     assert parts.model._recorded
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
-from math import prod
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from triton.runtime.errors import OutOfResources
 
 from engine.gpu import trial
 from engine.gpu.runtime import CudaRuntime
-from engine.gpu.trial import APART, IN_TURN, MIN_GAIN, ONE_STREAM, SWITCHES, Switch, keep_what_gains, settle
+from engine.gpu.trial import APART, IN_TURN, ONE_STREAM, SWITCHES, Switch, settle
 from tests.kernels.gpu.conftest import DEVICE
 
 Step = Callable[[], torch.Tensor]
@@ -144,65 +143,3 @@ def test_memory_that_does_not_do_is_nothing_that_a_switch_could_mend() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         settle(lambda: [step], CudaRuntime(DEVICE))
     assert off() == ()
-
-
-class Timed(CudaRuntime):
-    """Steps take as long as a function of the switches that are off says, and of a step's number of values."""
-
-    def __init__(self, seconds: Callable[[tuple[Switch, ...], int], float]) -> None:
-        super().__init__(DEVICE)
-        self._seconds = seconds
-
-    def seconds(self, run: Step) -> float:
-        return self._seconds(off(), len(run()))
-
-
-ONE_AND_ALL: tuple[Step, ...] = (lambda: torch.ones(1, device=DEVICE), lambda: torch.ones(4, device=DEVICE))
-BARELY = 1 - 1.01 * MIN_GAIN
-
-
-@pytest.mark.parametrize(
-    ("ratio_by_switch", "given_up"),
-    [
-        ({}, ()),
-        ({ONE_STREAM: BARELY}, (ONE_STREAM,)),
-        ({ONE_STREAM: 1.1, IN_TURN: 0.999, APART: 0.5}, (APART,)),
-        ({ONE_STREAM: 0.9, APART: 0.9}, (ONE_STREAM, APART)),
-    ],
-)
-def test_what_steps_are_faster_without_is_turned_off(
-    caplog: pytest.LogCaptureFixture, ratio_by_switch: dict[Switch, float], given_up: tuple[Switch, ...]
-) -> None:
-    caplog.set_level("INFO")
-
-    def seconds(without: tuple[Switch, ...], size: int) -> float:
-        return size * 1e-3 * prod(ratio_by_switch.get(switch, 1.0) for switch in without)
-
-    keep_what_gains(lambda: ONE_AND_ALL, Timed(seconds))
-    assert off() == given_up
-    assert all(f"({switch.name})" in caplog.text for switch in given_up)
-
-
-def test_each_step_counts_the_same_however_long_it_takes() -> None:
-    """Steps of one row take less time, and are as many: what they lose, those of all rows must gain."""
-
-    def seconds(without: tuple[Switch, ...], size: int) -> float:
-        return size * (1.0 if APART not in without else 0.9 if size == 1 else 1.2)
-
-    keep_what_gains(lambda: ONE_AND_ALL, Timed(seconds))
-    assert off() == ()
-
-
-@pytest.mark.parametrize(("bad", "given_up"), [(IN_TURN, (IN_TURN,)), (None, ())])
-def test_what_is_wrong_only_here_is_turned_off_and_what_stays_wrong_changes_nothing(
-    bad: Switch | None, given_up: tuple[Switch, ...]
-) -> None:
-    runtime = Timed(lambda _, size: size)
-    keep_what_gains(lambda: (*ONE_AND_ALL, refuses(bad)), runtime)
-    assert off() == given_up
-
-
-def test_what_is_off_stays_off() -> None:
-    ONE_STREAM.turn_off()
-    keep_what_gains(lambda: ONE_AND_ALL, Timed(lambda without, _: float(ONE_STREAM in without)))
-    assert off() == (ONE_STREAM,)
