@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
+from adapters.identity import AdapterDigest
 from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
 from engine.ports import Drafting, DraftText
@@ -28,7 +29,6 @@ from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.live_request import LiveRequest
 from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_draft import StepDraft
-from engine.speculation.agreement import Agreement
 from engine.speculation.drafter import Drafter
 from engine.step import StepRow
 
@@ -36,6 +36,13 @@ MAX_STRETCH = 0.5
 """Share by which drafts may lengthen a step; more only if every row can expect more tokens in proportion."""
 FIRST_GUESSES = 2
 """Tokens to draft while the cost of a draft model is not known."""
+FIRST_AGREEMENT = 0.7
+"""Acceptance rate of a draft model that is assumed before anything is known."""
+NEW_SHARE = 0.2
+"""Weight of the newest step in it."""
+FORGOTTEN = 0.02
+"""Share by which each new answer returns to the first assumption: where nothing is guessed, nothing is learned."""
+MAX_ADAPTERS = 4096
 
 
 class Speculation:
@@ -169,6 +176,31 @@ class Speculation:
     def _stop_ids(self, live: LiveRequest) -> frozenset[int]:
         stop_ids = live.request.params.stop_token_ids
         return self._eos_ids.union(stop_ids) if stop_ids else self._eos_ids
+
+
+class Agreement:
+    """How often a draft model guesses right for each adapter, so that each answer need not find out again.
+
+    The acceptance rates are by adapter, None for the base model; of those that were not asked for longest, none is
+    kept.
+    """
+
+    def __init__(self) -> None:
+        self._rate_by_adapter: dict[AdapterDigest | None, float] = {}
+
+    def first(self, adapter: AdapterDigest | None) -> float:
+        """Return the acceptance rate to expect of a new answer."""
+        rate = self._rate_by_adapter.pop(adapter, FIRST_AGREEMENT)
+        rate += FORGOTTEN * (FIRST_AGREEMENT - rate)
+        self._rate_by_adapter[adapter] = rate
+        if len(self._rate_by_adapter) > MAX_ADAPTERS:
+            del self._rate_by_adapter[next(iter(self._rate_by_adapter))]
+        return rate
+
+    def learn(self, adapter: AdapterDigest | None, acceptance: float) -> None:
+        """Record the acceptance rate that an answer has reached."""
+        if adapter in self._rate_by_adapter:
+            self._rate_by_adapter[adapter] += NEW_SHARE * (acceptance - self._rate_by_adapter[adapter])
 
 
 @dataclass(slots=True)

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.speculation.drafter import Drafter
+from engine.speculation.drafter import MAX_PROMPT_TOKENS, NUM_GRAM, Drafter, Prediction, PromptLookup
 from tests.engine.scripted import a_request
 
 NO_STOPS = frozenset[int]()
+IDS = st.lists(st.integers(0, 3), max_size=60)
 
 
 def read(drafter: Drafter, output_ids: list[int], stop_ids: frozenset[int] = NO_STOPS) -> list[int]:
@@ -80,3 +84,89 @@ def test_what_a_draft_model_guesses_has_its_own_acceptance() -> None:
     assert drafter.guesses.acceptance == pytest.approx(((first * 0.8 + 0.2) * 0.8 + 0.2) * 0.8)
     drafter.look_up([7, 8, 1, 2, 3], 4, NO_STOPS)
     assert drafter.acceptance == looked_up
+
+
+def slow_draft(ids: list[int], count: int) -> list[int]:
+    """Go backwards through the text for the last tokens, and on from there."""
+    gram = ids[-NUM_GRAM:]
+    for end in range(len(ids) - 1, NUM_GRAM - 1, -1):
+        if ids[end - NUM_GRAM : end] == gram:
+            draft = list(ids)
+            for at in range(count):
+                draft.append(draft[end + at])
+            return draft[len(ids) :]
+    return []
+
+
+@given(IDS, IDS, st.integers(1, 9))
+def test_a_draft_is_what_followed_the_newest_place_like_the_end(prompt: list[int], output: list[int], n: int) -> None:
+    lookup = PromptLookup(prompt, len(output))
+    for count in range(len(output) + 1):
+        # Two n-grams may share a place of the table; then the older one is not found.
+        found = lookup.draft(n)
+        assert found in ([], slow_draft(prompt + output[:count], n))
+        if count < len(output):
+            lookup.push(output[count])
+
+
+def test_nearly_all_that_is_quoted_is_found() -> None:
+    prompt = [i * 7919 % 49152 for i in range(3000)]
+    lookup = PromptLookup(prompt, 2000)
+    hits = 0
+    for token_id in prompt[1000:2000]:
+        hits += lookup.draft(4)[:1] == [token_id]
+        lookup.push(token_id)
+    assert hits > 850
+
+
+def test_a_repeat_under_way_goes_on() -> None:
+    lookup = PromptLookup([1, 2, 3, 4, 2, 3, 4], 10)
+    assert lookup.draft(8) == [2, 3, 4, 2, 3, 4, 2, 3]
+
+
+def test_of_a_long_text_the_table_stays_small_and_the_end_is_known() -> None:
+    lookup = PromptLookup(range(10 * MAX_PROMPT_TOKENS), 10**6)
+    assert len(lookup._end_by_hash) <= 8 * MAX_PROMPT_TOKENS
+    for token_id in (10 * MAX_PROMPT_TOKENS - 9, 10 * MAX_PROMPT_TOKENS - 8, 10 * MAX_PROMPT_TOKENS - 7):
+        lookup.push(token_id)
+    assert lookup.draft(2) == [10 * MAX_PROMPT_TOKENS - 6, 10 * MAX_PROMPT_TOKENS - 5]
+
+
+def test_short_texts_have_no_drafts() -> None:
+    for length in range(NUM_GRAM + 1):
+        assert PromptLookup([7] * length, 5).draft(4) == []
+    assert PromptLookup([7] * (NUM_GRAM + 1), 5).draft(4) == [7] * 4
+
+
+def after(prediction_ids: Sequence[int], *answer: int) -> Prediction:
+    prediction = Prediction(prediction_ids)
+    for token_id in answer:
+        prediction.push(token_id)
+    return prediction
+
+
+def test_a_prediction_begins_with_the_answer_and_goes_on_as_far_as_it_is_right() -> None:
+    assert after(range(9)).draft(3) == [0, 1, 2]
+    assert after(range(9), 0, 1).draft(3) == [2, 3, 4]
+    assert after(range(4), 0, 1, 2).draft(3) == [3]
+    assert after(range(4), 0, 1, 2, 3).draft(3) == []
+
+
+def test_behind_a_change_a_prediction_is_found_again_by_two_of_its_tokens() -> None:
+    changed, inserted, left_out = (0, 1, 77, 3), (0, 1, 77, 78, 2), (0, 1, 5)
+    for answer, following in ((changed, 4), (inserted, 3), (left_out, 6)):
+        assert after(range(9), *answer).draft(3) == []
+        assert after(range(9), *answer, following).draft(2) == [following + 1, following + 2]
+
+
+def test_of_several_places_in_a_prediction_it_is_the_next_one_and_at_its_end_the_last() -> None:
+    ids = [1, 2, 3, 1, 2, 4, 1, 2, 5]
+    assert after(ids, 1, 2, 3, 9, 1, 2).draft(1) == [4]
+    assert after(ids, *ids, 9, 1, 2).draft(1) == [5]
+
+
+@given(IDS, IDS, st.integers(1, 9))
+def test_a_draft_is_always_a_piece_of_its_prediction(ids: list[int], answer: list[int], count: int) -> None:
+    draft = after(ids, *answer).draft(count)
+    assert len(draft) <= count
+    assert not draft or any(ids[at : at + len(draft)] == draft for at in range(len(ids)))

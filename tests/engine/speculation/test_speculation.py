@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.identity import AdapterDigest
 from engine.config import ResolvedConfig
 from engine.ports import DraftText
 from engine.request import FinishReason, Request
 from engine.scheduling.step_costs import StepCosts
 from engine.speculation import speculation
 from engine.speculation.drafter import Drafter
+from engine.speculation.speculation import FIRST_AGREEMENT, Agreement
 from engine.step import StepPlan, StepResult
 from tests.engine.scheduling.test_scheduler import a_follower, assert_right
 from tests.engine.scheduling.test_scheduler_properties import batches, gates, most_steps
@@ -26,6 +28,7 @@ from tests.oracles.naive_scheduler import VOCAB_SIZE, answer_alone
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
+A, B = AdapterDigest("a"), AdapterDigest("b")
 LookUp = Callable[[Request, list[int], int, frozenset[int]], list[int]]
 
 
@@ -486,3 +489,30 @@ def test_as_much_is_guessed_as_brings_the_most_tokens_per_second(
     elif num_others:
         # Those who are not guessed for wait no longer than they would for other drafts.
         assert found * token_s <= step_s * speculation.MAX_STRETCH * (1 + 1e-9)
+
+
+def test_each_adapter_has_its_own_rate_which_is_forgotten_slowly() -> None:
+    known = Agreement()
+    assert known.first(A) == known.first(None) == FIRST_AGREEMENT
+    for _ in range(200):
+        known.learn(A, 0.1)
+    assert known.first(A) == pytest.approx(0.1, abs=0.05)
+    assert known.first(None) == FIRST_AGREEMENT
+    # Nothing is guessed for it any more; some answers later, it is tried again.
+    rates = [known.first(A) for _ in range(100)]
+    assert rates == sorted(rates)
+    assert rates[-1] > 0.6
+
+
+def test_the_adapter_that_was_asked_for_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "MAX_ADAPTERS", 2)
+    known = Agreement()
+    for adapter in (A, B):
+        known.first(adapter)
+        known.learn(adapter, 0.0)
+    low = known.first(A)
+    assert low < FIRST_AGREEMENT
+    known.first(None)
+    known.learn(B, 0.0)
+    assert known.first(B) == FIRST_AGREEMENT
+    assert known.first(B) == FIRST_AGREEMENT
