@@ -1,21 +1,24 @@
-"""Copy blocks to the tiers below the device's cache and back, on background threads."""
+"""Copy blocks to the tiers below the device's cache and back, on background threads.
+
+Copies run beside the device's steps, and it is learned how long a block of each tier takes to be fetched.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
 from engine.cache.blocks import BlockId
 from engine.kv_cache import KvCache
 from engine.ports import BlockOrder, KeptBlock
-from engine.tiers.block_time import BlockTime
-from engine.tiers.cache_bytes import CacheBytes, launched
 from engine.tiers.disk_slots import DiskSlots
 from engine.tiers.host_slots import HostSlots
 
@@ -26,6 +29,12 @@ SlotStore = HostSlots | DiskSlots
 
 COPIED_AT_ONCE_BYTES = 32 << 20
 """Host memory of one copy in flight; the device needs as much for it."""
+NEW_SHARE = 0.2
+"""Weight of the newest measurement in the expected time per block."""
+MAX_SURPRISE = 4.0
+"""A measurement counts as at most this many times the expected time: a disk may have been asleep."""
+HALVING_S = 10.0
+"""Half-life of the expected time: without new fetches, nothing else would correct an estimate that is too high."""
 
 
 class TierMover:
@@ -182,3 +191,80 @@ def _cut(orders: Sequence[BlockOrder], size: int) -> Iterator[Sequence[BlockOrde
         if end - start == size or end == len(orders) or orders[end].tier != order.tier:
             yield orders[start:end]
             start = end
+
+
+class CacheBytes:
+    """The content of cache blocks as bytes on the host; each copying thread has its own instance.
+
+    On a GPU, copies run on a separate stream and wait for what was launched before they were ordered (`launched`): a
+    step under way may still write what is read, or read what is written. Later ones need not be waited for, which would
+    take as long as they do: they do not write what is read unless its copy is abandoned, nor use what is filled.
+    """
+
+    def __init__(self, cache: KvCache, device: torch.device) -> None:
+        self._cache = cache
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def read(self, blocks: Sequence[int], after: torch.cuda.Event | None) -> torch.Tensor:
+        """Return the content of blocks, bytes [len(blocks), block_bytes], once the copy is done."""
+        if self._stream is None or after is None:
+            return self._cache.read(blocks)
+        with self._beside(self._stream, after):
+            content = self._cache.read(blocks)
+            copied = torch.empty(content.shape, dtype=content.dtype, pin_memory=True)
+            copied.copy_(content, non_blocking=True)
+        return copied
+
+    def write(self, blocks: Sequence[int], contents: Sequence[torch.Tensor], after: torch.cuda.Event | None) -> None:
+        """Fill blocks with bytes [block_bytes] each; return once the copy is done."""
+        if self._stream is None or after is None:
+            self._cache.write(blocks, torch.stack([*contents]))
+            return
+        with self._beside(self._stream, after):
+            arrived = [content.to(self._device, non_blocking=True) for content in contents]
+            self._cache.write(blocks, torch.stack(arrived))
+
+    @contextmanager
+    def _beside(self, stream: torch.cuda.Stream, after: torch.cuda.Event) -> Iterator[None]:
+        """Enqueue on a stream, and wait for it in the end, even on an error: others may use both sides then."""
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            stream.wait_event(after)
+            try:
+                yield
+            finally:
+                stream.synchronize()
+
+
+def launched(device: torch.device) -> torch.cuda.Event | None:
+    """Return an event that comes after all that the default stream has been given; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()
+        event.record(torch.cuda.default_stream(device))
+    return event
+
+
+class BlockTime:
+    """How long a block of a tier takes to be fetched, by recent fetches; any thread may learn or ask."""
+
+    def __init__(self) -> None:
+        self._block_s = self._measured_at_s = 0.0
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds per block; 0 before the first measurement."""
+        return self._block_s * self._memory()
+
+    def learn(self, block_s: float) -> None:
+        """Note a measurement."""
+        if self._block_s:
+            # The old estimate's weight decays, but its undecayed value caps the new time: a decayed cap comes too low.
+            old_share = (1 - NEW_SHARE) * self._memory()
+            block_s = old_share * self._block_s + (1 - old_share) * min(block_s, MAX_SURPRISE * self._block_s)
+        self._block_s, self._measured_at_s = block_s, time.monotonic()
+
+    def _memory(self) -> float:
+        """Return the share of the estimate that has not decayed."""
+        return math.exp2((self._measured_at_s - time.monotonic()) / HALVING_S)

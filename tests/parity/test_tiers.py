@@ -22,8 +22,8 @@ from engine.engine import Engine
 from engine.errors import OverloadError
 from engine.request import FinishReason, Request, RequestId
 from engine.scheduling.step_costs import StepCosts
-from engine.tiers.cache_bytes import CacheBytes
 from engine.tiers.disk_slots import DiskSlots
+from engine.tiers.mover import CacheBytes
 from tests.parity.conftest import VOCAB, Checkpoint, emissions_of, greedy, make_engine, run_engine
 from tests.parity.gpu_parts import Replays, config_of
 

@@ -15,8 +15,9 @@ from engine.kv_cache import KvCache
 from engine.ports import BlockOrder
 from engine.tiers.disk_slots import DiskSlots
 from engine.tiers.host_slots import HostSlots
-from engine.tiers.mover import TierMover
+from engine.tiers.mover import HALVING_S, MAX_SURPRISE, NEW_SHARE, BlockTime, CacheBytes, TierMover, launched
 from tests.engine.test_kv_cache import a_cache
+from tests.simulated_gpu.device import in_order, simulate
 
 NUM_SLOTS = 8
 WAIT_S = 60.0
@@ -151,6 +152,24 @@ def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         clock[0] += seconds
 
     return pass_s
+
+
+def test_nothing_is_expected_before_the_first_measurement(pass_s: Callable[[float], None]) -> None:
+    assert BlockTime().expected_s == 0.0
+
+
+def test_what_was_measured_is_halved_in_time(pass_s: Callable[[float], None]) -> None:
+    block_time = BlockTime()
+    block_time.learn(2.0)
+    pass_s(HALVING_S)
+    assert block_time.expected_s == pytest.approx(1.0)
+
+
+def test_a_surprise_counts_as_a_few_times_what_was_expected(pass_s: Callable[[float], None]) -> None:
+    block_time = BlockTime()
+    for block_s in (1.0, 1000.0):
+        block_time.learn(block_s)
+    assert block_time.expected_s == pytest.approx(1.0 - NEW_SHARE + NEW_SHARE * MAX_SURPRISE)
 
 
 def fetch_in(bench: Bench, pass_s: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, block_s: float) -> None:
@@ -351,3 +370,27 @@ def test_closing_does_not_wait_for_what_has_not_begun(bench: Bench) -> None:
     for _ in range(100):
         bench.mover.fetch(1, [up(4, 1, 0)])
     bench.mover.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device that is here is not simulated")
+def test_copies_wait_for_what_was_launched_before_their_order_and_for_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each batch of a long fetch waited for all steps launched by then, for one after the other."""
+    with in_order():
+        gpu, device = simulate(monkeypatch), torch.device("cuda")
+        cache = a_cache(device="cuda")
+        copies = CacheBytes(cache, device)
+        steps = gpu.order.default
+        cache.clear([1, 2])
+        after, num_before = launched(device), steps.seen[steps.number]
+        cache.clear([3])
+        content = copies.read([1, 4], after)
+        copies.write([2], [content[1]], after)
+        assert copies._stream is not None
+        assert copies._stream.stream.seen[steps.number] == num_before  # type: ignore[attr-defined]
+        assert steps.seen[steps.number] > num_before
+
+
+def test_on_a_cpu_there_is_nothing_to_wait_for() -> None:
+    assert launched(torch.device("cpu")) is None
