@@ -18,7 +18,7 @@ from engine.metrics import StepTimes
 from engine.placing import placed
 from engine.pooling import Pooler, Vector, heads_of, packed, pooled_ranges
 from engine.request import RequestId
-from engine.sampling.logprobs import read_told
+from engine.sampling.draws import read_told
 from engine.sampling.sampler import NOT_FINITE, Drawing, Sampler
 from engine.speculation.verifying import draw_behind
 from engine.step import StepPlan, StepResult, StepRow

@@ -24,13 +24,11 @@ import torch
 
 from engine.placing import placed
 from engine.request import Request, SamplingParams, TokenLogprobs
+from engine.sampling.draws import draw_keys, read_told, scale, uniforms
 from engine.sampling.edits import LogitEdits
 from engine.sampling.grammar import GrammarFollower, GrammarStore
 from engine.sampling.lineup import Lineup, RowState
-from engine.sampling.logits import scale
-from engine.sampling.logprobs import read_told
 from engine.sampling.masks import mask
-from engine.sampling.random import draw_keys, uniforms
 from engine.sampling.repeats import RepeatPenalties
 from engine.sampling.truncation import (
     Candidates,

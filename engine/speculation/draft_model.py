@@ -5,7 +5,7 @@
     verified                                 d1   d2   x           the text continues with x; d3 is forgotten
 
 It reads each text once, into a cache of its own. Its draws have the request's parameters, seed and positions. Since the
-large model's draws have the same noise (`engine.sampling.random`), both tend to draw the same token at a temperature,
+large model's draws have the same noise (`engine.sampling.draws`), both tend to draw the same token at a temperature,
 too. Source: speculative decoding (Leviathan et al., 2023, arXiv 2211.17192), verified by equality instead of by
 rejection, because a draw here is a function of (seed, position).
 """

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.random import draw_keys, uniforms
+from engine.sampling.draws import draw_keys, uniforms
 from engine.sampling.sampler import Sampler
 from engine.sampling.truncation import (
     exclude_top_choices,

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.logits import scale
-from engine.sampling.random import draw_keys
+from engine.sampling.draws import draw_keys, scale
 from engine.sampling.truncation import keep_min_p, keep_top_p, select_top_k
 from kernels.token_choice import launch
 from kernels.token_choice.launch import choose_tokens, counters

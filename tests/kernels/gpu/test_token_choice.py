@@ -10,7 +10,7 @@ import torch
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.runtime import CudaRuntime
 from engine.request import SamplingParams
-from engine.sampling.random import draw_keys
+from engine.sampling.draws import draw_keys
 from kernels.token_choice import launch
 from kernels.token_choice.launch import choose_tokens, counters
 from kernels.token_choice.reference import gumbel_noise_of_all, race

@@ -9,7 +9,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.logits import scale
+from engine.sampling.draws import scale
 from engine.sampling.truncation import keep_top_p, select_top_k
 from kernels.token_choice.truncation import cut, distance_of, survey
 from tests.kernels.gpu.conftest import DEVICE
