@@ -15,7 +15,6 @@ from engine.adapter_tables import ENTRIES
 from engine.attention import AttentionBatch
 from engine.backend import Backend, Product
 from engine.cpu.called_lora import CalledLora
-from engine.cpu.called_states import called_states
 from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.panels import EMBED_BY_LOGITS, INT8_KERNEL, Panels, grouped_arguments, lay_out, lay_out_vocabulary
 from engine.decoder.layer_forms import LayerForm
@@ -29,7 +28,10 @@ from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
 from kernels.experts.reference import max_groups
 from kernels.gated_activation.reference import Activation
+from kernels.gated_delta.reference import EPS
+from kernels.native import SUFFIX_BY_DTYPE
 from kernels.program import Pool
+from kernels.state_rows import StateRows, token_stride
 
 
 class SortedPairs(NamedTuple):
@@ -164,8 +166,9 @@ class CalledBackend(Backend):
         return multiply
 
     def state_kernels(self) -> StateKernels:
-        """Return our compiled kernels."""
-        return called_states(self._pool)
+        """Return our compiled kernels; the host always finds the rows' states, so none is given `rows`."""
+        functions = (partial(function, self._pool) for function in (_gated_delta, _causal_conv, _selective_scan))
+        return StateKernels(frozenset(SUFFIX_BY_DTYPE), *functions)
 
     def _lay_out(self, matrices: Iterable[Weight], count: int) -> Panels:
         return lay_out(matrices, count, self._quantization, self._arena.empty, self._pool)
@@ -260,6 +263,58 @@ class CalledBackend(Backend):
     ) -> None:
         """Call a kernel for each row of a tensor."""
         self._pool.call(kernel, self._dtype, rows_of.shape[0], tensors, sizes, numbers)
+
+
+def _gated_delta(
+    pool: Pool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    rows: StateRows | None = None,
+) -> torch.Tensor:
+    assert rows is None
+    out = v.new_empty(v.shape)
+    sizes = (*v.shape[1:3], *k.shape[2:], v.shape[3], *(token_stride(x) for x in (q, k, v)))
+    pool.call("gated_delta", v.dtype, len(v), (q, k, v, g, beta, states, out), sizes, (EPS, k.shape[3] ** -0.5))
+    return out
+
+
+def _causal_conv(
+    pool: Pool,
+    x: torch.Tensor,
+    states: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: StateRows | None = None,
+    *,
+    is_activated: bool = True,
+) -> torch.Tensor:
+    assert rows is None
+    y = x.new_empty(x.shape)
+    sizes = x.shape[1], *weight.shape, token_stride(x), int(is_activated)
+    pool.call("causal_conv", x.dtype, len(x), (x, states, weight, bias, y), sizes)
+    return y
+
+
+def _selective_scan(
+    pool: Pool,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    states: torch.Tensor,
+    rows: StateRows | None = None,
+) -> torch.Tensor:
+    assert rows is None
+    y = x.new_empty(x.shape)
+    sizes = (*x.shape[1:], *b.shape[2:], *(token_stride(part) for part in (x, b, c)))
+    pool.call("selective_scan", x.dtype, len(x), (x, dt, a, b, c, d, states, y), sizes)
+    return y
 
 
 def is_wide(norm: torch.Tensor | None) -> bool:

@@ -83,7 +83,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/cpu/recorded.py": "tests/parity replays it in every test",
     "engine/step.py": "tests/engine/scripted.py checks every promise of a plan",
     "engine/scheduling/step_draft.py": "tests/engine/scheduling/test_scheduler_properties.py holds it to the budget",
-    "engine/cpu/called_states.py": "tests/engine/fallback/test_state_functions.py computes by it",
     "loadtest/gpu/__main__.py": "it needs a GPU; its parts are run by tests/loadtest/test_gpu.py",
     "loadtest/gpu/attention.py": "tests/loadtest/test_gpu.py attends by all of it, and by others",
     "loadtest/gpu/bench.py": "tests/loadtest/test_gpu.py measures every kernel by it",

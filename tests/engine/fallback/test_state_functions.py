@@ -10,7 +10,7 @@ import torch
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
-from engine.cpu.called_states import called_states
+from engine.cpu.called_backend import CalledBackend
 from engine.fallback.state_caches import HeldStates
 from engine.fallback.state_functions import state_functions
 from kernels.program import Pool
@@ -26,6 +26,11 @@ pytestmark = pytest.mark.skipif(
     not all(hasattr(theirs, name) for name in (*RULES, *CONVOLUTIONS)),
     reason="this transformers has other names for it",
 )
+
+
+def functions(pool: Pool) -> dict[str, Callable[..., Any]]:
+    """Ours, by the names of those of transformers."""
+    return state_functions(CalledBackend(pool, torch.float32).state_kernels())
 
 
 def refused(*_: Any, **__: Any) -> None:
@@ -60,9 +65,7 @@ def called(function: Callable[..., Any], told: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (70, 1), (5, 2)])
 def test_the_rule_is_that_of_transformers(pool: Pool, name: str, tokens: int, rows: int) -> None:
     told = rule_inputs(torch.float32, tokens, rows)
-    out, state = called(
-        lambda *parts, **rest: state_functions(called_states(pool))[name](refused, *parts, **rest), told
-    )
+    out, state = called(lambda *parts, **rest: functions(pool)[name](refused, *parts, **rest), told)
     expected, kept = called(getattr(theirs, name), told)
     assert_near(out, expected)
     assert_near(state, kept)
@@ -72,7 +75,7 @@ def test_the_state_that_is_given_is_changed(pool: Pool) -> None:
     told = rule_inputs(torch.bfloat16, 3)
     given = told["initial_state"]
     before = given.clone()
-    rule, parts = state_functions(called_states(pool))[RULES[0]], [told.pop(name) for name in ("query", "key", "value")]
+    rule, parts = functions(pool)[RULES[0]], [told.pop(name) for name in ("query", "key", "value")]
     out, state = rule(refused, *parts, **told)
     assert state is given
     assert not torch.equal(given, before)
@@ -103,7 +106,7 @@ def test_what_the_kernel_does_not_know_transformers_computes(pool: Pool, change:
 
     rest = told.copy()
     parts = [rest.pop(name) for name in ("query", "key", "value")]
-    assert state_functions(called_states(pool))[RULES[0]](noted, *parts, **rest) == ("their", "answer")
+    assert functions(pool)[RULES[0]](noted, *parts, **rest) == ("their", "answer")
     assert all(seen[0][name] is value for name, value in told.items())
 
 
@@ -116,7 +119,7 @@ def test_the_convolutions_are_those_of_transformers(
     torch.manual_seed(5)
     text, state, weight = torch.randn(rows, 48, 9), torch.randn(rows, 48, 4), torch.randn(48, 4)
     bias = torch.randn(48) if has_bias else None
-    whole, update = (state_functions(called_states(pool))[name] for name in CONVOLUTIONS)
+    whole, update = (functions(pool)[name] for name in CONVOLUTIONS)
     found = whole(refused, text, weight, bias, activation=activation)
     assert_near(found, theirs.causal_conv1d_fn(text, weight, bias, activation=activation))
     same, token = state.clone(), text[..., :1]
@@ -126,7 +129,7 @@ def test_the_convolutions_are_those_of_transformers(
 
 
 def test_other_convolutions_transformers_computes(pool: Pool) -> None:
-    whole, update = (state_functions(called_states(pool))[name] for name in CONVOLUTIONS)
+    whole, update = (functions(pool)[name] for name in CONVOLUTIONS)
     text, state, weight = torch.randn(1, 48, 9), torch.randn(1, 48, 4), torch.randn(48, 4)
 
     def noted(*_: Any, **__: Any) -> str:
@@ -151,7 +154,7 @@ def test_of_states_that_are_held_transformers_gets_copies(pool: Pool) -> None:
     held = HeldStates(torch.randn(4, 4, 24, 16), HELD)
     expected, kept = called(getattr(theirs, RULES[1]), told | {"initial_state": held.gathered()})
     parts = [told.pop(name) for name in ("query", "key", "value")]
-    rule = state_functions(called_states(pool))[RULES[1]]
+    rule = functions(pool)[RULES[1]]
     out, state = rule(getattr(theirs, RULES[1]), *parts, **told | {"initial_state": held})
     assert torch.equal(out, expected)
     assert torch.equal(state, kept)
@@ -160,7 +163,7 @@ def test_of_states_that_are_held_transformers_gets_copies(pool: Pool) -> None:
 def test_so_does_its_convolution(pool: Pool) -> None:
     held, weight, x = HeldStates(torch.randn(4, 48, 4), HELD), torch.randn(48, 4), torch.randn(2, 48, 1)
     before, same = held.states.clone(), held.gathered()
-    update = state_functions(called_states(pool))[CONVOLUTIONS[1]]
+    update = functions(pool)[CONVOLUTIONS[1]]
     expected = theirs.causal_conv1d_update(x, same, weight, activation="gelu")
     assert torch.equal(update(theirs.causal_conv1d_update, x, held, weight, activation="gelu"), expected)
     assert torch.equal(held.states[[2, 0]], same)
@@ -201,9 +204,7 @@ def test_the_scan_is_that_of_transformers(pool: Pool, tokens: int, dt_limit: tup
     state = torch.randn(2, 4, 16, 32)
     expected, kept = modeling_mamba2.mamba2_chunk_scan(**told, initial_states=state)
     given = [told.pop(name) for name in ("hidden_states", "dt", "A", "B", "C")]
-    out, found = state_functions(called_states(pool))["mamba2_chunk_scan"](
-        refused, *given, **told, initial_states=state
-    )
+    out, found = functions(pool)["mamba2_chunk_scan"](refused, *given, **told, initial_states=state)
     assert found is state
     assert_near(out, expected)
     assert_near(state, kept)
@@ -216,7 +217,7 @@ def test_so_are_its_steps(pool: Pool, has_gate: bool) -> None:
     same = state.clone()
     expected = modeling_mamba2.mamba2_selective_state_update(same, **told)
     given = [told.pop(name) for name in ("hidden_states", "dt", "A", "B", "C", "D")]
-    update = state_functions(called_states(pool))["mamba2_selective_state_update"]
+    update = functions(pool)["mamba2_selective_state_update"]
     assert_near(update(refused, state, *given, **told), expected)
     assert_near(state, same)
 
@@ -235,7 +236,7 @@ def test_other_scans_transformers_computes(pool: Pool, change: dict[str, Any]) -
 
     rest = told.copy()
     given = [rest.pop(name) for name in ("hidden_states", "dt", "A", "B", "C")]
-    assert state_functions(called_states(pool))["mamba2_chunk_scan"](noted, *given, **rest) == "theirs"
+    assert functions(pool)["mamba2_chunk_scan"](noted, *given, **rest) == "theirs"
     assert all(seen[0][name] is value for name, value in told.items())
 
 
@@ -245,6 +246,6 @@ def test_of_states_that_are_held_a_step_of_theirs_changes_a_copy(pool: Pool) -> 
     same = held.gathered()
     expected = modeling_mamba2.mamba2_selective_state_update(same, **told)
     given = [told.pop(name) for name in ("hidden_states", "dt", "A", "B", "C", "D")]
-    update = state_functions(called_states(pool))["mamba2_selective_state_update"]
+    update = functions(pool)["mamba2_selective_state_update"]
     assert torch.equal(update(modeling_mamba2.mamba2_selective_state_update, held, *given, **told), expected)
     assert torch.equal(held.states[[2, 0]], same)
