@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.channel.token_channel import ChannelListener, Subscription
-from deployments.errors import ABORTED, ReplicaLostError
-from deployments.gateway.patience import Patience
+from deployments.errors import ABORTED, ReplicaLostError, UnavailableError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
-from deployments.handle_calls import CALL_ERRORS, canceled_as_lost, serve_error, until_answered
+from deployments.handle_calls import CALL_ERRORS, RETRY_AFTER_S, canceled_as_lost, serve_error, until_answered
 from deployments.routing.board import Board
 from engine.errors import EngineError
 from engine.request import Emission, FinishReason
 
 LAST_FRAME_TIMEOUT_S = 10.0
 """A replica sends its last frame before its call returns; a frame later than this is lost."""
+CHECK_S, NUM_CHECKS = 10.0, 60
+"""Ten minutes, as OpenAI's clients wait: a large model that was scaled to zero may take that long to start."""
 
 _WITHOUT_ANSWER = (
     FinishReason.FAILED,
@@ -99,6 +100,36 @@ class ChannelSource:
         if result is not None and result.fault is not None:
             return result.fault
         return EngineError(emission.error or ABORTED)
+
+
+class Patience:
+    """Bounds how long a call waits while Serve lists no replica of its model: Serve's router would wait for ever.
+
+    The call fails if `NUM_CHECKS` checks in a row find no replica; `end` it once the call has brought anything.
+
+    Args:
+        fail: called with an UnavailableError.
+    """
+
+    def __init__(self, board: Board, fail: Callable[[Exception], None]) -> None:
+        self._board = board
+        self._fail = fail
+        self._num_absent = 0
+        self._wait()
+
+    def end(self) -> None:
+        """Wait no longer, as the call has been answered or given up. Idempotent."""
+        self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
+
+    def _check(self) -> None:
+        self._num_absent = self._num_absent + 1 if self._board.is_deserted() else 0
+        if self._num_absent < NUM_CHECKS:
+            self._wait()
+        else:
+            self._fail(UnavailableError("No replica of this model is running now.", retry_after_s=RETRY_AFTER_S))
 
 
 class HandleSource:

@@ -58,7 +58,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/batches/tables.py": "tests/deployments/batches/test_store.py reads back every value",
     "deployments/generation_calls.py": "tests/deployments/gateway/test_gateway.py makes every call and every fault",
     "deployments/generation.py": "tests/deployments/gateway/test_gateway.py makes requests of every kind of prompt",
-    "deployments/gateway/replica_calls.py": "tests/deployments/gateway/test_gateway.py runs with both kinds of source",
     "deployments/replica/model_replica.py": "every test of tests/e2e asks it, and several kill it",
     "deployments/pooled.py": "tests/deployments/gateway/test_embedding.py and test_reranking.py pass its values",
     "deployments/classifiers/cross_encoder.py": "test_reranking.py compares its scores with transformers",

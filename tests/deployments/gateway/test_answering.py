@@ -6,27 +6,19 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.serve.exceptions import RayServeException
 
 from app.translation.blocks import BlockReader
 from deployments.answer_events import EndReason, Finished, GenerationEvent, Started, TextDelta
-from deployments.channel.token_channel import ChannelListener
-from deployments.config import ChannelConfig, ModelConfig
-from deployments.errors import ReplicaLostError
 from deployments.gateway import answering
-from deployments.gateway.replica_calls import ChannelSource
 from deployments.generation import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from deployments.generation_calls import GenerationCall, TokenAddress
-from deployments.routing.board import Board
 from deployments.stream.harmony import MARKS
 from engine.errors import RequestError
 from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 from tests.deployments.conftest import OpenGateway, Serving
-from tests.deployments.in_process import SECRET, Method, Response, ask, events_of, text_of
+from tests.deployments.in_process import Method, ask, events_of, text_of
 from tests.deployments.tiny_models import write_tokenizer
 from tests.deployments.trained_tokenizers import metaspace
 
@@ -175,41 +167,6 @@ class CanceledResponse:
 
     def cancel(self) -> None:
         pass
-
-
-async def test_a_cancelation_that_a_frame_tells_of_first_is_not_the_readers(tiny_model: ModelConfig) -> None:
-    serving = Serving(tiny_model, ChannelConfig(transport="tcp", secret=SECRET, host="127.0.0.1"))
-    await events_of(await serving.gateway(), ask())
-    await serving.replicas.server.stop()
-    call = serving.replicas.calls[-1]
-    listener = ChannelListener(ChannelConfig(transport="tcp", secret=SECRET), "gateway")
-    canceled = asyncio.get_running_loop().create_future()
-    handle = SimpleNamespace(generate=Method(lambda _: Response(canceled)))
-    board = SimpleNamespace(lose_request=lambda *_: None, end=lambda _: None)
-    source = ChannelSource(handle, listener, TokenAddress(gateway_id="gateway", host="", port=1), board)
-    reading = asyncio.ensure_future(anext(source.tokens(call)))
-    await asyncio.sleep(0)
-    told = Emission(request_id=call.request_id, finish_reason=FinishReason.CANCELLED)
-    listener._subscriptions[call.request_id].put(told)
-    await asyncio.sleep(0)
-    canceled.cancel()
-    with pytest.raises(ReplicaLostError):
-        await reading
-
-
-async def test_a_call_that_cannot_even_be_made_leaves_no_subscription(tiny_model: ModelConfig) -> None:
-    def refuse(call: GenerationCall) -> Response:
-        raise RayServeException("deleted")
-
-    serving = Serving(tiny_model, ChannelConfig(transport="tcp", secret=SECRET, host="127.0.0.1"))
-    await events_of(await serving.gateway(), ask())
-    await serving.replicas.server.stop()
-    listener = ChannelListener(ChannelConfig(transport="tcp", secret=SECRET), "gateway")
-    handle: Any = SimpleNamespace(generate=Method(refuse))
-    source = ChannelSource(handle, listener, TokenAddress(gateway_id="gateway", host="", port=1), Board())
-    with pytest.raises(RayServeException):
-        await anext(source.tokens(serving.replicas.calls[-1]))
-    assert not listener._subscriptions
 
 
 @pytest.mark.parametrize("params", [{}, {"num_logprobs": 1, "num_prompt_logprobs": 1}])
