@@ -1,4 +1,8 @@
-"""Derive the frozen configs of the deployments from the settings; every checkpoint and adapter is read for that."""
+"""Derive the frozen configs of the deployments from the settings; every checkpoint and adapter is read for that.
+
+A changed configuration is built again while old replicas still serve. Values that both need are made by the first build
+and stored on the cluster's head node, where later builds read them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,15 @@ import importlib.util
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+
+from ray.experimental import internal_kv
 
 from adapters.registry import DeclaredNames, Signature
 from app.access.tenants import KeyRing, Tenant, key_digest
 from app.checkpoint_source import at, local_folder
-from app.cluster_memory import remembered
 from app.declared_adapters import OnUnfit, declared_adapters, declared_names, refuse_declared
 from app.known_adapters import KnownAdapters
 from app.makers_defaults import read_defaults, read_pooling
@@ -61,6 +66,8 @@ DEFAULT_QUEUE_S = 30.0
 KNOWN_ADAPTERS = "known_adapters.json"
 QUEUE_SHARE = 0.25
 """Default maximum queue time, as a share of the TTFT objective."""
+_NAMESPACE = "antiphon"
+"""Of what builds remember on the head node."""
 
 
 def gateway_config(settings: Settings) -> GatewayConfig:
@@ -71,7 +78,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     """
     names = declared_names(settings)
     # During a rolling update, old gateways and new replicas work together, and the other way round.
-    secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
+    secret = _remembered("channel_secret", partial(secrets.token_bytes, 32))
     registry = settings.registry
     known = KnownAdapters(None if registry is None else Path(os.path.abspath(registry.folder)) / KNOWN_ADAPTERS)
     models = tuple(
@@ -92,8 +99,17 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         slo=None if settings.slo is None else Slo(**settings.slo.model_dump()),
         max_resumes=settings.max_resumes,
         log_prompts=settings.log_prompts,
-        created_s=int(remembered("created_s", lambda: b"%d" % time.time())),
+        created_s=int(_remembered("created_s", lambda: b"%d" % time.time())),
     )
+
+
+def _remembered(name: str, make: Callable[[], bytes]) -> bytes:
+    """Return the value that the first build in this cluster made for a name; outside a cluster, that of `make`."""
+    if not internal_kv._internal_kv_initialized():
+        return make()
+    # Does nothing if another build was first.
+    internal_kv._internal_kv_put(name, make(), overwrite=False, namespace=_NAMESPACE)
+    return bytes(internal_kv._internal_kv_get(name, namespace=_NAMESPACE))
 
 
 def model_config(
@@ -266,7 +282,7 @@ def registry_config(
         declared_by_base={model.name: model.adapters for model in models},
         seen_by_base=seen,
         build=secrets.token_hex(8),
-        server=remembered("server", partial(secrets.token_bytes, 8)).hex(),
+        server=_remembered("server", partial(secrets.token_bytes, 8)).hex(),
         cross_encoders=tuple(reranker.name for reranker in settings.rerankers),
         watch_period_s=registry.watch_period_s,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig, get_peft_model
+from ray.experimental import internal_kv
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +21,7 @@ from adapters.registry import reference_in
 from app import builder, declared_adapters
 from app.access.tenants import ADMIN_KEY_VARIABLE, key_digest
 from app.builder import _request_router, build
-from app.resolved import batches_config, gateway_config, registry_config
+from app.resolved import _remembered, batches_config, gateway_config, registry_config
 from app.settings import Settings
 from app.settings_check import mistakes
 from deployments.config import ChannelConfig
@@ -119,6 +120,29 @@ def test_a_cross_encoder_is_a_deployment_with_the_window_of_its_files(folder: Pa
 def test_no_two_servers_share_the_secret_of_their_channels(folder: Path) -> None:
     first, second = (gateway_config(settings(folder)).channel.secret for _ in range(2))
     assert first != second
+
+
+def test_outside_of_a_cluster_nothing_is_remembered() -> None:
+    assert _remembered("secret", lambda: b"one") == b"one"
+    assert _remembered("secret", lambda: b"two") == b"two"
+
+
+def test_in_a_cluster_the_first_build_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: dict[tuple[str, str], bytes] = {}
+
+    def put(name: str, value: bytes, *, overwrite: bool, namespace: str) -> None:
+        assert not overwrite
+        stored.setdefault((namespace, name), value)
+
+    monkeypatch.setattr(internal_kv, "_internal_kv_initialized", lambda: True)
+    monkeypatch.setattr(internal_kv, "_internal_kv_put", put)
+    monkeypatch.setattr(internal_kv, "_internal_kv_get", lambda name, *, namespace: stored[namespace, name])
+    made = iter([b"one", b"two", b"three"])
+    assert [_remembered(name, lambda: next(made)) for name in ("secret", "secret", "other")] == [
+        b"one",
+        b"one",
+        b"three",
+    ]
 
 
 @pytest.mark.parametrize(
