@@ -6,7 +6,7 @@ is taken. Costs that differ by less than the estimate's accuracy count as equal.
 prompt decides, so that gateways with equal knowledge choose alike, unless one of them has fewer rows taken: a short
 prefix that all chats share must not draw a burst of them to one replica, where each token would take longer.
 
-    an adapter's homes: the first n replicas by its own rendezvous hash, n by its rate (`deployments.routing.demand`)
+    an adapter's homes: the first n replicas by its own rendezvous hash, n by how busy it keeps replicas
 
 If an adapter is not loaded on a replica that is not one of its homes, its load time counts double: loading it there
 displaces other adapters. So cold adapters stay where they are, and hot ones spread to more replicas.
@@ -18,14 +18,15 @@ open requests.
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from heapq import nlargest
 from statistics import fmean
 
 from deployments.routing.asked import Asked, hash64
-from deployments.routing.demand import AdapterDemand
 from deployments.routing.estimate import DEFAULT_ADAPTER_LOAD_S, REPORT_PERIOD_S, Estimate, ReplicaState, Sent, estimate
 from deployments.routing.report import LoadReport
 from engine.request import RequestId
@@ -43,6 +44,11 @@ MAX_OPEN = 1 << 16
 """Bound on tracked requests; beyond it the oldest is dropped, as its end was never reported."""
 LOST_S = 60.0
 """How long a replica that lost a request is avoided unless it reports; Serve replaces a hung one sooner."""
+MEMORY_S = 30.0
+"""Time constant of the exponential decay of an adapter's work."""
+FULL_SHARE = 0.5
+"""An adapter that keeps a replica busy for this share of the time gets one more."""
+MAX_ADAPTERS = 4096
 _MASK = (1 << 64) - 1
 _hash_of = lru_cache(maxsize=4096)(hash64)
 
@@ -202,6 +208,32 @@ class Board:
         state = self._state_by_id.get(self._replica_by_request.pop(request_id, ""))
         if state is not None:
             state.end(request_id)
+
+
+class AdapterDemand:
+    """How much work each adapter causes, so that a hot one gets several replicas and a cold one few.
+
+    It is counted in replica-seconds per second; beyond `MAX_ADAPTERS` the least recently used is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._by_adapter: OrderedDict[int, tuple[float, float]] = OrderedDict()
+
+    def note(self, adapter: int, work_s: float, now_s: float) -> None:
+        """Count one request that keeps a replica busy for `work_s`."""
+        self._by_adapter[adapter] = (self.share(adapter, now_s) + work_s / MEMORY_S, now_s)
+        self._by_adapter.move_to_end(adapter)
+        if len(self._by_adapter) > MAX_ADAPTERS:
+            self._by_adapter.popitem(last=False)
+
+    def share(self, adapter: int, now_s: float) -> float:
+        """Return how many replicas the adapter keeps busy: 0.5 is one replica half of the time."""
+        share, at_s = self._by_adapter.get(adapter, (0.0, now_s))
+        return share * math.exp((at_s - now_s) / MEMORY_S)
+
+    def num_homes(self, adapter: int, now_s: float, num_gateways: int) -> int:
+        """Return how many home replicas the adapter gets, assuming that each gateway sees the same demand."""
+        return 1 + int(self.share(adapter, now_s) * num_gateways / FULL_SHARE)
 
 
 def _best(asked: Asked, found: dict[str, Estimate], cost_by_id: dict[str, float]) -> str:

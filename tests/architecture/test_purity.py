@@ -44,7 +44,6 @@ PURE_FILES = (
     "deployments/gateway/resumption.py",
     "deployments/routing/asked.py",
     "deployments/routing/board.py",
-    "deployments/routing/demand.py",
     "deployments/routing/estimate.py",
     "deployments/routing/report.py",
     "adapters/device_slots.py",

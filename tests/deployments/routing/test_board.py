@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deployments.routing.asked import Asked
-from deployments.routing.board import LOST_S, Board, board_of, weight
+from deployments.routing.board import LOST_S, MAX_ADAPTERS, MEMORY_S, AdapterDemand, Board, board_of, weight
 from deployments.routing.report import LoadReport
 
 
@@ -130,6 +130,28 @@ def test_a_request_that_is_placed_again_and_again_is_one_demand() -> None:
     once = board_with(*(report_of(name, turnover_s=2.0) for name in names))
     once.choose(asked("r", *range(10), adapter=1), names, 0.0)
     assert board._demand.share(1, 30.0) == once._demand.share(1, 30.0) > 0
+
+
+def test_a_hot_adapter_deserves_more_replicas_and_a_cold_one_one() -> None:
+    demand = AdapterDemand()
+    for step in range(1000):
+        demand.note(1, 0.15, step / 10)
+    demand.note(2, 0.15, 100.0)
+    assert abs(demand.share(1, 100.0) - 1.5) < 0.1
+    assert demand.num_homes(1, 100.0, 1) == 3 + 1 or demand.num_homes(1, 100.0, 1) == 3
+    assert demand.num_homes(1, 100.0, 2) > demand.num_homes(1, 100.0, 1)
+    assert demand.num_homes(2, 100.0, 1) == demand.num_homes(3, 100.0, 1) == 1
+    assert demand.num_homes(1, 100.0 + 10 * MEMORY_S, 1) == 1
+
+
+def test_the_demand_of_no_more_adapters_is_kept_than_the_bound() -> None:
+    demand = AdapterDemand()
+    for adapter in range(MAX_ADAPTERS + 10):
+        demand.note(adapter, 1.0, 0.0)
+        demand.note(1, 1.0, 0.0)
+    assert len(demand._by_adapter) == MAX_ADAPTERS
+    assert demand.share(0, 0.0) == 0.0 < demand.share(MAX_ADAPTERS + 9, 0.0)
+    assert demand.share(1, 0.0) > MAX_ADAPTERS / MEMORY_S
 
 
 @pytest.mark.parametrize(("load_s", "stays_home"), [(0.001, False), (0.4, True), (0.0, True)])
