@@ -1,8 +1,13 @@
-"""The decoder operations that differ between devices: here in torch operators, which devices override by kernels."""
+"""The decoder operations that differ between devices: here in torch operators, which devices override by kernels.
+
+Before them: what they take of a checkpoint, and what they return to be called at every step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -12,14 +17,12 @@ from engine.attention import AttentionBatch, Chunk, DecodeGroup
 from engine.cpu.linear import Linear
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
-from engine.expert_products import ExpertWeights, MixtureProduct, RoutedExperts, expert_change
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight, dense
 from engine.lora import AdapterSegment, HeadNorms, LoraBatch, LoraProducts
-from engine.state_kernels import StateKernels
 from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.embedding.reference import take_rows
-from kernels.experts.reference import choose_experts, multiply_by_experts
+from kernels.experts.reference import Change, choose_experts, multiply_by_experts
 from kernels.gated_activation.reference import Activation, activate_and_multiply
 from kernels.gated_sum.reference import add_gated
 from kernels.rescale.reference import rescale
@@ -27,6 +30,76 @@ from kernels.rope_kv_write.reference import rope_kv_write
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """Multiplies [tokens, in], contiguous, by weights that it owns and returns [tokens, out]."""
+
+
+class ExpertWeights(NamedTuple):
+    """The weights of a layer's mixture of experts as the checkpoint stores them.
+
+    Attributes:
+        router: [experts, hidden], never quantized.
+        gate_up: [experts, 2 * inner, hidden], or if quantized [experts * 2 * inner, hidden] with the experts' rows
+            stacked. `engine.loading.weight.split` splits either by expert.
+        down: likewise [experts, hidden, inner].
+        biases: of the router [experts], of gate and up [experts, 2 * inner], and of down [experts, hidden]; None for
+            none.
+    """
+
+    router: torch.Tensor
+    gate_up: Weight
+    down: Weight
+    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+
+class MixtureProduct(Protocol):
+    """A layer's mixture of experts."""
+
+    def __call__(self, h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
+        """Return the residual update [tokens, hidden], a new tensor, for normalized states `h` [tokens, hidden].
+
+        Args:
+            lora: as returned by `Backend.lora`; its adapters' matrices for experts of the layer are applied.
+        """
+        ...
+
+
+class RoutedExperts(Protocol):
+    """A layer's experts, without a router."""
+
+    def __call__(
+        self,
+        h: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        decodes: torch.Tensor | None,
+        lora: LoraProducts | None = None,
+        layer: int = 0,
+    ) -> torch.Tensor:
+        """Return the weighted sum of each token's experts, [tokens, hidden].
+
+        Args:
+            h: [tokens, hidden], contiguous.
+            experts: integers [tokens, chosen], different ones for each token.
+            weights: floats [tokens, chosen].
+            decodes: the leading single-token rows of a step, as in `engine.attention.AttentionBatch.rows`; rows of no
+                tokens pad a recorded step, and what is returned for them is undefined. None if all rows are tokens.
+            lora, layer: as in `MixtureProduct`.
+        """
+        ...
+
+
+class StateKernels(NamedTuple):
+    """The kernels of a device for layers that keep states, which replace functions of transformers.
+
+    They have the arguments of `kernels.gated_delta.launch`, `.causal_conv.launch` and `.selective_scan.launch`.
+
+    Attributes:
+        dtypes: which they support, for all arguments and results that are not said to be float32.
+    """
+
+    dtypes: frozenset[torch.dtype]
+    gated_delta: Callable[..., torch.Tensor]
+    causal_conv: Callable[..., torch.Tensor]
+    selective_scan: Callable[..., torch.Tensor]
 
 
 class Backend:
@@ -129,7 +202,7 @@ class Backend:
         def multiply(h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
             logits = to_logits(h) if lora is None else lora.multiply(to_logits, h, layer, (ROUTER,), (spec.count,))
             experts, shares = choose_experts(logits, spec.chosen, is_normed=spec.is_normed)
-            change = expert_change(lora, layer)
+            change = _expert_change(lora, layer)
             return multiply_by_experts(h, experts, shares, ups, downs, activation, biases and biases[1:], change)
 
         return multiply
@@ -149,7 +222,7 @@ class Backend:
             lora: LoraProducts | None = None,
             layer: int = 0,
         ) -> torch.Tensor:
-            change = expert_change(lora, layer)
+            change = _expert_change(lora, layer)
             return multiply_by_experts(h, experts, weights, gate_up, down, activation, None, change)
 
         return multiply
@@ -212,6 +285,11 @@ class Backend:
         parts = (q.transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
         by_head = None if sinks is None else sinks.view(cache.k.shape[2], -1, 1)
         return _attend(*parts, chunk.seen(form.window), form, by_head)[0].transpose(0, 1)
+
+
+def _expert_change(lora: LoraProducts | None, layer: int) -> Change | None:
+    """Return what changes the products of a layer's experts, by torch's operators; None if nothing does."""
+    return partial(lora.change_expert, layer) if isinstance(lora, LoraBatch) and lora.has_experts else None
 
 
 def _attend(

@@ -13,17 +13,15 @@ import torch
 
 from engine.adapter_tables import ENTRIES
 from engine.attention import AttentionBatch
-from engine.backend import Backend, Product
+from engine.backend import Backend, Product, RoutedExperts, StateKernels
 from engine.cpu.called_lora import CalledLora
 from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.panels import EMBED_BY_LOGITS, INT8_KERNEL, Panels, grouped_arguments, lay_out, lay_out_vocabulary
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.model_spec import ModelSpec
-from engine.expert_products import RoutedExperts
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, HeadNorms, LoraProducts
-from engine.state_kernels import StateKernels
 from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
 from kernels.experts.reference import max_groups

@@ -13,14 +13,13 @@ from math import prod
 import torch
 
 from adapters.tensor_names import ROUTER
-from engine.backend import Product
+from engine.backend import ExpertWeights, MixtureProduct, Product
 from engine.cpu.called_backend import CalledBackend, SortedPairs, is_wide
 from engine.cpu.native_lora import NativeLora
 from engine.cpu.panels import can_attend, lay_out
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.spec import DecoderSpec
-from engine.expert_products import ExpertWeights, MixtureProduct
 from engine.loading.weight import split
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.experts.reference import max_groups

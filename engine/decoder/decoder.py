@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from adapters.tensor_names import WHOLE_MODEL
 from engine.adapter_tables import HEAD_NORMS
 from engine.attention import AttentionBatch
-from engine.backend import Backend, Product
+from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
-from engine.expert_products import ExpertWeights, MixtureProduct
 from engine.kv_cache import KvCache, LayerCache
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, HeadNorms, LoraProducts, change_norms

@@ -12,8 +12,7 @@ import torch
 from adapters.experts import EXPERTS
 from adapters.tensor_names import parse_module_name
 from adapters.weights import FUSED_GROUPS
-from engine.backend import Backend, Product
-from engine.expert_products import RoutedExperts
+from engine.backend import Backend, Product, RoutedExperts
 from engine.fallback.plain_parts import OUTPUT, GatedMlp, RmsNorm, gated_mlp_of, norm_of
 from engine.fallback.spec import UNCALLED
 from engine.lora import LinearProducts, LoraProducts
@@ -77,7 +76,7 @@ class ModuleLayout:
             tensor.data = _own(tensor, device)
 
     def begin(self, lora: LoraProducts | None, decodes: torch.Tensor) -> None:
-        """Begin a step with these adapters; `decodes` as `engine.expert_products.RoutedExperts` takes them."""
+        """Begin a step with these adapters; `decodes` as `engine.backend.RoutedExperts` takes them."""
         self.lora = self._expert_lora = lora
         self._decodes = decodes
 

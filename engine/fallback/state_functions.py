@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from engine.backend import StateKernels
 from engine.fallback.spec import StateKind
 from engine.fallback.state_caches import HeldStates
-from engine.state_kernels import MOST_KEYS, MOST_WIDTH, MULTIPLE, StateKernels
 from kernels.state_rows import StateRows
 
 State = torch.Tensor | HeldStates
 """As a module gets it from its cache, which it passes on without looking at it."""
 
+MULTIPLE, MOST_KEYS, MOST_WIDTH = 16, 256, 8
+"""What kernels of all devices support: the divisor of widths, the widest key or state, and the widest convolution."""
 KIND_BY_FUNCTION: dict[str, StateKind] = {
     "torch_recurrent_gated_delta_rule": "recurrent",
     "mamba2_selective_state_update": "recurrent",

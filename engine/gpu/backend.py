@@ -8,10 +8,9 @@ import torch
 
 from adapters.tensor_names import ROUTER
 from engine.attention import AttentionBatch
-from engine.backend import Backend, Product
+from engine.backend import Backend, ExpertWeights, MixtureProduct, Product, RoutedExperts, StateKernels
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
-from engine.expert_products import ExpertWeights, MixtureProduct, RoutedExperts
 from engine.gpu.adapters import AdapterScope, TritonLora
 from engine.gpu.experts import change_of, laid_out
 from engine.gpu.rounding import InputRounding
@@ -20,7 +19,6 @@ from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, HeadNorms, LoraProducts
 from engine.resolve import FP8_MULTIPLE, INT4_MULTIPLE_BY_DEVICE
-from engine.state_kernels import StateKernels
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.causal_conv.launch import causal_conv
 from kernels.embedding.launch import take_rows

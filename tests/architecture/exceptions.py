@@ -68,7 +68,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/decoder/decoder.py": "tests/parity/test_families.py compares its logits with transformers",
     "engine/decoder/reading.py": "tests/engine/test_spec.py reads what it refuses, and families of every kind",
     "engine/decoder/tensor_kinds.py": "test_stored_fp8.py and test_stored_numbers.py have scales of every shape",
-    "engine/expert_products.py": "tests/parity/test_families.py and test_expert_adapters.py compare them with others",
     "engine/errors.py": "tests of those who raise them read their fields",
     "engine/gpu/choosing.py": "tests/kernels/gpu/test_token_choice.py compares it with the reference",
     "engine/costs.py": "tests/app/cli/test_capacity.py and tests/loadtest/test_gpu.py hold it against known models",

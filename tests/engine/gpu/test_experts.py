@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.backend import Backend
+from engine.backend import Backend, ExpertWeights
 from engine.decoder.experts import ExpertSpec
-from engine.expert_products import ExpertWeights
 from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.experts import laid_out
