@@ -11,8 +11,8 @@ prefix that all chats share must not draw a burst of them to one replica, where 
 If an adapter is not loaded on a replica that is not one of its homes, its load time counts double: loading it there
 displaces other adapters. So cold adapters stay where they are, and hot ones spread to more replicas.
 
-Pure. Thread-safe: Serve may run its router on a thread of its own. Memory is bounded by the number of replicas and of
-open requests.
+Pure. Thread-safe: Serve may run its router on a thread of its own. Memory is bounded by the number of replicas, of
+open requests, and of adapters (`MAX_ADAPTERS`).
 **Source:** rendezvous hashing: Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998.
 """
 
