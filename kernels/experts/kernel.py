@@ -32,6 +32,7 @@ def expert_product_kernel(
     LIMIT: tl.constexpr,
     GROUP: tl.constexpr,
     IS_MXFP4: tl.constexpr,
+    SUMS_APART: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -43,9 +44,9 @@ def expert_product_kernel(
     `slots`, `tiles` and `num_tiles` are made by `route_kernel`. Pair p reads row p // sharers of `x` [any,
     depth]. `weight` is [experts * width, depth]. With an ACTIVATION it is [experts * 2 * width, depth], and the result
     is a(gate) * up, as `kernels.gated_activation` defines it. Weights are int4 in groups of GROUP inputs if GROUP is
-    not 0; MXFP4 if IS_MXFP4; FP8 with maximum LIMIT and per-row `units` if LIMIT is above 0; else of the type of `x`.
-    If HAS_BIAS, `biases` has one element per row of `weight`. Programs are ordered by tile within NEIGHBOURS tiles,
-    then by columns, so that concurrent ones share weights and rows in the cache.
+    not 0; MXFP4 if IS_MXFP4, added as SUMS_APART tells `add_mxfp4`; FP8 with maximum LIMIT and per-row `units` if LIMIT
+    is above 0; else of the type of `x`. If HAS_BIAS, `biases` has one element per row of `weight`. Programs are ordered
+    by tile within NEIGHBOURS tiles, then by columns, so that concurrent ones share weights and rows in the cache.
     """
     take_turn(OVERLAPS)
     IS_GATED: tl.constexpr = ACTIVATION != ""
@@ -80,7 +81,7 @@ def expert_product_kernel(
         if GROUP:
             product = add_int4(product, x, row, weight, units, there, num_lines, depth, at, GROUP)
         elif IS_MXFP4:
-            product = add_mxfp4(product, x, row, weight, units, there, depth, at)
+            product = add_mxfp4(product, x, row, weight, units, there, depth, at, SUMS_APART)
         else:
             w_tile = tile_of(weight, line, is_line, depth, at, depth, BLOCK_K)
             if LIMIT > 0:

@@ -153,6 +153,7 @@ def expert_product(
         LIMIT=_limit_of(weight),
         GROUP=group,
         IS_MXFP4=isinstance(weight, Mxfp4Matrix),
+        SUMS_APART=isinstance(weight, Mxfp4Matrix) and current() == "sm_90" and x.element_size() == 2,
         NEIGHBOURS=cut.neighbours,
         BLOCK_M=cut.block_m,
         BLOCK_N=block_n,

@@ -49,10 +49,11 @@ def _bytes_of(words):
 
 
 @triton.jit
-def add_mxfp4(product, x, row, held, units, line, depth, at):
+def add_mxfp4(product, x, row, held, units, line, depth, at, SUMS_APART: tl.constexpr):
     """Add the product of 128 inputs from `at` on to `product` [lines, rows]; all lines and rows exist.
 
-    The last block may have fewer inputs. `held` is in 32-bit words; 32 divides `depth`.
+    The last block may have fewer inputs. `held` is in 32-bit words; 32 divides `depth`. If SUMS_APART, these inputs are
+    summed first: on a Hopper GPU, their products then follow one another, where each would wait for the one before.
     """
     groups, first = depth // 32, at // 32
     word, place = tl.arange(0, 16), tl.arange(0, 32)
@@ -62,9 +63,10 @@ def add_mxfp4(product, x, row, held, units, line, depth, at):
     few = _bytes_of(tl.load(units + start * tl.cdiv(groups, 4) + first // 4))
     unit = tl.broadcast_to(few[:, :, None], [line.shape[0], 4, 4]).reshape([line.shape[0], 16])
     inputs = row.to(tl.int64)[:, None] * depth
+    part = tl.zeros(product.shape, tl.float32) if SUMS_APART else product
     for PAIR in tl.static_range(4):
         even, odd = weights_of(pair_of(words, PAIR), unit, x.dtype.element_ty)
         k = at + place // 8 * 32 + 8 * PAIR + place % 8
         x_tile = tl.load(x + inputs + k[None, :], mask=(k < depth)[None, :], other=0.0)
-        product = tl.dot(tl.interleave(even, odd), tl.trans(x_tile), product, input_precision="ieee")
-    return product
+        part = tl.dot(tl.interleave(even, odd), tl.trans(x_tile), part, input_precision="ieee")
+    return product + part if SUMS_APART else part
