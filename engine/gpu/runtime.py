@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch.cuda.memory import _cuda_endAllocateToPool  # type: ignore[attr-defined]
@@ -132,17 +133,15 @@ class CudaRuntime:
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
         """Return the device time of what `run` enqueues: the shortest of several replays, the least disturbed one."""
         replay, _ = self.record(run)
-        times: list[float] = []
-        for _ in range(NUM_TIMED):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            # The device is still busy with the first while the host launches the second, whose launch is not timed.
+        # Each is launched while the device is busy with the one before, so that no launch is timed.
+        replay()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(NUM_TIMED + 1)]
+        events[0].record()
+        for event in events[1:]:
             replay()
-            start.record()
-            replay()
-            end.record()
-            end.synchronize()
-            times.append(float(start.elapsed_time(end)) / 1000)
-        return min(times)
+            event.record()
+        events[-1].synchronize()
+        return min(float(start.elapsed_time(end)) for start, end in pairwise(events)) / 1000
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """Return the peak device memory that this process held while `run` ran."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from engine.gpu.runtime import CudaRuntime
+from engine.gpu.runtime import NUM_TIMED, CudaRuntime
 
 
 def test_a_recording_with_branches_does_everything_in_its_place() -> None:
@@ -29,6 +31,27 @@ def test_a_recording_with_branches_does_everything_in_its_place() -> None:
         x.fill_(value)
         replay()
         torch.testing.assert_close(out, run())
+
+
+def test_a_time_is_that_of_one_of_several_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays: list[torch.Tensor] = []
+    record = CudaRuntime.record
+
+    def counted(self: CudaRuntime, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        replay, out = record(self, run)
+
+        def replay_counted() -> None:
+            replay()
+            replays.append(out)
+
+        return replay_counted, out
+
+    monkeypatch.setattr(CudaRuntime, "record", counted)
+    x = torch.ones(4, device="cuda")
+    assert 0 < CudaRuntime(torch.device("cuda")).seconds(lambda: x + 1) < 1
+    # The first only keeps the device busy.
+    assert len(replays) == NUM_TIMED + 1
+    assert replays[-1].tolist() == [2] * 4
 
 
 def test_what_waits_is_told_and_leaves_all_else_recordable() -> None:
