@@ -43,13 +43,16 @@ class LogitEdits:
         bad_words = [word for word in params.bad_words if max(word) < vocab_size]
         single = [word[0] for word in bad_words if len(word) == 1]
         longer = tuple(word for word in bad_words if len(word) > 1)
-        is_allowed = np.full(vocab_size, not params.allowed_token_ids)
-        is_allowed[[token_id for token_id in params.allowed_token_ids if token_id < vocab_size]] = True
-        is_allowed[single] = False
+        allowed = None
+        if params.allowed_token_ids or single:
+            is_allowed = np.full(vocab_size, not params.allowed_token_ids)
+            is_allowed[[token_id for token_id in params.allowed_token_ids if token_id < vocab_size]] = True
+            is_allowed[single] = False
+            allowed = packed(is_allowed)
         return cls(
             biased_ids=np.array([*bias_by_id], dtype=np.int64),
             biases=np.array([*bias_by_id.values()], dtype=np.float64),
-            allowed=packed(is_allowed) if params.allowed_token_ids or single else None,
+            allowed=allowed,
             bad_words=longer,
             recent=deque(output_ids, maxlen=max((len(word) - 1 for word in longer), default=0)),
         )
