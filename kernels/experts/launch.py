@@ -134,7 +134,7 @@ def expert_product(
     pairs, experts, parts = routing.experts.numel(), len(routing.slots), 1 if activation is None else 2
     (lines, depth), block_n = weight.shape, cut.block_n // parts
     width = lines // (experts * parts)
-    group = weight.group if isinstance(weight, Int4Matrix) else 0
+    group, is_mxfp4 = weight.group if isinstance(weight, Int4Matrix) else 0, isinstance(weight, Mxfp4Matrix)
     out = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     expert_product_kernel[(len(routing.tiles) * triton.cdiv(width, block_n),)](
         x,
@@ -152,8 +152,8 @@ def expert_product(
         ACTIVATION=activation or "",
         LIMIT=_limit_of(weight),
         GROUP=group,
-        IS_MXFP4=isinstance(weight, Mxfp4Matrix),
-        SUMS_APART=isinstance(weight, Mxfp4Matrix) and current() == "sm_90" and x.element_size() == 2,
+        IS_MXFP4=is_mxfp4,
+        SUMS_APART=is_mxfp4 and current() == "sm_90" and x.element_size() == 2,
         NEIGHBOURS=cut.neighbours,
         BLOCK_M=cut.block_m,
         BLOCK_N=block_n,
