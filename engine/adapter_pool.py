@@ -28,7 +28,7 @@ from engine.config import ResolvedConfig
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from engine.gpu.tabled_adapter import TabledAdapter
+    from engine.gpu.tabled_adapter import PinnedAdapter, TabledAdapter
 
 _logger = logging.getLogger(__name__)
 
@@ -232,9 +232,9 @@ class AdapterPool:
                 f"it takes {weights.num_bytes} bytes, more than the {self._max_bytes} that the device has for adapters"
             )
             raise AdapterError(ref.name, reason)
-        weights = _tabled(weights).pinned() if self._is_copied else weights
+        kept = cast("TabledAdapter", weights).pinned() if self._is_copied else weights
         self._declared(digest)
-        return weights
+        return kept
 
     def _declared(self, digest: AdapterDigest) -> AdapterRef:
         """Return the reference of an adapter, or raise AdapterGoneError if it has been released."""
@@ -306,6 +306,6 @@ class AdapterPool:
         self._on_change()
 
 
-def _tabled(weights: AdapterWeights) -> TabledAdapter:
+def _tabled(weights: AdapterWeights) -> TabledAdapter | PinnedAdapter:
     """Return weights that a GPU uses by their own type: the loader has laid them out for it."""
-    return cast("TabledAdapter", weights)
+    return cast("TabledAdapter | PinnedAdapter", weights)

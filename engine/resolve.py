@@ -27,7 +27,7 @@ CPU_CACHE_SHARE, MOST_CPU_CACHE_SHARE = 0.2, 0.5
 MAX_UNASKED_BLOCKS = 1 << 18
 """Blocks that a GPU's cache has at most, unless more are asked for or in use: each costs the host memory, too."""
 HOST_ADAPTER_SHARE, MAX_HOST_ADAPTER_BYTES = 0.25, 32 << 30
-"""Share of the free memory beside `kv_host_bytes`, and its cap. With a GPU, torch page-locks powers of two."""
+"""Share of the free memory beside `kv_host_bytes`, and its cap."""
 GPU_ADAPTER_SHARE = 1 / 32
 """Share of the engine's memory: 4 of 140 GiB; an adapter of rank 16 for 8 billion parameters takes 80 MiB."""
 LENT_PAGE_BYTES, LENT_ALIGNMENT = 2 << 20, 16

@@ -34,6 +34,8 @@ EXPERTS_ENTRY = len(WHOLE_ENTRIES)
 """A whole-model entry whose first number is how many entries precede those of experts, 0 without experts."""
 MAX_OPEN_PAGES = 64
 """How many of the newest pages may still receive a part: an adapter of experts has thousands of pages and parts."""
+NUM_PIECES = 16
+"""Of page-locked memory for an adapter, at most: torch rounds each up to a power of two."""
 NOWHERE = -1
 """Offset of a matrix that the adapter does not have."""
 
@@ -60,6 +62,16 @@ class _Layout:
     changes_whole_model: bool
     is_finite: bool
     head: torch.Tensor | None
+
+    @property
+    def head_bytes(self) -> int:
+        """Memory in bytes that the head takes on the host."""
+        return 0 if self.head is None else self.head.nbytes
+
+    @property
+    def num_pages(self) -> int:
+        """How many pages the buffer takes, 0 if it cannot be stored in pages."""
+        return -(-self.num_bytes // self.page_bytes) if self.page_bytes else 0
 
     def extras(self, pages: Sequence[torch.Tensor]) -> Extras:
         """Return views of the final norm's columns, which torch operators apply to hidden states that are returned.
@@ -104,7 +116,6 @@ class TabledAdapter(AdapterWeights):
         self.table = table if device is None else table.to(device, non_blocking=True)
         self._layout = layout
         self._pages = pages
-        self._is_pinned = False
 
     @classmethod
     def of(
@@ -160,44 +171,90 @@ class TabledAdapter(AdapterWeights):
         return cls([flat], layout)
 
     @property
-    def host_bytes(self) -> int:
-        """As in the base class; torch page-locks the next power of two."""
-        return 1 << (self.num_bytes - 1).bit_length() if self._is_pinned else self.num_bytes
+    def num_bytes(self) -> int:
+        """Device memory in bytes, without the head; other `extras` are views of it."""
+        return self._layout.num_bytes
 
     @property
-    def num_bytes(self) -> int:
-        """Memory in bytes; `extras` are views of it, except the head, which counts although no device holds it."""
-        head = self._layout.head
-        return self._layout.num_bytes + (0 if head is None else head.nbytes)
+    def host_bytes(self) -> int:
+        """As in the base class, with the head."""
+        return self._layout.num_bytes + self._layout.head_bytes
 
     @property
     def num_pages(self) -> int:
-        """How many pages it takes, 0 if it cannot be stored in pages."""
-        return -(-self._layout.num_bytes // self._layout.page_bytes) if self._layout.page_bytes else 0
+        """As in `_Layout`."""
+        return self._layout.num_pages
 
     def is_finite(self) -> bool:
         """Whether it holds neither NaN nor infinity; not computed from `flat`, which is not all of one dtype."""
         return self._layout.is_finite
 
     def to(self, device: torch.device, pages: Sequence[torch.Tensor] = ()) -> TabledAdapter:
-        """Copy to a device in one transfer, or into `num_pages` pages there, on the current stream."""
-        if not pages:
-            return TabledAdapter([self.flat.to(device, non_blocking=True)], self._layout, device)
-        typed = [page.view(self.flat.dtype) for page in pages]
-        for page, part in zip(typed, self.flat.split(typed[0].numel()), strict=True):
-            page[: part.numel()].copy_(part, non_blocking=True)
-        return TabledAdapter(typed, self._layout, device)
+        """Copy to a device, or into `num_pages` pages there, on the current stream."""
+        return _copied([self.flat], self._layout, device, pages)
 
-    def pinned(self) -> TabledAdapter:
-        """Copy to page-locked host memory, from which a transfer to a GPU is asynchronous."""
-        copied = TabledAdapter([self.flat.pin_memory()], self._layout)
-        copied._is_pinned = True
-        return copied
+    def pinned(self) -> PinnedAdapter:
+        """Copy to page-locked host memory."""
+        return PinnedAdapter(self.flat, self._layout)
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
         """Delay reuse of the first page and the table until the work queued on `stream` when they are freed is done."""
         self.flat.record_stream(stream)
         self.table.record_stream(stream)
+
+
+class PinnedAdapter(AdapterWeights):
+    """An adapter in page-locked host memory, from which a transfer to a GPU is asynchronous.
+
+    In pieces of one power of two: torch rounds up to such, and keeps what is freed for others of the same size.
+    """
+
+    def __init__(self, flat: torch.Tensor, layout: _Layout) -> None:
+        super().__init__({}, flat.dtype)
+        self._layout = layout
+        piece_bytes = _power_of_two(-(-flat.nbytes // NUM_PIECES))
+        self._pieces = [piece.pin_memory() for piece in flat.split(max(1, piece_bytes // flat.itemsize))]
+
+    @property
+    def num_bytes(self) -> int:
+        """As in `TabledAdapter`."""
+        return self._layout.num_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """As in `TabledAdapter`, by what torch page-locks."""
+        return sum(_power_of_two(piece.nbytes) for piece in self._pieces) + self._layout.head_bytes
+
+    @property
+    def num_pages(self) -> int:
+        """As in `TabledAdapter`."""
+        return self._layout.num_pages
+
+    def to(self, device: torch.device, pages: Sequence[torch.Tensor] = ()) -> TabledAdapter:
+        """As in `TabledAdapter`."""
+        return _copied(self._pieces, self._layout, device, pages)
+
+
+def _copied(
+    parts: Sequence[torch.Tensor], layout: _Layout, device: torch.device, pages: Sequence[torch.Tensor]
+) -> TabledAdapter:
+    """Copy the consecutive parts of a buffer to a device, into pages if there are any."""
+    size, dtype = sum(len(part) for part in parts), parts[0].dtype
+    typed = [page.view(dtype) for page in pages] or [torch.empty(size, dtype=dtype, device=device)]
+    rooms = iter(typed)
+    room = next(rooms)
+    for part in parts:
+        while len(part):
+            room = room if len(room) else next(rooms)
+            count = min(len(part), len(room))
+            room[:count].copy_(part[:count], non_blocking=True)
+            part, room = part[count:], room[count:]
+    return TabledAdapter(typed, layout, device)
+
+
+def _power_of_two(count: int) -> int:
+    """Return the smallest power of two that is not less."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 def _starts(sizes: Sequence[int], step: int, page: int) -> tuple[list[int], int]:

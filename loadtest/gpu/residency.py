@@ -45,7 +45,7 @@ class Crowd:
 
     layers: int = 8
     registered: int = 1000
-    preloaded: int = 250
+    preloaded: int = 400
     host_bytes: int = 8 << 30
     slots: int = 32
     zipf: float = 1.0

@@ -8,7 +8,7 @@ import torch
 from adapters.tensor_names import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras
 from engine.adapter_tables import ENTRIES
-from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
+from engine.gpu.tabled_adapter import EXPERTS_ENTRY, NUM_PIECES, TabledAdapter
 from tests.adapters.handmade import packed
 from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, LAYERS, VOCAB, make_sources, raw, tabled
 
@@ -27,16 +27,43 @@ def test_all_of_an_adapter_is_counted(sources: dict[str, AdapterWeights]) -> Non
         assert 0 <= between <= 16 * 20
 
 
-def test_what_is_page_locked_is_counted_as_torch_does_it(
+def test_what_is_page_locked_is_counted_as_torch_does_it_and_little_more_than_the_adapter(
     sources: dict[str, AdapterWeights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a limit in host memory, up to twice as much was taken."""
+    """In one piece, up to twice as much was taken."""
+    locked: list[int] = []
+
+    def lock(tensor: torch.Tensor) -> torch.Tensor:
+        locked.append(1 << (tensor.nbytes - 1).bit_length())
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lock)
+    for source in sources.values():
+        locked.clear()
+        adapter = TabledAdapter.of(source, LAYERS)
+        pinned = adapter.pinned()
+        assert pinned.num_bytes == adapter.num_bytes == adapter.host_bytes <= sum(locked)
+        assert pinned.host_bytes == sum(locked) <= 1.125 * adapter.num_bytes
+        assert len(locked) <= NUM_PIECES
+        assert len(set(locked[:-1])) == 1
+
+
+@pytest.mark.parametrize("page_bytes", [0, 1 << 12, 1 << 14])
+def test_pieces_of_page_locked_memory_end_where_pages_do_not(
+    sources: dict[str, AdapterWeights], monkeypatch: pytest.MonkeyPatch, page_bytes: int
+) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     for source in sources.values():
-        adapter = TabledAdapter.of(source, LAYERS)
-        host_bytes = adapter.pinned().host_bytes
-        assert host_bytes.bit_count() == 1
-        assert adapter.host_bytes == adapter.num_bytes <= host_bytes < 2 * adapter.num_bytes
+        adapter = TabledAdapter.of(source, LAYERS, page_bytes=page_bytes)
+        pages, others = (
+            [torch.zeros(page_bytes, dtype=torch.uint8) for _ in range(adapter.num_pages)] for _ in range(2)
+        )
+        there = adapter.pinned().to(torch.device("cpu"), pages)
+        known = adapter.to(torch.device("cpu"), others)
+        assert torch.equal(there.flat, known.flat)
+        assert all(torch.equal(page, other) for page, other in zip(pages, others, strict=True))
+        assert there.extras.columns.keys() == known.extras.columns.keys()
+        assert there.changes_whole_model == source.changes_whole_model
 
 
 def test_no_part_lies_in_two_pages_and_one_that_is_longer_keeps_the_adapter_out_of_them(
@@ -81,7 +108,8 @@ def test_a_classifier_stays_on_the_host(sources: dict[str, AdapterWeights]) -> N
         scored = packed({}, torch.float32, Extras(columns=columns, head=head))
         laid_out = TabledAdapter.of(scored, LAYERS)
         without = TabledAdapter.of(packed({}, torch.float32, Extras(columns=columns)), LAYERS)
-        assert laid_out.num_bytes == without.num_bytes + head.nbytes
+        assert laid_out.num_bytes == without.num_bytes
+        assert laid_out.host_bytes == without.host_bytes + head.nbytes
         assert torch.equal(laid_out.flat, without.flat)
         assert tabled({"scored": scored})["scored"].extras.head is head
         assert not TabledAdapter.of(packed({}, torch.float32, Extras(head=head * torch.inf)), LAYERS).is_finite()
