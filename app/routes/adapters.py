@@ -90,6 +90,7 @@ class AdapterVersionInfo(WireResponse):
     invocation_token_ids: IfAny[list[int]] = Field(
         default=None, description="The adapter applies from the last occurrence of these in a prompt on (aLoRA)."
     )
+    num_labels: IfAny[int] = Field(default=None, description="Labels of its classifier, for `/classify`.")
     percent: int = Field(description="Share of the name's traffic, in percent.")
     state: VersionState = Field(
         description="`serving` has a share of the traffic, `standby` has none, `trial` has never had one; `misfit` was "
@@ -187,6 +188,7 @@ def _info(status: AdapterStatus) -> AdapterInfo:
                 digest=version.ref.digest,
                 created=version.created_s,
                 invocation_token_ids=list(version.ref.invocation_ids) or None,
+                num_labels=version.ref.num_labels or None,
                 percent=shares.get(version.number, 0),
                 state=_state(status, version, has_traffic=version.number in shares),
                 reason=_reason(status, version),

@@ -133,18 +133,19 @@ def test_an_activated_adapter_continues_what_the_base_model_has_computed(server:
 
 
 def test_an_adapter_s_classifier_scores_the_last_token_s_state(server: Server, folder: Path) -> None:
-    mood, text = shutil.copytree(LIBRARY / "markdown", folder / "allowed" / "mood"), "I like os.getcwd"
-    settings = json.loads((mood / "adapter_config.json").read_text())
+    saved, text = shutil.copytree(LIBRARY / "markdown", folder / "allowed" / "mood"), "I like os.getcwd"
+    settings = json.loads((saved / "adapter_config.json").read_text())
     settings |= {"task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
-    (mood / "adapter_config.json").write_text(json.dumps(settings))
+    (saved / "adapter_config.json").write_text(json.dumps(settings))
     load(server, "plain", "markdown")
     vector = torch.tensor(
         post(server, "/v1/embeddings", model="plain", input=text, normalize=False)["data"][0]["embedding"]
     )
     head = torch.randn(3, len(vector))
-    tensors = load_file(mood / "adapter_model.safetensors") | {"base_model.model.score.weight": head}
-    save_file(tensors, mood / "adapter_model.safetensors")
-    load(server, "mood", "mood", canary={"prompt": "What does os.getcwd do?"})
+    tensors = load_file(saved / "adapter_model.safetensors") | {"base_model.model.score.weight": head}
+    save_file(tensors, saved / "adapter_model.safetensors")
+    mood = load(server, "mood", "mood", canary={"prompt": "What does os.getcwd do?"})
+    assert mood["versions"][0]["num_labels"] == 3
     (found,) = post(server, "/classify", model="mood", input=text)["data"]
     probs = (head @ vector).softmax(dim=0)
     assert found["probs"] == pytest.approx(probs.tolist(), rel=0.05, abs=1e-3)
