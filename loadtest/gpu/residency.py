@@ -1,9 +1,9 @@
 """Benchmark of more adapters than fit on a GPU: the comparisons of `loadtest.adapter_residency`, on random weights.
 
 The layers have a model's sizes, but are fewer. An adapter of rank 16 on all linear modules takes 20 MiB with 8 of
-Llama-3.1-8B's 32 layers, 80 with all (32 and 128 in page-locked memory). Host memory for adapters is scaled alike: by
-default a large host has 32 GiB of it, so here 8, for 256 of 1,000 adapters. The most popular are loaded beforehand, the
-others on demand. Not scaled: the vocabulary, and the host's work in each step.
+Llama-3.1-8B's 32 layers, 80 with all. Host memory for adapters is scaled alike: by default a large host has 32 GiB of
+it, so here 8, for 409 of 1,000 adapters. The most popular are loaded beforehand, the others on demand. Not scaled: the
+vocabulary, and the host's work in each step.
 
 All adapters have the content of one folder, under a digest each, and no memory in common (`SHARED`).
 """
