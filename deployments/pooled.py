@@ -12,7 +12,7 @@ from engine.request import Pooling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(ClientRequest):
-    """A request for vectors.
+    """A request for vectors: embeddings, or scores of an adapter's classifier.
 
     Attributes:
         pooling: None for the model's default.

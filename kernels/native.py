@@ -1,7 +1,7 @@
 """Loads the CPU kernels written in C++, which `kernels.compiling` compiles into a cache folder.
 
-They are plain functions over addresses and sizes, called through ctypes: without torch's headers they compile in a few
-seconds. If there is no compiler, or it fails, `load` returns None and torch's operators do the work.
+They are plain functions over addresses and sizes, called through ctypes: without torch's headers they compile in 15 to
+20 s. If there is no compiler, or it fails, `load` returns None and torch's operators do the work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Embeddings of one request in the gateway: tokenize the inputs, pool each on a replica, truncate and normalize.
+"""Vectors of one request in the gateway, embeddings or scores of an adapter's classifier.
 
-Each input is a call of its own, so that a request is spread over replicas and batched with other work.
+Tokenize the inputs, pool each on a replica, truncate and normalize. Each input is a call of its own, so that a request
+is spread over replicas and batched with other work.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_CONCURRENT_INPUTS = 64
 
 
 class Embedding:
-    """One request for embeddings.
+    """One request for embeddings, or for scores of an adapter's classifier.
 
     Args:
         judge: the safety classifier; called only if embeddings are screened.

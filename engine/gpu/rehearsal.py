@@ -3,7 +3,8 @@
     tokens    1, 2, 4, ...       one for each row up to `max_num_seqs`, the rest chunks of prompts
               max_batched_tokens chunks only
 
-Launches are specialized by powers of two of a step's sizes, and by nothing else that changes from step to step.
+Launches are specialized by powers of two of a step's sizes and, of a prompt's log-probabilities, by how the first line
+is aligned; by nothing else that changes from step to step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from kernels.embedding.launch import put_drawn
 LOGIT_COPIES = 10
 """Buffers the size of a full batch's logits that are allocated to measure what sampling may need.
 
-Penalties take the memory of 7.5 and their tables 1.25, log-probabilities 7, each beside a copy.
+Beside the logits and a copy for log-probabilities, draws by torch's operators take up to 5.5
+(`engine.sampling.sampler.ROWS_AT_ONCE`), and penalties' tables 1.25.
 """
 
 

@@ -206,7 +206,8 @@ class TabledAdapter(AdapterWeights):
 class PinnedAdapter(AdapterWeights):
     """An adapter in page-locked host memory, from which a transfer to a GPU is asynchronous.
 
-    In pieces of one power of two: torch rounds up to such, and keeps what is freed for others of the same size.
+    In pieces of one power of two, and the rest: torch rounds up to such, and keeps what is freed for others of the same
+    size.
     """
 
     def __init__(self, flat: torch.Tensor, layout: _Layout) -> None:

@@ -1,4 +1,4 @@
-"""Edits of logits before a draw: masks of grammars, and penalties for tokens seen before.
+"""Edits of logits before a draw: masks of allowed tokens, and penalties for tokens seen before.
 
 Every function treats rows independently, with parameters for each row, so a row's result does not depend on the other
 rows. Logits are float32. NaN stays NaN, so that the check for finite numbers sees it.
