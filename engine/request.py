@@ -170,7 +170,8 @@ class SamplingParams:
     @property
     def is_followed(self) -> bool:
         """Whether the host must know each token before the next is sampled, as masks or penalties depend on it."""
-        return self.grammar is not None or bool(self.bad_words) or self.dry is not None or self.lz is not None
+        has_longer = any(len(word) > 1 for word in self.bad_words)
+        return self.grammar is not None or has_longer or self.dry is not None or self.lz is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

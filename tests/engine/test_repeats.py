@@ -109,9 +109,9 @@ def test_an_endless_repeat_takes_a_finite_penalty() -> None:
 def test_the_next_step_waits_for_the_tokens_that_they_look_at() -> None:
     assert make_params(dry=DryPenalty(multiplier=1.0)).is_followed
     assert make_params(lz=LzPenalty(strength=1.0)).is_followed
-    assert make_params(bad_words=((1,),)).is_followed
+    assert make_params(bad_words=((1, 2),)).is_followed
     assert make_params(grammar="%json {}").is_followed
-    assert not make_params(repetition_penalty=2.0).is_followed
+    assert not make_params(repetition_penalty=2.0, bad_words=((1,),)).is_followed
 
 
 def test_a_request_without_them_keeps_nothing() -> None:
