@@ -42,7 +42,7 @@ def test_logits_and_embeddings_are_those_of_the_reference(
     logits = torch.full((rows + 1, out), 7.0)
     pool.call("packed_logits_int8", dtype, rows, (x, *panels, None, logits), (depth, out, group))
     assert logits[rows].eq(7).all()
-    assert_near(logits[:rows], packed_logits_int8(x, levels, scales))
+    assert_near(logits[:rows], packed_logits_int8(x, levels, scales), at_least=36 * depth**0.5)
     ids = torch.randint(out, (rows,), generator=generator)
     embedded = torch.full((rows + 1, depth), 7.0, dtype=dtype)
     pool.call("embed_int8", dtype, rows, (*panels, ids, embedded), (depth, group))

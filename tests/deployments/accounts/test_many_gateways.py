@@ -178,6 +178,9 @@ class World:
         while self._open:
             self.end(0, 1, 1)
         for place, meter in enumerate(self.gateways):
+            # Of a client that has left, it may not be known yet whether it was admitted.
+            while any(meter._asked.values()):
+                await asyncio.sleep(0)
             await self.settle(place)
             await meter.adopt_orphans()
             assert not +meter._running
