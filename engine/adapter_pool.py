@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from adapters.device_slots import DeviceSlots
-from adapters.errors import AdapterError, AdapterGoneError
+from adapters.errors import AdapterError, AdapterGoneError, AdapterUnavailableError
 from adapters.host_cache import HostCache
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.loading import AdapterLoader
@@ -70,7 +70,8 @@ class AdapterPool:
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.RLock()
-        self._ref_by_digest: dict[AdapterDigest, AdapterRef] = {}
+        # Names may have the same content in folders of their own; the one to read first comes first.
+        self._refs_by_digest: dict[AdapterDigest, tuple[AdapterRef, ...]] = {}
         self._weights_by_digest: dict[AdapterDigest, AdapterWeights] = {}
         self._max_bytes = config.max_device_adapter_bytes
         self._slots = DeviceSlots(config.max_device_adapters, self._max_bytes)
@@ -92,15 +93,15 @@ class AdapterPool:
     def declare(self, ref: AdapterRef) -> None:
         """Declare an adapter without loading it. Two names for the same content share everything."""
         with self._lock:
-            self._ref_by_digest[ref.digest] = ref
+            self._put_first(ref)
         self._host.forget_failure(ref.digest)
 
     def learn(self, ref: AdapterRef) -> None:
-        """Declare an adapter unless it is known under the same path; if its files have moved, use the new path."""
+        """Declare an adapter unless it is known under the same path; if its files have moved, use the new path, too."""
         with self._lock:
-            known = self._ref_by_digest.get(ref.digest)
+            known = self._refs_by_digest.get(ref.digest, ())
         # With the same files a remembered failure must stand: they would fail again.
-        if known is None or known.path != ref.path:
+        if all(other.path != ref.path for other in known):
             self.declare(ref)
 
     def forget_failure(self, digest: AdapterDigest) -> None:
@@ -110,7 +111,7 @@ class AdapterPool:
     def release(self, digest: AdapterDigest) -> int | None:
         """Forget an adapter; return the bytes freed, or None if it is still pinned or being copied to the device."""
         with self._lock:
-            self._ref_by_digest.pop(digest, None)
+            self._refs_by_digest.pop(digest, None)
             if not self._slots.try_free(digest):
                 return None
             on_device = self._weights_by_digest.pop(digest, None)
@@ -127,7 +128,7 @@ class AdapterPool:
     def prepare(self, digest: AdapterDigest) -> None:
         """Start loading the adapter into host memory, unless others that are tried to be pinned wait for room there."""
         with self._lock:
-            if digest in self._ref_by_digest and digest not in self._slots:
+            if digest in self._refs_by_digest and digest not in self._slots:
                 self._host.request(digest, is_ahead=True)
 
     def try_pin(self, digest: AdapterDigest) -> bool:
@@ -187,7 +188,7 @@ class AdapterPool:
     def error(self, digest: AdapterDigest) -> str | None:
         """Return why the adapter cannot become resident, or None; a failure is forgotten after some seconds."""
         with self._lock:
-            if digest not in self._ref_by_digest:
+            if digest not in self._refs_by_digest:
                 return "The adapter is not declared on this replica."
         return self._host.error(digest)
 
@@ -225,8 +226,7 @@ class AdapterPool:
 
     def _load(self, digest: AdapterDigest) -> AdapterWeights:
         """Load an adapter; called on a loader thread."""
-        ref = self._declared(digest)
-        weights = self._loader.load(self._locate(ref))
+        ref, weights = self._read(self._declared(digest))
         if weights.num_bytes > self._max_bytes:
             reason = (
                 f"it takes {weights.num_bytes} bytes, more than the {self._max_bytes} that the device has for adapters"
@@ -236,19 +236,41 @@ class AdapterPool:
         self._declared(digest)
         return kept
 
-    def _declared(self, digest: AdapterDigest) -> AdapterRef:
-        """Return the reference of an adapter, or raise AdapterGoneError if it has been released."""
+    def _read(self, refs: Sequence[AdapterRef]) -> tuple[AdapterRef, AdapterWeights]:
+        """Read a content from the first folder that still has it: what one name has lost, another may have."""
+        failure: AdapterError | None = None
+        for ref in refs:
+            try:
+                weights = self._loader.load(self._locate(ref))
+            except AdapterError as error:
+                if failure is None or isinstance(error, AdapterUnavailableError):
+                    failure = error
+                continue
+            with self._lock:
+                if failure is not None and ref.digest in self._refs_by_digest:
+                    self._put_first(ref)
+            return ref, weights
+        assert failure is not None
+        raise failure
+
+    def _put_first(self, ref: AdapterRef) -> None:
+        """Let a content be read from this reference's folder before the others; the caller holds the lock."""
+        others = (other for other in self._refs_by_digest.get(ref.digest, ()) if other.path != ref.path)
+        self._refs_by_digest[ref.digest] = (ref, *others)
+
+    def _declared(self, digest: AdapterDigest) -> tuple[AdapterRef, ...]:
+        """Return the references to an adapter, or raise AdapterGoneError if it has been released."""
         with self._lock:
-            ref = self._ref_by_digest.get(digest)
-        if ref is None:
+            refs = self._refs_by_digest.get(digest)
+        if refs is None:
             raise AdapterGoneError(digest[:12], "it was unloaded before it was read")
-        return ref
+        return refs
 
     def _try_place(self, digest: AdapterDigest) -> bool:
         """Give a slot to an adapter that has none, evicting others if necessary; the caller holds the lock."""
         host = self._host.peek(digest)
         if host is None:
-            if digest in self._ref_by_digest:
+            if digest in self._refs_by_digest:
                 self._host.request(digest)
             return False
         evicted = self._slots.try_take(digest, host.num_bytes, self._clock(), host.num_pages)

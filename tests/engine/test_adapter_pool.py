@@ -369,7 +369,7 @@ def test_one_released_while_it_is_read_and_declared_at_once_is_read_again(
             pool.release(given.digest)
         return given
 
-    def declared(digest: AdapterDigest) -> AdapterRef:
+    def declared(digest: AdapterDigest) -> tuple[AdapterRef, ...]:
         try:
             return look(digest)
         except AdapterError:
@@ -406,6 +406,30 @@ def test_one_whose_files_have_moved_is_read_where_they_are_now(bench: Bench) -> 
     pool.learn(replace(ref, path=write(bench.folder / "moved", tensors=make_tensors(seed=0))))
     assert pool.error(ref.digest) is None
     bench.pin(pool, ref.digest)
+
+
+def test_one_that_another_name_has_lost_is_read_from_its_own_files(bench: Bench) -> None:
+    """Both names' requests wait for one load, and its failure ended those of either."""
+    one, other = bench.refs(2)
+    lost = replace(one, name="lost", path=other.path)
+    pool = bench.pool([other], slots=1, host=1)
+    for refs in (one, lost), (lost, one):
+        for ref in refs:
+            pool.learn(ref)
+        bench.pin(pool, one.digest)
+        pool.unpin(one.digest)
+        bench.pin(pool, other.digest)
+        pool.unpin(other.digest)
+    assert pool.loads.num_failed == 0
+    pool.release(one.digest)
+    pool.learn(lost)
+    pool.prepare(lost.digest)
+    bench.wait_until(lambda: pool.error(lost.digest))
+    # Nothing is tried again but what is new.
+    pool.learn(lost)
+    assert "have been overwritten" in (pool.error(lost.digest) or "")
+    pool.learn(one)
+    bench.pin(pool, one.digest)
 
 
 def test_what_is_unloaded_while_it_is_read_does_not_stay(bench: Bench) -> None:
