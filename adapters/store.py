@@ -20,32 +20,10 @@ from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.private_file import make_private, make_private_folder
 from adapters.registry import Signature, check_name
+from adapters.store_schema import SCHEMA
 
 MAX_CHANGES = 10_000
 """How many changes are kept: after so many, they are forgotten, and whoever is behind gets the whole catalogue."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS version (
-    name TEXT NOT NULL, number INTEGER NOT NULL, base TEXT NOT NULL, digest TEXT NOT NULL, path TEXT NOT NULL,
-    created_s INTEGER NOT NULL, PRIMARY KEY (name, number)
-);
-CREATE TABLE IF NOT EXISTS split (
-    name TEXT NOT NULL, number INTEGER NOT NULL, percent INTEGER NOT NULL, PRIMARY KEY (name, number)
-);
-CREATE TABLE IF NOT EXISTS trial (name TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (name, number));
-CREATE TABLE IF NOT EXISTS invocation (
-    name TEXT NOT NULL, number INTEGER NOT NULL, token_ids TEXT NOT NULL, PRIMARY KEY (name, number)
-);
-CREATE TABLE IF NOT EXISTS head (
-    name TEXT NOT NULL, number INTEGER NOT NULL, num_labels INTEGER NOT NULL, PRIMARY KEY (name, number)
-);
-CREATE TABLE IF NOT EXISTS revision (
-    only INTEGER PRIMARY KEY CHECK (only = 0), value INTEGER NOT NULL, store TEXT NOT NULL
-);
-INSERT OR IGNORE INTO revision VALUES (0, 0, lower(hex(randomblob(16))));
-CREATE TABLE IF NOT EXISTS last_removed (name TEXT PRIMARY KEY, number INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS told (name TEXT PRIMARY KEY, digest TEXT NOT NULL, signature TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS build (only INTEGER PRIMARY KEY CHECK (only = 0), value TEXT NOT NULL);
-"""
 
 
 class StoreTakenError(Exception):
@@ -101,7 +79,7 @@ class AdapterStore:
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
-        self._database.executescript(_SCHEMA)
+        self._database.executescript(SCHEMA)
         store, revision = self._database.execute("SELECT store, value FROM revision").fetchone()
         self._catalogue = Catalogue(store=store, revision=revision, entries=self._entries())
         self._changes: tuple[int, list[str]] = (revision, [])
@@ -189,7 +167,7 @@ class AdapterStore:
             removed = max(removed, self._last_removed(name))
             self._database.execute("INSERT OR REPLACE INTO last_removed VALUES (?, ?)", (name, removed))
             if number is None:
-                for table in ("version", "split", "trial", "invocation", "head"):
+                for table in ("version", "split", "trial", "tried", "invocation", "head"):
                     self._database.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
                 return
             self._forget(name, [number])
@@ -225,6 +203,20 @@ class AdapterStore:
             self._database.executemany("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", contents)
             if build is not None:
                 self._database.execute("INSERT OR REPLACE INTO build VALUES (0, ?)", (build,))
+
+    def tried(self) -> set[tuple[str, int]]:
+        """Return the versions, by name and number, that `set_tried` has marked and that have had no traffic since."""
+        return set(self._database.execute("SELECT name, number FROM tried"))
+
+    def set_tried(self, name: str, number: int, *, is_tried: bool) -> None:
+        """Mark a version as loaded for nothing but a trial, or as loaded for good."""
+        change = (
+            "INSERT OR IGNORE INTO tried VALUES (?, ?)"
+            if is_tried
+            else "DELETE FROM tried WHERE name = ? AND number = ?"
+        )
+        with self._whole():
+            self._database.execute(change, (name, number))
 
     def catalogue(self) -> Catalogue:
         """Return the current catalogue, names in sorted order."""
@@ -381,12 +373,13 @@ class AdapterStore:
 
     def _forget(self, name: str, numbers: Sequence[int]) -> None:
         going = [(name, number) for number in numbers]
-        for table in ("version", "trial", "invocation", "head"):
+        for table in ("version", "trial", "tried", "invocation", "head"):
             self._database.executemany(f"DELETE FROM {table} WHERE name = ? AND number = ?", going)
 
     def _split(self, name: str, split: Mapping[int, int]) -> None:
         going = [(name, number) for number in split]
-        self._database.executemany("DELETE FROM trial WHERE name = ? AND number = ?", going)
+        for table in ("trial", "tried"):
+            self._database.executemany(f"DELETE FROM {table} WHERE name = ? AND number = ?", going)
         self._database.execute("DELETE FROM split WHERE name = ?", (name,))
         self._database.executemany("INSERT INTO split VALUES (?, ?, ?)", [(name, *share) for share in split.items()])
 

@@ -86,7 +86,7 @@ class RegistryServer:
         self._sources = sources
         self._num_registering = 0
         self._registered: set[tuple[str, AdapterDigest]] = set()
-        self._trials = Trials()
+        self._trials = Trials(store)
         # Separate pools: a slow source delays only other sources, and a slow folder only other folders.
         self._fetchers = ThreadPoolExecutor(max_workers=NUM_FETCHERS, thread_name_prefix="adapter-fetch")
         self._copiers = ThreadPoolExecutor(max_workers=NUM_COPIERS, thread_name_prefix="adapter-copy")
@@ -176,7 +176,7 @@ class RegistryServer:
                         self._store.add, ref, base.name, percent=percent, served=self._bases
                     )
                     self._registered.add((base.name, ref.digest))
-                    self._trials.note(wanted.name, number, before, is_tried=wanted.is_tried)
+                    await asyncio.to_thread(self._trials.note, wanted.name, number, before, is_tried=wanted.is_tried)
                 finally:
                     # Those of a model that is gone may have left their name to one that could not be added.
                     self._displace(ref.name, base.name, before)
@@ -201,7 +201,7 @@ class RegistryServer:
                 if wanted.percent:
                     split = entry.split_with(number, wanted.percent)
                     await asyncio.to_thread(self._store.route, wanted.name, split)
-            self._trials.keep(wanted.name, number)
+                await asyncio.to_thread(self._trials.keep, wanted.name, number)
             self._displace(wanted.name, entry.base, before)
         return self.catalogue
 
@@ -238,8 +238,8 @@ class RegistryServer:
                 await asyncio.to_thread(self._check_not_lost, entry, split)
                 before = self.catalogue
                 await asyncio.to_thread(self._store.route, name, dict(split))
-            for number in split:
-                self._trials.keep(name, number)
+                for number in split:
+                    await asyncio.to_thread(self._trials.keep, name, number)
             self._displace(name, entry.base, before)
         return self.catalogue
 

@@ -261,6 +261,27 @@ async def test_a_trial_that_fails_takes_nothing_from_who_has_loaded_the_same_con
     assert [version.number for version in registry.catalogue.entries["x"].versions] == [2]
 
 
+async def test_a_trial_that_fails_after_its_registry_has_died_is_withdrawn_by_the_next(place: Place) -> None:
+    """Its version stayed for good, though its load was refused: only the first process knew what it was there for."""
+    registry = place.open()
+    for number, folder in enumerate("abcd"):
+        place.put(folder, seed=number)
+    await registry.register(wanted("x", "a"))
+    await registry.register(tried("x", "b"))
+    await registry.register(tried("x", "c", percent=0))
+    await registry.admit(tried("x", "c", percent=0), 3)
+    await registry.register(tried("x", "d", percent=10))
+    registry = place.open()
+    assert len(await registry.withdraw("x", 2)) == 1
+    # One that has passed stays, with traffic or without.
+    assert await registry.withdraw("x", 3) == []
+    await registry.admit(tried("x", "d", percent=10), 4)
+    registry = place.open()
+    assert await registry.withdraw("x", 4) == []
+    entry = registry.catalogue.entries["x"]
+    assert ([version.number for version in entry.versions], entry.split) == ([1, 3, 4], ((1, 90), (4, 10)))
+
+
 async def test_what_was_unloaded_during_its_trial_is_not_admitted(place: Place) -> None:
     registry = place.open()
     place.put("a", seed=1)

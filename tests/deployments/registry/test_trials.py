@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.identity import AdapterDigest, AdapterRef
+from adapters.store import AdapterStore
 from deployments.registry.trials import Trials
 
 VERSION = AdapterVersion(number=1, ref=AdapterRef(name="x", path="/x", digest=AdapterDigest("d")), created_s=0)
@@ -10,7 +11,8 @@ FULL = Catalogue(entries={"x": AdapterEntry(name="x", base="m", versions=(VERSIO
 
 
 def test_a_version_is_there_for_its_trials_alone_until_the_last_fails_or_it_is_kept() -> None:
-    trials = Trials()
+    store = AdapterStore(":memory:")
+    trials = Trials(store)
     trials.note("x", 1, EMPTY, is_tried=True)
     trials.note("x", 1, FULL, is_tried=True)
     assert [trials.fail("x", 1), trials.fail("x", 1), trials.fail("x", 1)] == [False, True, False]
@@ -19,3 +21,4 @@ def test_a_version_is_there_for_its_trials_alone_until_the_last_fails_or_it_is_k
     trials.note("x", 1, FULL, is_tried=True)
     assert not trials.fail("x", 2)
     assert not trials.fail("x", 1)
+    assert store.tried() == {("x", 1)}
