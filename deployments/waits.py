@@ -71,16 +71,27 @@ def detached(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run a call in a thread. It has ended when this returns, even if the caller was cancelled meanwhile."""
+    done = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        return await asyncio.shield(done)
+    finally:
+        await asyncio.wait({done})
+
+
 async def for_ever(work: Callable[[], Awaitable[object]], pause: Callable[[], Awaitable[object]], failure: str) -> None:
     """Repeat work, with a pause after each time, until cancelled. Errors are logged as `failure` and end nothing."""
     task = asyncio.current_task()
     assert task is not None
-    # An error may have taken the place of a cancellation.
-    while not task.cancelling():
+    while True:
         try:
             await work()
         except Exception:
             _logger.exception(failure)
+        # An error may have taken the place of a cancellation, which a pause would not notice.
+        if task.cancelling():
+            return
         await pause()
 
 

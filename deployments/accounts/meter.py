@@ -32,7 +32,7 @@ from deployments.accounts.values import (
 )
 from deployments.handle_calls import UNAVAILABLE, ask_actor, until_answered
 from deployments.timeline import Timeline, TraceSource, ask_traces
-from deployments.waits import detached, for_ever
+from deployments.waits import detached, for_ever, in_thread
 from engine.request import RequestId
 
 _logger = logging.getLogger(__name__)
@@ -242,7 +242,7 @@ class Meter:
         num_set_aside = self.spool.num_set_aside
         # In a thread: a spool may have 100,000 records.
         with closing(self.spool.orphans()) as orphans:
-            while (found := await asyncio.to_thread(next, orphans, None)) is not None:
+            while (found := await in_thread(partial(next, orphans, None))) is not None:
                 records, path = found
                 try:
                     # In batches, as the gateway would have sent them: Serve limits the message size.

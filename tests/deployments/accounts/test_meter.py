@@ -380,6 +380,33 @@ async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_
     assert not list((tmp_path / "usage").glob("dead*"))
 
 
+async def test_a_gateway_that_ends_while_it_reads_what_a_dead_one_left_leaves_that_to_another(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error took the place of the cancellation: what its thread was reading could not be closed."""
+    dead = a_meter(handle, tmp_path, "dead")
+    dead.record(a_timeline("r1"))
+    os.close(dead.spool._file)
+    meter, read = a_meter(handle, tmp_path, "g2"), spool_module._read
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def reading(content: bytes) -> object:
+        reads.set()
+        assert goes_on.wait(30)
+        return read(content)
+
+    monkeypatch.setattr(spool_module, "_read", reading)
+    adopting = asyncio.create_task(meter.adopt_orphans())
+    assert await asyncio.to_thread(reads.wait, 30)
+    adopting.cancel()
+    asyncio.get_running_loop().call_later(0.01, goes_on.set)
+    await asyncio.wait({adopting})
+    assert adopting.cancelled()
+    heir = a_meter(handle, tmp_path, "heir")
+    assert await heir.adopt_orphans()
+    assert [record.record_id for record in await heir.records(UsageQuestion(), limit=9)] == ["r1"]
+
+
 async def test_what_a_dead_gateway_left_is_not_read_on_the_event_loop(
     handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
