@@ -1,6 +1,6 @@
 """Wait for a part of the server that has died and is being replaced, for several calls at once, or for a shared one.
 
-Also starts work that outlives the request that starts it, and repeats the work of background tasks.
+Also starts work that outlives the request that starts it, or the wait for it, and repeats that of background tasks.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
@@ -71,9 +72,12 @@ def detached(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
-async def in_thread(call: Callable[[], T]) -> T:
-    """Run a call in a thread. It has ended when this returns, even if the caller was cancelled meanwhile."""
-    done = asyncio.get_running_loop().run_in_executor(None, call)
+async def in_thread(call: Callable[[], T], threads: Executor | None = None) -> T:
+    """Run a call in one of the threads, by default the loop's; it cannot be stopped.
+
+    It has ended when this returns, even if the caller was cancelled meanwhile.
+    """
+    done = asyncio.get_running_loop().run_in_executor(threads, call)
     try:
         return await asyncio.shield(done)
     finally:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from deployments.room import Room
+from deployments.waits import in_thread
 
 T = TypeVar("T")
 
@@ -27,9 +27,5 @@ class BodyThreads:
     async def run(self, flow: Hashable, work: Callable[[], T]) -> T:
         """Return what work returns on one of the threads."""
         async with self._room.place(flow):
-            done = asyncio.get_running_loop().run_in_executor(self._threads, work)
-            try:
-                return await asyncio.shield(done)
-            finally:
-                # A thread cannot be stopped: its place is taken, though its client may have left.
-                await asyncio.wait({done})
+            # Its place is taken until it has ended, though its client may have left.
+            return await in_thread(work, self._threads)
