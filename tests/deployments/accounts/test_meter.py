@@ -89,6 +89,14 @@ def a_timeline(name: str, **fields: Any) -> Timeline:
     return timeline
 
 
+def leave_a_record(handle: LocalHandle, tmp_path: Path) -> None:
+    """Leave the record "r1" of a gateway that has died."""
+    dead = a_meter(handle, tmp_path, "dead")
+    dead.record(a_timeline("r1"))
+    assert dead.spool._file is not None
+    os.close(dead.spool._file)
+
+
 async def test_records_arrive_with_what_engines_know(handle: LocalHandle, tmp_path: Path) -> None:
     meter = a_meter(handle, tmp_path)
     meter.record(a_timeline("r1"))
@@ -367,9 +375,7 @@ async def test_what_an_answer_used_is_counted_at_once(
 
 
 async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_path: Path) -> None:
-    dead = a_meter(handle, tmp_path, "dead")
-    dead.record(a_timeline("r1"))
-    os.close(dead.spool._file)
+    leave_a_record(handle, tmp_path)
     heir = a_meter(handle, tmp_path, "heir")
     handle.is_away = True
     assert not await heir.adopt_orphans()
@@ -384,9 +390,7 @@ async def test_a_gateway_that_ends_while_it_reads_what_a_dead_one_left_leaves_th
     handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error took the place of the cancellation: what its thread was reading could not be closed."""
-    dead = a_meter(handle, tmp_path, "dead")
-    dead.record(a_timeline("r1"))
-    os.close(dead.spool._file)
+    leave_a_record(handle, tmp_path)
     meter, read = a_meter(handle, tmp_path, "g2"), spool_module._read
     reads, goes_on = threading.Event(), threading.Event()
 
@@ -411,9 +415,7 @@ async def test_what_a_dead_gateway_left_is_not_read_on_the_event_loop(
     handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred thousand records held up its successor's streams for 0.75 s."""
-    dead = a_meter(handle, tmp_path, "dead")
-    dead.record(a_timeline("r1"))
-    os.close(dead.spool._file)
+    leave_a_record(handle, tmp_path)
     meter, read, threads = a_meter(handle, tmp_path, "g2"), spool_module._read, []
 
     def reading(content: bytes) -> object:
