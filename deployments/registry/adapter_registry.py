@@ -201,7 +201,7 @@ class RegistryServer:
                 if wanted.percent:
                     split = entry.split_with(number, wanted.percent)
                     await asyncio.to_thread(self._store.route, wanted.name, split)
-                await asyncio.to_thread(self._trials.keep, wanted.name, number)
+                await asyncio.to_thread(self._trials.keep, wanted.name, [number])
             self._displace(wanted.name, entry.base, before)
         return self.catalogue
 
@@ -238,8 +238,7 @@ class RegistryServer:
                 await asyncio.to_thread(self._check_not_lost, entry, split)
                 before = self.catalogue
                 await asyncio.to_thread(self._store.route, name, dict(split))
-                for number in split:
-                    await asyncio.to_thread(self._trials.keep, name, number)
+                await asyncio.to_thread(self._trials.keep, name, split)
             self._displace(name, entry.base, before)
         return self.catalogue
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from adapters.catalogue import Catalogue
 from adapters.store import AdapterStore
 
@@ -22,17 +24,18 @@ class Trials:
         """Note that a version was loaded; a trial does not count if the version was there before all trials of it."""
         entry = before.entries.get(name)
         if not is_tried:
-            self.keep(name, number)
+            self.keep(name, [number])
         elif (name, number) in self._num_by_version:
             self._num_by_version[name, number] += 1
         elif entry is None or entry.version(number) is None:
             self._store.set_tried(name, number, is_tried=True)
             self._num_by_version[name, number] = 1
 
-    def keep(self, name: str, number: int) -> None:
-        """Forget the trials of a version that is to stay, however they end."""
-        if self._num_by_version.pop((name, number), 0):
-            self._store.set_tried(name, number, is_tried=False)
+    def keep(self, name: str, numbers: Iterable[int]) -> None:
+        """Forget the trials of versions that are to stay, however they end."""
+        for number in numbers:
+            if self._num_by_version.pop((name, number), 0):
+                self._store.set_tried(name, number, is_tried=False)
 
     def fail(self, name: str, number: int) -> bool:
         """End a trial; return whether the version was there for nothing else."""
