@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 
 from engine.scheduling.live_request import BY_RANK, LiveRequest
+from engine.scheduling.rows import Rows
 from engine.scheduling.step_draft import StepDraft
 
 MIN_RATIO = 8
@@ -31,6 +33,7 @@ def passes(num_tokens: float, num_before: float) -> bool:
 def in_turn(
     candidates: Iterable[LiveRequest],
     draft: StepDraft,
+    rows: Rows,
     num_lacking: Callable[[LiveRequest], int],
     is_at_risk: Callable[[LiveRequest], bool],
 ) -> Iterator[LiveRequest]:
@@ -41,6 +44,7 @@ def in_turn(
     prompt whose tokens are scored: rows of logits are what bounds that one.
 
     Args:
+        rows: those of the engine, from which whoever is admitted has taken one before the next is asked for.
         num_lacking: returns how many tokens of a waiting request are not in the cache.
         is_at_risk: returns whether a request might miss its deadline if others passed; then none does.
     """
@@ -63,7 +67,7 @@ def in_turn(
             continue
         # The cache may have held so much of it that the step completes it.
         completes = begun + draft.share(live) == live.num_tokens
-        for other in (*(() if completes else _passing(live, ordered[place:], num_lacking)), live):
+        for other in chain(() if completes else _passing(live, ordered[place:], rows, num_lacking), (live,)):
             if draft.share(other):
                 yield other
         if not completes:
@@ -71,14 +75,22 @@ def in_turn(
 
 
 def _passing(
-    live: LiveRequest, behind: Sequence[LiveRequest], num_lacking: Callable[[LiveRequest], int]
+    live: LiveRequest, behind: Sequence[LiveRequest], rows: Rows, num_lacking: Callable[[LiveRequest], int]
 ) -> Iterator[LiveRequest]:
-    """Yield those behind a request that pass it: a turn of a chat does whose long past is in the cache."""
-    num_lookups = 0
+    """Yield those behind a request that pass it: a turn of a chat does whose long past is in the cache.
+
+    None takes a row that was promised: whoever has a deadline was admitted with a row for each who waits before it.
+    """
+    num_lookups = num_waiting = num_promised = 0
     for other in behind:
         num_tokens = other.num_wanted
-        if other.row is None and num_lookups < MAX_LOOKUPS and not passes(num_tokens, live.num_wanted):
+        waits = other.row is None
+        if waits and num_lookups < MAX_LOOKUPS and not passes(num_tokens, live.num_wanted):
             num_lookups += 1
             num_tokens = num_lacking(other)
-        if passes(num_tokens, live.num_wanted):
+        if passes(num_tokens, live.num_wanted) and not (waits and rows.num_left <= num_promised):
             yield other
+        if other.row is None:
+            num_waiting += 1
+            if other.request.deadline_s is not None:
+                num_promised = num_waiting

@@ -27,9 +27,14 @@ class Rows:
         return self._config.num_rows - len(self._free)
 
     @property
+    def num_left(self) -> int:
+        """How many more requests can have a row."""
+        return self._config.max_num_seqs - self._num_taken + self._num_guests
+
+    @property
     def is_left(self) -> bool:
         """Whether any request can have a row."""
-        return self._num_taken - self._num_guests < self._config.max_num_seqs
+        return self.num_left > 0
 
     @property
     def is_left_for_newcomer(self) -> bool:

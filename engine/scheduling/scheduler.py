@@ -305,7 +305,7 @@ class Scheduler:
         pins, can_admit, costs = Pins(self._gate), True, self.admission.costs
         beginnings = Beginnings(self._config, costs, self._running, self._tables, has_streams=draft.num_decodes > 0)
         is_at_risk = partial(self.admission.is_at_risk, now_s=self._clock())
-        for num, live in enumerate(in_turn(candidates, draft, self._tables.num_lacking, is_at_risk)):
+        for num, live in enumerate(in_turn(candidates, draft, self._rows, self._tables.num_lacking, is_at_risk)):
             if live.row is not None:
                 draft.put(live, is_admission=False)
             elif not can_admit or not self._rows.is_left or beginnings.finds_more_later(live):

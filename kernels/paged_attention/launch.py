@@ -38,21 +38,23 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The tiling of a decode launch: least queries and keys of a tile, programs per multiprocessor, Triton options."""
+    """The tiling of a decode launch: least queries and keys of a tile, programs per multiprocessor, Triton options.
+
+    `is_bounded` leaves a thread as many registers as it has where a multiprocessor runs all of its programs; else the
+    compiler chooses.
+    """
 
     least_m: int
     block_n: int
     per_multiprocessor: int
     num_warps: int
     num_stages: int
+    is_bounded: bool = True
 
     @property
     def max_registers(self) -> int | None:
-        """Registers of each thread if a multiprocessor has all of its programs; None: the compiler's choice."""
-        # There, nothing spills by its choice, and float32 would with more.
-        if architecture.current() == "sm_90":
-            return None
-        return architecture.max_registers(self.num_warps, self.per_multiprocessor)
+        """The bound on each thread's registers; None: the compiler's choice."""
+        return architecture.max_registers(self.num_warps, self.per_multiprocessor) if self.is_bounded else None
 
 
 def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
@@ -67,7 +69,15 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
         return _wide_share(architecture.current(), element_bytes)
     if element_bytes == 4:
         least_m, num_stages = 16 if is_hopper else 8, 2 if is_hopper and head_dim <= 64 else 1
-        return Share(least_m=least_m, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=num_stages)
+        # Of more registers than the compiler chooses there, some spill.
+        return Share(
+            least_m=least_m,
+            block_n=32,
+            per_multiprocessor=2,
+            num_warps=4,
+            num_stages=num_stages,
+            is_bounded=not is_hopper,
+        )
     if head_dim > 128 and element_bytes == 1:
         return Share(least_m=16, block_n=64 if is_amd else 32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128:

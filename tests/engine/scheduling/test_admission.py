@@ -104,6 +104,17 @@ def test_who_is_let_in_is_served_by_its_deadline_whoever_comes_later(
             assert simulated.ended_at_by_id[request.request_id] <= request.deadline_s + 1e-9
 
 
+def test_a_row_that_was_promised_goes_to_no_later_prompt_that_passes_a_long_one() -> None:
+    """It was taken for hundreds of tokens, and the deadline was over before any row was free again."""
+    simulated = SimulatedEngine(replace(ROOMY, max_num_seqs=2, max_batched_tokens=10, max_model_len=700), MACHINE)
+    simulated.engine.add(a_request("long", prompt_of(300), max_tokens=30))
+    simulated.step()
+    simulated.engine.add(a_request("promised", prompt_of(40), max_tokens=2, deadline_s=simulated.now_s + 0.95))
+    simulated.engine.add(a_request("passes", prompt_of(4), max_tokens=300))
+    simulated.finish(["long", "promised", "passes"])
+    assert simulated.reason_by_id["promised"] is FinishReason.LENGTH
+
+
 @given(num_prompt=st.integers(1, 60), max_tokens=st.integers(1, 60), share=st.floats(0.2, 3))
 @example(num_prompt=1, max_tokens=1, share=1.03125)
 @example(num_prompt=2, max_tokens=1, share=1.19)

@@ -20,9 +20,9 @@ WIDE = a_config(max_model_len=512, num_blocks=400, max_num_seqs=8, max_batched_t
 LONG = tuple(1 + index * index % 23 for index in range(240))
 
 
-def under_way(gate: ScriptedGate | None = None, **fields: object) -> Harness:
+def under_way(gate: ScriptedGate | None = None, num_rows: int = 8, **fields: object) -> Harness:
     """A prompt of 240 tokens, of which a step has computed 16."""
-    harness = Harness(WIDE, gate)
+    harness = Harness(replace(WIDE, max_num_seqs=num_rows), gate)
     harness.add(a_request("long", LONG, **fields))
     assert shape(harness) == [("long", 0, 16)]
     return harness
@@ -63,9 +63,9 @@ def test_a_prompt_of_more_than_a_fraction_waits_for_its_turn() -> None:
     assert shape(harness) == [("long", 16, 32)]
 
 
-def measured(**fields: object) -> Harness:
+def measured(num_rows: int = 8, **fields: object) -> Harness:
     """As `under_way`; a step takes a second."""
-    harness = under_way(**fields)
+    harness = under_way(num_rows=num_rows, **fields)
     for _ in range(20):
         harness.scheduler.admission.costs.observe(num_decodes=1, num_prompt_tokens=0, took_s=1.0, now_s=0.0)
     return harness
@@ -81,6 +81,29 @@ def test_nobody_passes_while_a_deadline_is_at_risk(deadline_s: float) -> None:
     harness = measured()
     harness.add(a_request("medium", (5,) * 40, deadline_s=deadline_s / 2), a_request("short"))
     assert shape(harness) == (passed if deadline_s > 100 else kept)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "deadlines", "passing"),
+    [
+        (2, (None,), "s"),
+        (2, (1e9,), ""),
+        (3, (1e9,), "s"),
+        (4, (1e9, 1e9), "s"),
+        # Whoever has a deadline counted on those before it, too; behind it, nobody was promised anything.
+        (4, (None, 1e9), "s"),
+        (3, (None, 1e9), ""),
+        (3, (1e9, None), "s"),
+    ],
+)
+def test_who_passes_takes_no_row_that_a_deadline_counts_on(
+    num_rows: int, deadlines: tuple[float | None, ...], passing: str
+) -> None:
+    """A short prompt with a long answer kept a row from one that was to have it, until its deadline was over."""
+    harness = measured(num_rows)
+    waiting = [a_request(f"medium {i}", (5 + i,) * 40, deadline_s=at_s) for i, at_s in enumerate(deadlines)]
+    harness.add(*waiting, a_request("s", (3, 4)), a_request("t", (4, 3)))
+    assert [name for name, start, _ in shape(harness) if start == 0] == list(passing)
 
 
 def test_it_is_looked_once_whether_a_deadline_is_at_risk(monkeypatch: pytest.MonkeyPatch) -> None:
