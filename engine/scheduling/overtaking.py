@@ -79,18 +79,22 @@ def _passing(
 ) -> Iterator[LiveRequest]:
     """Yield those behind a request that pass it: a turn of a chat does whose long past is in the cache.
 
-    None takes a row that was promised: whoever has a deadline was admitted with a row for each who waits before it.
+    They take no row that was promised: whoever has a deadline was admitted with a row for each that waits before it.
     """
-    num_lookups = num_waiting = num_promised = 0
+    passing: list[LiveRequest] = []
+    num_lookups = num_staying = num_promised = 0
     for other in behind:
         num_tokens = other.num_wanted
         waits = other.row is None
         if waits and num_lookups < MAX_LOOKUPS and not passes(num_tokens, live.num_wanted):
             num_lookups += 1
             num_tokens = num_lacking(other)
-        if passes(num_tokens, live.num_wanted) and not (waits and rows.num_left <= num_promised):
-            yield other
-        if other.row is None:
-            num_waiting += 1
+        if passes(num_tokens, live.num_wanted):
+            passing.append(other)
+        elif waits:
+            num_staying += 1
             if other.request.deadline_s is not None:
-                num_promised = num_waiting
+                num_promised = num_staying
+    for other in passing:
+        if other.row is not None or rows.num_left > num_promised:
+            yield other

@@ -29,14 +29,12 @@ class Arrival(NamedTuple):
     steps: int
 
 
+STEPS = st.sampled_from([0, 0, 1, 3, 10])
 ARRIVALS = st.lists(
-    st.builds(
-        Arrival,
-        num_prompt=st.integers(1, 60),
-        max_tokens=st.integers(1, 30),
-        patience_s=st.none() | st.floats(0.01, 3),
-        steps=st.sampled_from([0, 0, 1, 3, 10]),
-    ),
+    st.builds(Arrival, st.integers(1, 60), st.integers(1, 30), st.none() | st.floats(0.01, 3), STEPS)
+    # A document; and a short question with a long answer, which passes it.
+    | st.builds(Arrival, st.integers(150, 300), st.integers(1, 60), st.none(), STEPS)
+    | st.builds(Arrival, st.integers(1, 12), st.integers(50, 150), st.none() | st.floats(0.5, 6), STEPS),
     min_size=1,
     max_size=14,
 )
@@ -113,6 +111,19 @@ def test_a_row_that_was_promised_goes_to_no_later_prompt_that_passes_a_long_one(
     simulated.engine.add(a_request("passes", prompt_of(4), max_tokens=300))
     simulated.finish(["long", "promised", "passes"])
     assert simulated.reason_by_id["promised"] is FinishReason.LENGTH
+
+
+def test_who_hurries_takes_no_place_of_another_that_has_a_deadline() -> None:
+    """The second was served at its turn, a third of a second before it had to be, and the first never."""
+    simulated = SimulatedEngine(replace(ROOMY, max_num_seqs=2, max_batched_tokens=32), MACHINE, steps_ahead=1)
+    simulated.engine.add(a_request("long", prompt_of(228), max_tokens=6))
+    simulated.step()
+    simulated.engine.add(a_request("answers", prompt_of(9), max_tokens=169))
+    simulated.engine.add(a_request("first", prompt_of(76), max_tokens=19, deadline_s=1.2))
+    simulated.step()
+    simulated.engine.add(a_request("second", prompt_of(10), max_tokens=81, deadline_s=simulated.now_s + 1.8))
+    simulated.finish(["first", "second"])
+    assert [simulated.reason_by_id[name] for name in ("first", "second")] == [FinishReason.LENGTH] * 2
 
 
 @given(num_prompt=st.integers(1, 60), max_tokens=st.integers(1, 60), share=st.floats(0.2, 3))

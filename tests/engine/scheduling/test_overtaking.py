@@ -106,6 +106,15 @@ def test_who_passes_takes_no_row_that_a_deadline_counts_on(
     assert [name for name, start, _ in shape(harness) if start == 0] == list(passing)
 
 
+@pytest.mark.parametrize(("deadline_s", "passing"), [(None, "s"), (1e9, "")])
+def test_nor_one_that_a_deadline_behind_it_counts_on(deadline_s: float | None, passing: str) -> None:
+    """It counts on the order of all before it: their rows are free again at other times."""
+    harness = measured(2)
+    long, last = a_request("medium", (5,) * 40), a_request("last", (6,) * 40, deadline_s=deadline_s)
+    harness.add(long, a_request("s", (3, 4)), last)
+    assert [name for name, start, _ in shape(harness) if start == 0] == list(passing)
+
+
 def test_it_is_looked_once_whether_a_deadline_is_at_risk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of hundreds of long prompts without room, each looked at all others in every step."""
     harness = Harness(replace(WIDE, max_num_seqs=1))
