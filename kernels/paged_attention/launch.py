@@ -69,7 +69,7 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
         return _wide_share(architecture.current(), element_bytes)
     if element_bytes == 4:
         least_m, num_stages = 16 if is_hopper else 8, 2 if is_hopper and head_dim <= 64 else 1
-        # Of more registers than the compiler chooses there, some spill.
+        # On sm_90, some spill with a bound above the number that the compiler chooses.
         return Share(
             least_m=least_m,
             block_n=32,

@@ -110,8 +110,8 @@ def test_who_passes_takes_no_row_that_a_deadline_counts_on(
 def test_nor_one_that_a_deadline_behind_it_counts_on(deadline_s: float | None, passing: str) -> None:
     """It counts on the order of all before it: their rows are free again at other times."""
     harness = measured(2)
-    long, last = a_request("medium", (5,) * 40), a_request("last", (6,) * 40, deadline_s=deadline_s)
-    harness.add(long, a_request("s", (3, 4)), last)
+    last = a_request("last", (6,) * 40, deadline_s=deadline_s)
+    harness.add(a_request("medium", (5,) * 40), a_request("s", (3, 4)), last)
     assert [name for name, start, _ in shape(harness) if start == 0] == list(passing)
 
 
