@@ -7,7 +7,7 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
 
@@ -39,10 +39,13 @@ INLINE Lanes load_lanes(const bfloat16 *from) {
 
 INLINE void store_lanes(Lanes lanes, float *to) { std::memcpy(to, &lanes, sizeof lanes); }
 
-// As `store`, except that the rounding instruction flushes subnormals to zero.
+// As `store`, except that the rounding instruction of x86 flushes subnormals to zero.
 INLINE void store_lanes(Lanes lanes, bfloat16 *to) {
 #if defined(__AVX512BF16__)
     const __m256bh bits = _mm512_cvtneps_pbh((__m512)lanes);
+    std::memcpy(to, &bits, sizeof bits);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    const bfloat16x4_t bits = vcvt_bf16_f32((float32x4_t)lanes);
     std::memcpy(to, &bits, sizeof bits);
 #else
     const LaneBits bits = (LaneBits)lanes, upper = bits >> 16, rounded = (bits + 0x7fffu + (upper & 1u)) >> 16;
@@ -59,6 +62,19 @@ template <typename T> INLINE Lanes rounded_lanes(Lanes lanes) {
 
 // Broadcasts a number to all lanes.
 INLINE Lanes all_lanes(float x) { return Lanes{} + x; }
+
+// sum + a[0] * b[0] + a[1] * b[1] of pairs of bfloat16, one in each lane.
+#if defined(__AVX512BF16__)
+#define HAS_PAIR_PRODUCTS
+INLINE Lanes add_pair_products(Lanes sum, LaneBits a, LaneBits b) {
+    return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HAS_PAIR_PRODUCTS
+INLINE Lanes add_pair_products(Lanes sum, LaneBits a, LaneBits b) {
+    return (Lanes)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
+}
+#endif
 
 // 2^f for f in [-1/2, 1/2], within 1 ulp.
 INLINE Lanes power_of_fraction(Lanes f) {

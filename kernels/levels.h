@@ -1,7 +1,7 @@
 // Products with weights of few bits: levels in groups of inputs that share a scale. Levels are converted exactly to x's
 // type in registers and multiplied by a tile of rows; the sums of a chunk of inputs are multiplied by the group's scales.
-// For tile registers, and for many rows where they are multiplied as float32, a chunk of panels is converted in the
-// nearest cache. With AVX2 alone, bfloat16 inputs become integers (level_pairs.h). See
+// For tile registers, and for many rows where converting takes longer than multiplying, a chunk of panels is converted in
+// the nearest cache. With AVX2 alone, bfloat16 inputs become integers (level_pairs.h). See
 // packed_linear_int4/reference.py and packed_logits_int8/reference.py.
 #pragma once
 
@@ -72,6 +72,18 @@ template <Levels LEVELS> struct Numbers<LEVELS, bfloat16> {
         const __m512i shifted = _mm512_srli_epi16((__m512i)word, static_cast<unsigned>(place<LEVELS>(k)));
         const __m512i index = _mm512_sub_epi16(_mm512_and_si512(shifted, _mm512_set1_epi16(15)), zero);
         return (LaneBits)_mm512_permutexvar_epi16(index, numbers);
+    }
+};
+#elif defined(HAS_PAIR_PRODUCTS)
+template <Levels LEVELS> struct Numbers<LEVELS, bfloat16> {
+    static constexpr int64_t COUNT = 2;
+    Numbers<LEVELS, float> single;
+
+    void subtract(const uint8_t *zeros) { single.subtract(zeros); }
+
+    LaneBits at(LaneBits word, int64_t k) const { // Truncation is exact.
+        const uint16x8_t first = (uint16x8_t)single.at(word, k), second = (uint16x8_t)single.at(word, k + 1);
+        return (LaneBits)vtrn2q_u16(first, second);
     }
 };
 #endif
@@ -188,35 +200,38 @@ static inline void multiply_pair(int64_t rows, const bfloat16 *x, const Weights<
 
 // totals[rows][at most TILE_PANELS * 16] = x[rows][depth] * panels. Numbers are converted once for all tiles of rows, in
 // the nearest cache.
-template <Levels LEVELS>
-static inline void multiply_converted(int64_t rows, const float *x, int64_t stride, int64_t panels,
+template <Levels LEVELS, typename N>
+static inline void multiply_converted(int64_t rows, const N *x, int64_t stride, int64_t panels,
                                       const Weights<LEVELS> &weights, float *totals) {
+    constexpr int64_t COUNT = Numbers<LEVELS, N>::COUNT;
     const int64_t chunk = std::min(weights.group, MAX_CHUNK), width = panels * COLUMNS;
-    alignas(64) float numbers[TILE_PANELS * MAX_CHUNK * COLUMNS];
+    alignas(64) N numbers[TILE_PANELS * MAX_CHUNK * COLUMNS];
     alignas(64) float sums[UNIT_ROWS * TILE_PANELS * COLUMNS];
-    const float *segment = numbers;
+    const N *segment = numbers;
     for (int64_t r = 0; r < rows; r++)
         std::memset(totals + r * UNIT_COLUMNS, 0, width * sizeof *totals);
     for (int64_t start = 0; start < weights.depth; start += chunk) {
         for (int64_t n = 0; n < width; n += LANES) {
             const Weights<LEVELS> panel = weights.from(n / COLUMNS);
             const int64_t lane = n % COLUMNS;
-            Numbers<LEVELS, float> of_group;
+            Numbers<LEVELS, N> of_group;
             if constexpr (LEVELS == Levels::INT4)
                 of_group.subtract(panel.zeros + start / weights.group * COLUMNS + lane);
-            float *to = numbers + n / COLUMNS * chunk * COLUMNS + lane;
+            N *to = numbers + n / COLUMNS * chunk * COLUMNS + lane * COUNT;
             for (int64_t k = 0; k < chunk; k += STEP<LEVELS>) {
                 const uint32_t *words = panel.words + (start + k) / STEP<LEVELS> * COLUMNS + lane;
                 if (lane == 0)
                     __builtin_prefetch(words + AHEAD_BYTES / sizeof *words);
                 LaneBits word;
                 std::memcpy(&word, words, sizeof word);
-                for (int64_t i = 0; i < STEP<LEVELS>; i++)
-                    store_lanes(of_group.at(word, i), to + (k + i) * COLUMNS);
+                for (int64_t i = 0; i < STEP<LEVELS>; i += COUNT) {
+                    const auto lanes = of_group.at(word, i);
+                    std::memcpy(to + (k + i) * COLUMNS, &lanes, sizeof lanes);
+                }
             }
         }
-        ::multiply<false, false>(rows, x + start, stride, Panels<float>{&segment, 1, chunk, chunk * COLUMNS}, panels,
-                                 sums, width);
+        ::multiply<false, false>(rows, x + start, stride, Panels<N>{&segment, 1, chunk, chunk * COLUMNS}, panels, sums,
+                                 width);
         for (int64_t n = 0; n < width; n += LANES) {
             const float *scales = weights.from(n / COLUMNS).scales + start / weights.group * COLUMNS;
             const Lanes scale = load_lanes(scales + n % COLUMNS);
@@ -242,10 +257,15 @@ static void multiply(int64_t rows, const T *x, int64_t panels, const Weights<LEV
             for (; first + 2 <= panels; first += 2)
                 multiply_pair<LEVELS>(rows, x, weights.from(first), totals + first * COLUMNS);
 #endif
-    if constexpr (sizeof(Factor<T>) == sizeof(float))
+#if defined(__AVX512BF16__)
+    constexpr bool CONVERTS = sizeof(T) == sizeof(float);
+#else
+    constexpr bool CONVERTS = true;
+#endif
+    if constexpr (CONVERTS)
         if (rows > MAX_TILE_ROWS<T>) {
             int64_t stride = weights.depth;
-            const float *factors = factors_of<T>(rows, x, stride, weights.depth);
+            const Factor<T> *factors = factors_of<T>(rows, x, stride, weights.depth);
             for (; first < panels; first += TILE_PANELS)
                 multiply_converted<LEVELS>(rows, factors, stride, std::min(panels - first, TILE_PANELS),
                                            weights.from(first), totals + first * COLUMNS);

@@ -8,13 +8,13 @@ namespace lora {
 // Rows of A multiplied at once, as independent sums.
 constexpr int64_t MAX_RANKS = 8;
 
-#if defined(__AVX512BF16__)
-template <typename T> constexpr int64_t PIECE = 64 / sizeof(T);
+#if defined(HAS_PAIR_PRODUCTS)
+template <typename T> constexpr int64_t PIECE = sizeof(Lanes) / sizeof(T);
 
 INLINE LaneBits load_piece(const bfloat16 *from) { return load_panel(from, 0); }
 
 INLINE void add_products(Lanes &sum, LaneBits x, const bfloat16 *a) {
-    sum = (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)load_piece(a));
+    sum = add_pair_products(sum, x, load_piece(a));
 }
 #else
 template <typename T> constexpr int64_t PIECE = LANES;

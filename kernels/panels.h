@@ -5,10 +5,11 @@
 //     bfloat16   [depth / 2][16][2]    two depth elements adjacent, as the dot product instructions take them
 //
 // Weights are laid out this way at load, keys and values when they are written to the cache. The products use tile
-// registers (AMX) if the processor has them, else bfloat16 dot products, else plain vectors.
+// registers (AMX) or matrix instructions (ARM) if the processor has them, else bfloat16 dot products, else plain
+// vectors.
 #pragma once
 
-#include "lanes.h"
+#include "squares.h"
 
 constexpr int64_t COLUMNS = 16, PANEL_LANES = COLUMNS / LANES; // of a panel
 
@@ -16,6 +17,9 @@ constexpr int64_t COLUMNS = 16, PANEL_LANES = COLUMNS / LANES; // of a panel
 #if defined(__AVX512F__)
 template <typename T> constexpr int64_t MAX_TILE_ROWS = 12;
 constexpr int64_t TILE_PANELS = 2;
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+template <typename T> constexpr int64_t MAX_TILE_ROWS = 6;
+constexpr int64_t TILE_PANELS = 1;
 #else
 template <typename T> constexpr int64_t MAX_TILE_ROWS = sizeof(T) == 4 ? 6 : 5;
 constexpr int64_t TILE_PANELS = 1;
@@ -36,7 +40,7 @@ template <typename T> INLINE int64_t in_panel(int64_t k, int64_t n) {
 }
 
 // A step of the depth is multiplied in turns, each with its own factor of a row and its own lanes of a panel.
-#if defined(__AVX512BF16__)
+#if defined(HAS_PAIR_PRODUCTS)
 template <typename T> using Factor = T;
 template <typename T> constexpr int64_t TURNS = 1;
 
@@ -49,7 +53,7 @@ INLINE LaneBits load_panel(const bfloat16 *panel, int64_t) {
 INLINE void multiply_add(Lanes &sum, const bfloat16 *a, LaneBits panel) {
     uint32_t pair;
     std::memcpy(&pair, a, sizeof pair);
-    sum = (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)panel);
+    sum = add_pair_products(sum, LaneBits{} + pair, panel);
 }
 #else
 // Without bfloat16 instructions, rows are widened once for all panels.
@@ -156,6 +160,33 @@ static inline void multiply_tile(const Factor<T> *a, int64_t a_stride, const Pan
         for (int64_t p = 0; p < parts; p++)
             store_lanes(sums[r][p], c + r * c_stride + p * LANES);
 }
+
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// The same for one panel, by matrix instructions.
+template <int64_t ROWS, int64_t FETCHED>
+static inline void multiply_squares(const bfloat16 *a, int64_t a_stride, const Panels<bfloat16> &panels,
+                                    int64_t first_panel, int64_t fetched, bool add, float *c, int64_t c_stride) {
+    squares::Tile<Lanes, ROWS> tile = {};
+    if (add)
+        squares::load<ROWS>(tile, c, c_stride);
+    for (int64_t segment = 0; segment < panels.num_segments; segment++, a += panels.depth) {
+        const bfloat16 *panel = panels.segments[segment] + first_panel * panels.stride;
+        const bfloat16 *next =
+            panels.next ? panels.next[segment] + fetched * panels.stride : panel + AHEAD_BYTES / sizeof *panel;
+        int64_t k = 0;
+        for (; k + 4 <= panels.depth; k += 4) {
+            if constexpr (FETCHED > 0) {
+                __builtin_prefetch(next + k * COLUMNS);
+                __builtin_prefetch(next + (k + 2) * COLUMNS);
+            }
+            squares::multiply_words<ROWS, 2>(tile, a + k, a_stride, panel + k * COLUMNS);
+        }
+        if (k < panels.depth)
+            squares::multiply_words<ROWS, 1>(tile, a + k, a_stride, panel + k * COLUMNS);
+    }
+    squares::store<ROWS>(tile, c, c_stride);
+}
+#endif
 
 // Calls tile<ROWS>() with as many rows as there are, at most MAX_ROWS.
 template <int64_t MAX_ROWS, typename Tile> INLINE void with_rows(int64_t rows, const Tile &tile) {
@@ -323,7 +354,12 @@ static inline void multiply(int64_t rows, const A *a, int64_t a_stride, const Pa
     for_tiles<MAX_TILE_ROWS<T>, TILE_PANELS, FAR>(
         rows, num_panels - p, panels.next != nullptr,
         [&]<int64_t ROWS, int64_t PANELS, int64_t FETCHED>(int64_t row, int64_t panel, int64_t fetched) {
-            multiply_tile<T, ROWS, PANELS, FETCHED>(factors + row * a_stride, a_stride, panels, p + panel, p + fetched,
-                                                    ADD, c + row * c_stride + (p + panel) * COLUMNS, c_stride);
+            const Factor<T> *some = factors + row * a_stride;
+            float *to = c + row * c_stride + (p + panel) * COLUMNS;
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+            if constexpr (sizeof(T) == 2 && ROWS > 1)
+                return multiply_squares<ROWS, FETCHED>(some, a_stride, panels, p + panel, p + fetched, ADD, to, c_stride);
+#endif
+            multiply_tile<T, ROWS, PANELS, FETCHED>(some, a_stride, panels, p + panel, p + fetched, ADD, to, c_stride);
         });
 }

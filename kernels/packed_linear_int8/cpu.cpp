@@ -91,6 +91,8 @@ static inline void multiply_tiles(const int8_t *q, int64_t stride, int64_t rows,
 // A tile's sums stay in registers, as in panels.h.
 #if defined(__AVX512VNNI__)
 constexpr int64_t MAX_ROWS = 12, TILE_PANELS_INT8 = 2;
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int64_t MAX_ROWS = 6, TILE_PANELS_INT8 = 1;
 #elif defined(__ARM_FEATURE_DOTPROD)
 constexpr int64_t MAX_ROWS = 5, TILE_PANELS_INT8 = 1;
 #else
@@ -172,6 +174,24 @@ static inline void multiply_tile(const int8_t *q, int64_t stride, const int8_t *
         }
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// The same for one panel, by matrix instructions.
+template <int64_t ROWS, int64_t FETCHED>
+static inline void multiply_squares(const int8_t *q, int64_t stride, const int8_t *panel, const int8_t *next,
+                                    int64_t depth, int32_t *sums) {
+    squares::Tile<LaneNumbers, ROWS> tile = {};
+    const int8_t *fetched = next ? next : panel + AHEAD_BYTES;
+    for (int64_t k = 0; k < depth; k += 2 * STEP) {
+        if constexpr (FETCHED > 0) {
+            __builtin_prefetch(fetched + k * COLUMNS);
+            __builtin_prefetch(fetched + (k + STEP) * COLUMNS);
+        }
+        squares::multiply_words<ROWS, 2>(tile, q + k, stride, panel + k * COLUMNS);
+    }
+    squares::store<ROWS>(tile, sums, UNIT_PANELS * COLUMNS);
+}
+#endif
+
 template <bool FAR>
 static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, const int8_t *next, int64_t num_panels,
                      int64_t depth, Sums &sums) {
@@ -188,9 +208,14 @@ static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, const 
         rows, num_panels, next != nullptr,
         [&]<int64_t ROWS, int64_t PANELS, int64_t FETCHED>(int64_t row, int64_t panel, int64_t fetched) {
             const int64_t size = depth * COLUMNS;
-            multiply_tile<ROWS, PANELS, FETCHED>(q + row * depth, depth, panels + panel * size,
-                                                 next ? next + fetched * size : nullptr, depth,
-                                                 sums[row] + panel * COLUMNS);
+            const int8_t *some = q + row * depth, *of_panel = panels + panel * size;
+            const int8_t *then = next ? next + fetched * size : nullptr;
+            int32_t *to = sums[row] + panel * COLUMNS;
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+            if constexpr (ROWS > 1)
+                return multiply_squares<ROWS, FETCHED>(some, depth, of_panel, then, depth, to);
+#endif
+            multiply_tile<ROWS, PANELS, FETCHED>(some, depth, of_panel, then, depth, to);
         });
 }
 

@@ -86,6 +86,10 @@ def test_processors_of_the_same_features_but_other_models_have_libraries_of_thei
     assert len(libraries) == 2
 
 
+NEWER = "neoverse-v1+bf16+i8mm"
+"""An ARM processor with matrix instructions; Clang 14 must be told that it has them."""
+
+
 def compile_for_arm(compiler: str, processor: str, source: str, *flags: str) -> str:
     """Return what a compiler for 64-bit ARM writes to its output, given the source on its input."""
     target = ["--target=aarch64-linux-gnu"] if compiler == "clang++" else []
@@ -107,21 +111,34 @@ def compile_for_arm(compiler: str, processor: str, source: str, *flags: str) -> 
     [
         ("aarch64-linux-gnu-g++", "cortex-a72"),
         ("aarch64-linux-gnu-g++", "neoverse-n1"),
+        ("aarch64-linux-gnu-g++", NEWER),
         ("clang++", "neoverse-n1"),
+        ("clang++", NEWER),
     ],
 )
 def test_the_kernels_are_valid_for_64_bit_arm(compiler: str, processor: str) -> None:
-    """Its branches, which no compiler for x86 sees: with dot products of bytes and without."""
+    """Its branches, which no compiler for x86 sees: with dot products of bytes, matrix instructions, and without."""
     source = "".join(f'#include "{path}"\n' for path in compiling.SOURCES)
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-command-line-argument")
     compile_for_arm(compiler, processor, source, "-fsyntax-only", *warnings)
 
 
-@pytest.mark.parametrize(("source", "instruction"), [("packed_linear_int8/cpu.cpp", "sdot"), ("program.cpp", "isb")])
-def test_64_bit_arm_gets_instructions_of_its_own(source: str, instruction: str) -> None:
-    """Bytes were widened before their products; and threads that wait slept at once, as `yield` takes no time."""
+@pytest.mark.parametrize(
+    ("source", "processor", "instruction"),
+    [
+        ("packed_linear_int8/cpu.cpp", "neoverse-n1", "sdot"),
+        ("packed_linear_int8/cpu.cpp", NEWER, "smmla"),
+        ("packed_linear/cpu.cpp", NEWER, "bfmmla"),
+        ("packed_linear/cpu.cpp", NEWER, "bfdot"),
+        ("program.cpp", "neoverse-n1", "isb"),
+    ],
+)
+def test_64_bit_arm_gets_instructions_of_its_own(source: str, processor: str, instruction: str) -> None:
+    """Bytes and bfloat16 were widened before their products; and threads that wait slept at once, as `yield` takes no
+    time.
+    """
     path = next(path for path in compiling.SOURCES if str(path).endswith(f"/{source}"))
-    compiled = compile_for_arm("aarch64-linux-gnu-g++", "neoverse-n1", f'#include "{path}"\n', "-S", "-O1")
+    compiled = compile_for_arm("aarch64-linux-gnu-g++", processor, f'#include "{path}"\n', "-S", "-O1")
     assert f"\t{instruction}" in compiled
 
 

@@ -52,6 +52,23 @@ def test_a_product_is_that_of_the_matrix(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [94, 96])
+def test_a_row_s_product_is_the_same_among_few_and_among_many(pool: Pool, depth: int, dtype: torch.dtype) -> None:
+    """One row is multiplied by other instructions than several are on some processors."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(count, depth, generator=generator).to(dtype) for count in (20, 100))
+
+    def multiply(rows: torch.Tensor) -> torch.Tensor:
+        found = torch.empty(len(rows), 100)
+        pool.call("packed_logits", dtype, len(rows), (rows, to_panels(weight), None, found), (depth, 100))
+        return found
+
+    together = multiply(x)
+    for count in (1, 2, 3, 5, 6, 12):
+        assert torch.equal(together[4 : 4 + count], multiply(x[4 : 4 + count].clone()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_are_not_rounded(pool: Pool, dtype: torch.dtype) -> None:
     x, weight = torch.randn(5, 64).to(dtype), torch.randn(50, 64).to(dtype)
     found = torch.empty(5, 50)
