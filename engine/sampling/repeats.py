@@ -18,6 +18,8 @@ from engine.request import DryPenalty, LzPenalty, Request
 Edits = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Distinct token ids and what is subtracted from their logits, [n] each."""
 
+MANY_TOKENS = 100
+"""So many at once are not appended one by one: a grammar may force tens of thousands, each a pass over all before."""
 MAX_PENALTY = 1e30
 """Finite, so that a row does not fail when all its likely tokens are penalized."""
 
@@ -29,7 +31,7 @@ class SuffixMatches:
         lengths    0  0  3  0  0  0         (of all places but the last)
 
     Construction takes linear time (the Z-algorithm on the reversed sequence; Gusfield, 1997, "Algorithms on strings,
-    trees, and sequences", section 1.4), and each further token takes one pass over the lengths.
+    trees, and sequences", section 1.4), and so do many tokens at once. Each of a few takes one pass over the lengths.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -42,8 +44,16 @@ class SuffixMatches:
         """The sequence, int64; a view of the buffer."""
         return self._ids[: self._num_tokens]
 
-    def push(self, token_id: int) -> None:
-        """Append a token."""
+    def push(self, token_ids: Sequence[int]) -> None:
+        """Append tokens."""
+        if len(token_ids) < MANY_TOKENS:
+            for token_id in token_ids:
+                self._push(token_id)
+            return
+        whole = SuffixMatches([*self.ids.tolist(), *token_ids])
+        self._ids, self._num_tokens, self.lengths = whole._ids, whole._num_tokens, whole.lengths
+
+    def _push(self, token_id: int) -> None:
         if self._num_tokens:
             grown = np.concatenate(([1], self.lengths + 1))
             self.lengths = np.where(self.ids == token_id, grown, 0)
@@ -70,15 +80,14 @@ class DryRow:
         self._is_breaker[[word[0] for word in penalty.breakers if len(word) == 1 and word[0] < vocab_size]] = True
         self._breaker_words = [word for word in penalty.breakers if len(word) > 1]
         self._matches = SuffixMatches(token_ids)
-        broken = self._broken(self._matches.ids)
-        self._num_unbroken = len(broken) if not broken.any() else int(broken[::-1].argmax())
         self._longest_breaker = max((len(word) for word in penalty.breakers), default=1)
+        self._num_unbroken = 0
+        self._count_unbroken(len(token_ids))
 
-    def note(self, token_id: int) -> None:
-        """Record the chosen token."""
-        self._matches.push(token_id)
-        is_broken = self._broken(self._matches.ids[-self._longest_breaker :])[-1]
-        self._num_unbroken = 0 if is_broken else self._num_unbroken + 1
+    def note(self, token_ids: Sequence[int]) -> None:
+        """Record tokens that have been chosen."""
+        self._matches.push(token_ids)
+        self._count_unbroken(len(token_ids))
 
     def edits(self) -> Edits:
         """Return the penalties of the next token's logits."""
@@ -94,6 +103,14 @@ class DryRow:
         with np.errstate(over="ignore"):
             taken = penalty.multiplier * np.power(penalty.base, (longest - penalty.allowed_length).astype(np.float64))
         return distinct, taken.clip(max=MAX_PENALTY)
+
+    def _count_unbroken(self, num_new: int) -> None:
+        """Count the tokens at the end behind the last breaker, of which so many are new."""
+        ids = self._matches.ids
+        broken = self._broken(ids[max(0, len(ids) - num_new - self._longest_breaker + 1) :])
+        # Breakers that end before the new tokens have been counted.
+        broken = broken[len(broken) - num_new :]
+        self._num_unbroken = int(broken[::-1].argmax()) if broken.any() else self._num_unbroken + num_new
 
     def _broken(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return, for each place of `ids`, whether a breaker ends there."""
@@ -122,9 +139,9 @@ class LzRow:
         self._vocab_size = vocab_size
         self._matches = SuffixMatches(output_ids[-penalty.lookback :])
 
-    def note(self, token_id: int) -> None:
-        """Record the chosen token."""
-        self._matches.push(token_id)
+    def note(self, token_ids: Sequence[int]) -> None:
+        """Record tokens that have been chosen."""
+        self._matches.push(token_ids)
 
     def edits(self) -> Edits:
         """Return the penalties of the next token's logits."""
@@ -162,10 +179,10 @@ class RepeatPenalties:
             if len(token_ids):
                 logits[placed(token_ids, logits.device)] -= placed(taken, logits.device, logits.dtype)
 
-    def note(self, token_id: int) -> None:
-        """Record the chosen token."""
+    def note(self, token_ids: Sequence[int]) -> None:
+        """Record tokens that have been chosen."""
         for row in self._rows:
-            row.note(token_id)
+            row.note(token_ids)
 
 
 def _suffix_lengths(token_ids: Sequence[int]) -> list[int]:

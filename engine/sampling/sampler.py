@@ -220,7 +220,7 @@ class Sampler:
             if state.edits is not None:
                 state.edits.note(token_id)
             if state.repeats is not None:
-                state.repeats.note(token_id)
+                state.repeats.note([token_id])
             if state.follower is not None:
                 state.follower.note(token_id)
                 if state.params.can_jump and token_id not in state.stop_ids:
@@ -243,8 +243,7 @@ class Sampler:
     def _take_forced(self, row: int, state: RowState, follower: GrammarFollower) -> list[int]:
         forced = follower.take_forced()
         if state.repeats is not None:
-            for token_id in forced:
-                state.repeats.note(token_id)
+            state.repeats.note(forced)
         if forced and state.params.has_penalties:
             ids = placed(forced, self._device)
             self._penalty_tables()[1][row].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.request import DryPenalty, LzPenalty
+from engine.sampling import repeats
 from engine.sampling.repeats import MAX_PENALTY, DryRow, LzRow, RepeatPenalties, SuffixMatches
 from engine.sampling.sampler import Sampler
 from tests.engine.test_sampler import CPU, make_params, make_request
@@ -46,7 +48,7 @@ def longest_common_suffix(first: Sequence[int], second: Sequence[int]) -> int:
 def test_lengths_are_those_of_common_suffixes_whenever_it_began(before: list[int], after: list[int]) -> None:
     matches, whole = SuffixMatches(before), [*before, *after]
     for token_id in after:
-        matches.push(token_id)
+        matches.push([token_id])
     assert matches.ids.tolist() == whole
     expected = [longest_common_suffix(whole[: place + 1], whole) for place in range(len(whole) - 1)]
     assert matches.lengths.tolist() == expected == SuffixMatches(whole).lengths.tolist()
@@ -59,7 +61,7 @@ def test_dry_takes_what_comparing_everything_takes(penalty: DryPenalty, before: 
     for place in range(len(after) + 1):
         assert lost(row) == pytest.approx(naive_repeats.dry(penalty, [*before, *after[:place]]))
         if place < len(after):
-            row.note(after[place])
+            row.note([after[place]])
 
 
 @settings(max_examples=300)
@@ -69,7 +71,22 @@ def test_lz_takes_what_comparing_everything_takes(penalty: LzPenalty, before: li
     for place in range(len(after) + 1):
         assert lost(row) == pytest.approx(naive_repeats.lz(penalty, [*before, *after[:place]], VOCAB))
         if place < len(after):
-            row.note(after[place])
+            row.note([after[place]])
+
+
+@settings(max_examples=300)
+@given(DRY, LZ, TOKENS, st.lists(TOKENS, max_size=3), st.sampled_from([1, 5, 100]))
+def test_tokens_may_come_several_at_once(
+    dry: DryPenalty, lz: LzPenalty, before: list[int], pieces: list[list[int]], many: int
+) -> None:
+    dry_row, lz_row, whole = DryRow(dry, VOCAB, before), LzRow(lz, VOCAB, before), before
+    with patch.object(repeats, "MANY_TOKENS", many):
+        for piece in pieces:
+            whole = [*whole, *piece]
+            dry_row.note(piece)
+            lz_row.note(piece)
+            assert lost(dry_row) == pytest.approx(naive_repeats.dry(dry, whole))
+            assert lost(lz_row) == pytest.approx(naive_repeats.lz(lz, whole, VOCAB))
 
 
 def test_dry_grows_with_the_repeat_and_spares_what_a_breaker_parts() -> None:
@@ -142,3 +159,10 @@ def test_draws_follow_the_penalised_distribution() -> None:
 def test_a_long_prompt_begins_in_linear_time() -> None:
     """Where every token is the same, comparing everything with everything would take hours."""
     assert SuffixMatches([1] * 200_000).lengths[:3].tolist() == [1, 2, 3]
+
+
+def test_many_tokens_at_once_take_linear_time() -> None:
+    """A grammar such as `a{100000}` forces them, and one by one they would hold up all other answers for a minute."""
+    row = DryRow(DryPenalty(multiplier=1.0), VOCAB, [2])
+    row.note([1] * 200_000)
+    assert lost(row).keys() == {1}
