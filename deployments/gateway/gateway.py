@@ -250,9 +250,8 @@ class Gateway:
         """
         model = self._model_of(*self._names.target(name))
         token_ids = tuple(await model.encode(prompt, ("tokenize", tenant)))
-        texts = None
-        if with_texts:
-            texts = tuple(model.codec.pieces.spelling(token_id).decode("utf-8", "replace") for token_id in token_ids)
+        # In a thread: a prompt may have millions of tokens, and all streams would stand still meanwhile.
+        texts = await asyncio.to_thread(model.codec.pieces.texts, token_ids) if with_texts else None
         return Tokenized(token_ids=token_ids, max_model_len=model.config.max_model_len, texts=texts)
 
     async def detokenize(self, name: str, token_ids: Sequence[int]) -> str:

@@ -135,6 +135,10 @@ class TokenPieces:
             return bytes([int(token[3:5], 16)])
         return self._inner_of(token_id).encode()
 
+    def texts(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """Return each token on its own as text."""
+        return tuple(self.spelling(token_id).decode("utf-8", "replace") for token_id in token_ids)
+
     @cached_property
     def spellings(self) -> SpellingIndex:
         """The spellings of all tokens; reads the whole vocabulary on first use."""

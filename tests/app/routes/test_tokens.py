@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
+from app.schemas.tokens import TokenizeResponse
 from deployments.generation import ChatMessage, ChatPrompt, TextPrompt, ToolSpec
 from tests.app.scripted_gateway import ScriptedGateway
 
@@ -43,6 +45,22 @@ async def test_a_chat_is_tokenised_with_all_that_its_prompt_depends_on(
     assert isinstance(prompt, ChatPrompt)
     assert (prompt.tools, prompt.template_options) == ((ToolSpec(name="f"),), {"enable_thinking": False})
     assert (prompt.reasoning_effort, prompt.continues_final_message, prompt.begins_answer) == ("low", True, False)
+
+
+async def test_the_answer_to_a_large_body_is_made_beside_the_event_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def seen(**fields: Any) -> TokenizeResponse:
+        threads.append(threading.get_ident())
+        return TokenizeResponse(**fields)
+
+    monkeypatch.setattr("app.routes.tokens.TokenizeResponse", seen)
+    monkeypatch.setattr("app.http.json_route.MAX_INLINE_BYTES", 0)
+    assert (await client.post("/tokenize", json={"model": "base", "prompt": "ab"})).json()["tokens"] == [97, 98]
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("wanted", [None, True, False])

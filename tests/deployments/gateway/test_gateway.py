@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from deployments.handle_calls import reached
 from deployments.room import NUM_PLACES
 from deployments.siblings import Siblings
 from deployments.slo import Slo
+from deployments.tokenizer.token_pieces import TokenPieces
 from deployments.tokenizer.tokenizer import LocalTokenizer
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import DryPenalty, LzPenalty
@@ -415,6 +417,25 @@ async def test_an_adapter_may_have_a_chat_template_of_its_own(
         await events_of(opened, ask("Hi", model="own-1"))
     (call,) = serving.replicas.calls
     assert (unpack_ids(call.prompt_ids), call.adapter) == (found[3].token_ids, refs[0])
+
+
+async def test_the_texts_of_tokens_are_made_beside_the_event_loop(
+    gateway: OpenGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For three million tokens, all streams of a gateway stood still for two seconds."""
+    threads: list[int] = []
+    spelling = TokenPieces.spelling
+
+    def seen(pieces: TokenPieces, token_id: int) -> bytes:
+        threads.append(threading.get_ident())
+        return spelling(pieces, token_id)
+
+    opened = await gateway()
+    monkeypatch.setattr(TokenPieces, "spelling", seen)
+    found = await opened.tokenize("chat", TextPrompt(text="Hi"), with_texts=True)
+    assert "".join(found.texts or ()).endswith("Hi")
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_prompts_that_are_only_counted_take_turns_with_those_of_chats(
