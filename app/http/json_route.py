@@ -44,7 +44,7 @@ class JsonResponse(Response):
         return content.model_dump_json().encode() if isinstance(content, BaseModel) else orjson.dumps(content)
 
 
-async def respond(make: Callable[[], BaseModel], *, is_large: bool) -> JsonResponse:
+async def respond(make: Callable[[], object], *, is_large: bool) -> JsonResponse:
     """Return a response; make and render a large one on another thread, as the event loop serves everyone else."""
 
     def render() -> JsonResponse:

@@ -6,10 +6,11 @@ import base64
 from typing import ClassVar, Literal
 
 import numpy as np
+import orjson
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from app.http.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonRoute, respond
 from app.routes.context import ERRORS, Context, RouteContext
 from app.schemas.completions import WirePrompt
 from app.schemas.wire import ASKS_NOTHING, ModelName, WireRequest, WireResponse
@@ -97,16 +98,24 @@ async def create_embeddings(body: EmbeddingsRequest, context: Context) -> Respon
         normalizes=body.normalize is not False,
     )
     found = await context.gateway.embed(context.placed(request))
-    told = EmbeddingsResponse(
-        data=[EmbeddingVector(index=i, embedding=_told(v, body.encoding_format)) for i, v in enumerate(found.vectors)],
-        model=body.model,
-        usage=EmbeddingUsage(prompt_tokens=found.num_prompt_tokens, total_tokens=found.num_prompt_tokens),
-    )
-    return JsonResponse(told)
+
+    def make() -> dict[str, object]:
+        data = [
+            {"object": "embedding", "index": index, "embedding": _told(vector, body.encoding_format)}
+            for index, vector in enumerate(found.vectors)
+        ]
+        usage = EmbeddingUsage(prompt_tokens=found.num_prompt_tokens, total_tokens=found.num_prompt_tokens)
+        return {"object": "list", "data": data, "model": body.model, "usage": usage.model_dump()}
+
+    return await respond(make, is_large=len(found.vectors) > 1)
 
 
-def _told(vector: bytes, encoding: Literal["float", "base64"] | None) -> list[float] | str:
+def _told(vector: bytes, encoding: Literal["float", "base64"] | None) -> orjson.Fragment | str:
+    """Return a vector as the answer has it.
+
+    A list is written here: many vectors written by one call would hold up all threads for up to a second.
+    """
     if encoding == "base64":
         return base64.b64encode(vector).decode("ascii")
-    numbers: list[float] = np.frombuffer(vector, "<f4").tolist()
-    return numbers
+    numbers = np.frombuffer(vector, "<f4").astype(np.float64)
+    return orjson.Fragment(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))
