@@ -43,6 +43,9 @@ _TEXT_BY_TYPE = {
 }
 _KINDS_OF_PYDANTIC = frozenset(get_args(ErrorType))
 _TOO_LONG = "must be an integer of at most 64 bits"
+_MAX_FAILURES = 1000
+"""Only so many are looked at: an object may have hundreds of thousands of wrong values, and the event loop would stand
+still for seconds."""
 _IS_KEY = "[key]"
 """Pydantic adds this to the location of a key, which is otherwise that of its value."""
 TOO_DEEP = "it is nested too deep; some 900 levels are read"
@@ -76,7 +79,7 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     if errors and errors[0]["type"] == "json_invalid":
         reason = _why_not_json(errors[0], body)
         return ApiError(400, f"The request body is not valid JSON: {reason}.", code="invalid_json")
-    failures = [_failure(error, body) for error in errors]
+    failures = [_failure(error, body) for error in errors[:_MAX_FAILURES]]
     root = _root(failures[0].param)
     of_field = [failure for failure in failures if _root(failure.param) == root]
     deepest = max(of_field, key=lambda failure: failure.depth)
