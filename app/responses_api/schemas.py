@@ -11,7 +11,7 @@ from app.schemas.chat import ONLY_TEXT, ServingOptions
 from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import PARSED, FunctionName
-from app.schemas.wire import ASKS_NOTHING, Metadata, WirePage, WireRequest, WireResponse, checked_type, missing
+from app.schemas.wire import ASKS_NOTHING, Metadata, Texts, WirePage, WireRequest, WireResponse, checked_type, missing
 from deployments.generation import ReasoningEffort
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
@@ -214,7 +214,7 @@ class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):
         default=None,
         description="`message.output_text.logprobs` adds log-probabilities; reasoning is always plain text.",
     )
-    client_metadata: dict[str, str] | None = Field(default=None, description="Sent by Codex; accepted, no effect.")
+    client_metadata: Texts | None = Field(default=None, description="Sent by Codex; accepted, no effect.")
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     metadata: Metadata | None = Field(default=None, description="Returned in the response.")
     store: bool | None = Field(

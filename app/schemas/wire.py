@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -19,8 +20,20 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
+
+def _until_wrong(value: Any) -> Any:
+    """Return an object, or of one with values that are no texts the first of these: an error for each takes seconds."""
+    if not isinstance(value, dict):
+        return value
+    return next(({name: text} for name, text in value.items() if not isinstance(text, str)), value)
+
+
+Texts = Annotated[dict[str, str], BeforeValidator(_until_wrong)]
+"""Texts by name."""
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    BeforeValidator(_until_wrong),
 ]
 """What a client notes on something, within OpenAI's bounds."""
 ModelName = Annotated[

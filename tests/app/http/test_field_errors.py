@@ -435,8 +435,16 @@ def test_of_a_list_one_wrong_item_is_looked_at(field: str) -> None:
     assert refused.value.error_count() <= 2
 
 
+@pytest.mark.parametrize("field", ["metadata", "client_metadata"])
+def test_of_an_object_one_wrong_text_is_looked_at(field: str) -> None:
+    body = {"model": "base", "input": "Hi", field: {"a": "b"} | {f"k{index}": index for index in range(50)}}
+    with pytest.raises(ValidationError) as refused:
+        ResponsesRequest.model_validate(body)
+    assert [(error["loc"], error["type"]) for error in refused.value.errors()] == [((field, "k0"), "string_type")]
+
+
 def test_of_many_wrong_values_of_an_object_the_first_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300,000 of them in one body held up all streams of a gateway for two seconds."""
+    """60,000 of them in one body held up all streams of a gateway for half a second."""
     looked_at = []
 
     def seen(error: Mapping[str, Any], body: object) -> Any:
@@ -445,10 +453,10 @@ def test_of_many_wrong_values_of_an_object_the_first_are_looked_at(monkeypatch: 
 
     failure = field_errors._failure
     monkeypatch.setattr(field_errors, "_failure", seen)
-    body = {"model": "base", "input": "Hi", "client_metadata": {f"k{index}": 5 for index in range(5000)}}
+    body = {"model": "base", "messages": [USER], "logit_bias": {str(index): "x" for index in range(5000)}}
     with pytest.raises(ValidationError) as caught:
-        ResponsesRequest.model_validate(body)
-    assert invalid_body(caught.value.errors(), body).param == "client_metadata.k0"
+        ChatCompletionRequest.model_validate(body)
+    assert invalid_body(caught.value.errors(), body).param == "logit_bias.0"
     assert len(looked_at) == 1000
 
 
