@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 
 from deployments.errors import UnavailableError
 from deployments.handle_calls import RETRY_AFTER_S
+from deployments.siblings import BATCH_TIME
 from engine.errors import EngineError, OverloadError
 
 Item = TypeVar("Item")
@@ -177,7 +178,8 @@ class BatchedModel(Generic[Item, Result]):
             late_s = max(late_s, RETURN_SHARE * self._max_wait_s)
             known = {known: until_s for known, until_s in self._known_until_s.items() if until_s >= now_s}
             self._known_until_s = known | {key: now_s + late_s + self._max_wait_s}
-        raise OverloadError(f"Too many requests are waiting for the {self._what}.", retry_after_s=late_s)
+        message = f"Too many requests are waiting for the {self._what}."
+        raise OverloadError(message, retry_after_s=late_s, reason=BATCH_TIME)
 
     def _wait_s(self, num_chars: int, is_urgent: bool) -> float:
         """Return how long a new request of so many characters is expected to wait for others."""

@@ -15,7 +15,9 @@ from engine.errors import OverloadError
 
 FULL = ("queue_full", "replicas_full")
 """Reasons of an `OverloadError` that tell of too many requests, whatever their size."""
-_NO_ROOM = ("queue_time", *FULL)
+BATCH_TIME = "batch_time"
+"""Reason of the classifier, which judges in batches, for a text whose turn would come too late."""
+_NO_ROOM = ("queue_time", BATCH_TIME, *FULL)
 
 
 class Siblings:

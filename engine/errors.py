@@ -48,8 +48,8 @@ class OverloadError(RuntimeError):
 
     Attributes:
         retry_after_s: when to retry, in seconds from now.
-        reason: a label for metrics: "queue_full", "queue_time", "deadline", "replicas_full", "busy", and a
-            gateway's "wait" and "held".
+        reason: a label for metrics: "queue_full", "queue_time", "deadline", "replicas_full", "busy", a gateway's "wait"
+            and "held", and a classifier's "batch_time".
         is_final: the same request would be refused by an idle server, too.
     """
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from deployments.gateway import answer_safety
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.gateway.prompt_encoder import PromptEncoder
 from deployments.generation import ChatMessage, ChatPrompt, Moderation, TextPrompt, TokenPrompt, ToolCall, ToolSpec
+from deployments.siblings import BATCH_TIME, Siblings
 from deployments.timeline import Reception, Recorder, Timeline
 from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import EngineError, OverloadError, RequestError
@@ -306,6 +308,34 @@ async def test_a_verdict_that_is_only_told_names_no_field_that_the_chat_lacks() 
     told = await safety(judge, LENIENT, Moderation()).judge_input(lambda: ["a", "b"])
     assert told is not None
     assert told.error == "a text must have at most 5 characters to be judged, got 9"
+
+
+class BusyJudge(Judge):
+    """Refuses what comes while it judges two texts already."""
+
+    num_inside = 0
+
+    async def _judge(self, texts: Sequence[str]) -> list[Verdict]:
+        if self.num_inside == 2:
+            return OverloadError("Too many.", retry_after_s=1, reason=BATCH_TIME)  # type: ignore[return-value]
+        self.num_inside += 1
+        await asyncio.sleep(0.01)
+        self.num_inside -= 1
+        return await super()._judge(texts)
+
+
+async def test_texts_of_one_request_wait_for_the_classifier_if_they_alone_keep_it_busy(gateway: OpenGateway) -> None:
+    """An idle server refused a completion of 64 long prompts, whenever it came again."""
+    judge = BusyJudge()
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", screen_output=False))
+    siblings = Siblings()
+    requests = [ask(f"Question {number}", request_id=f"r{number}", max_tokens=2) for number in range(20)]
+    await asyncio.gather(*(events_of(opened, replace(request, siblings=siblings)) for request in requests))
+    assert sorted(judge.texts) == sorted(f"Question {number}" for number in range(20))
+    assert len(judge.calls) > 20
+    judge.num_inside = 2
+    with pytest.raises(OverloadError):
+        await events_of(opened, ask())
 
 
 async def test_without_a_classifier_that_answers_nothing_passes(gateway: OpenGateway, serving: Serving) -> None:
