@@ -3,6 +3,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from adapters.registry import reference
 from adapters.store import AdapterStore
 from deployments.config import AdapterBase
@@ -35,3 +37,14 @@ def test_what_was_overwritten_or_deleted_where_it_is_read_is_found(tmp_path: Pat
     deleted, overwritten = found["m"].values()
     assert "does not exist" in deleted
     assert "have been overwritten" in overwritten
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_what_one_name_has_lost_and_another_has_fits(tmp_path: Path, lost: str) -> None:
+    """The other name was listed as a misfit, too, though it was served."""
+    store = AdapterStore(":memory:")
+    for name in "ab":
+        store.add(reference(name, write(tmp_path / name, tensors=make_tensors(seed=0))), "m")
+    write(tmp_path / lost, tensors=make_tensors(seed=1))
+    bases = [AdapterBase(name="m", module_shapes=SHAPES, max_rank=16)]
+    assert misfits(store.catalogue(), bases, known_to_fit=()) == {"m": {}}
