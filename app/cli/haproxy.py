@@ -69,6 +69,7 @@ _ERRORS = {
 }
 """Reason, code and message by status. For broken HTTP, HAProxy has a page that cannot be replaced."""
 _HAS_APPLICATION = re.compile(r"^ +use_backend ", re.MULTILINE)
+_BACKUP = re.compile(r"^ +server (\S+) .* check backup$", re.MULTILINE)
 _NOT_FOUND = re.compile(r"^( +http-request return) status 404 .*$", re.MULTILINE)
 
 
@@ -92,13 +93,23 @@ def _watching(arguments: Sequence[str]) -> list[str]:
             for pattern, replacement in _ADDED:
                 text = pattern.sub(replacement, text)
             text = _ERRORFILE.sub(lambda found: f"{found[1]} {found[2]} {_error_file(path.parent, found[2])}", text)
+            text = _BACKUP.sub(lambda found: f"{_lost_behind(found[1])}\n{found[0]}", text)
             if _HAS_APPLICATION.search(text) is None:
-                answer = f"status 503 content-type application/json hdr retry-after 1 string '{_error_body('503')}'"
-                text = _NOT_FOUND.sub(lambda found: f"{found[1]} {answer}", text)
+                text = _NOT_FOUND.sub(lambda found: f"{found[1]} {_answer('503')}", text)
             copy = path.with_name(f"{path.name}.watching")
             copy.write_text(text, encoding="utf-8")
             changed[place] = str(copy)
     return changed
+
+
+def _lost_behind(server: str) -> str:
+    """Return the rule that puts an error of ours in place of a plain 500 of Serve's proxy, which lost a gateway."""
+    plain = "{ status 500 } { res.hdr(content-type) -m beg text/plain }"
+    return f"    http-response return {_answer('502')} if {{ srv_name {server} }} {plain}"
+
+
+def _answer(status: str) -> str:
+    return f"status {status} content-type application/json hdr retry-after 1 string '{_error_body(status)}'"
 
 
 def _error_file(folder: Path, status: str) -> Path:

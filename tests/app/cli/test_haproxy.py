@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jinja2 import Template
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from app.cli.preflight import answers, free_ports, has_haproxy
@@ -118,6 +119,35 @@ def test_without_a_gateway_the_answer_has_the_format_of_our_errors(tmp_path: Pat
 
 
 @pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
+@pytest.mark.parametrize(
+    ("is_proxy", "kind", "status"),
+    [(True, "text/plain; charset=utf-8", 502), (True, "application/json", 500), (False, "text/plain", 500)],
+)
+def test_of_a_gateway_that_serve_s_proxy_loses_the_answer_has_the_format_of_our_errors(
+    tmp_path: Path, is_proxy: bool, kind: str, status: int
+) -> None:
+    """Who had waited there for a gateway, which was lost as well, got a plain "Internal Server Error"."""
+    front, back = free_ports(2)
+    text = CONFIG
+    if is_proxy:
+        line = next(line for line in HAPROXY_CONFIG_TEMPLATE.splitlines() if line.endswith("}} check backup"))
+        proxy = {"name": "SERVE_PROXY_ACTOR-1", "host": "127.0.0.1", "port": back}
+        text = text.replace(
+            "    server one 127.0.0.1:{back}", Template(line).render(backend={"fallback_server": proxy})
+        )
+    with started(tmp_path, front, back, text), socket.create_server(("127.0.0.1", back)) as behind:
+        behind.settimeout(WAIT_S)
+        with ask(wait_for(front)) as client, asked(behind) as served:
+            served.sendall(f"HTTP/1.1 500 Error\r\ncontent-type: {kind}\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+            answer = http.client.HTTPResponse(client)
+            answer.begin()
+            assert answer.status == status
+            if status == 502:
+                assert answer.headers["retry-after"] == "1"
+                assert json.load(answer)["error"]["message"] == "The gateway was lost before it answered."
+
+
+@pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
 @pytest.mark.parametrize(("rule", "status"), [("", 503), ("use_backend out if { path_beg /app/ }", 404)])
 def test_only_a_server_that_has_its_application_knows_what_is_not_there(tmp_path: Path, rule: str, status: int) -> None:
     """A client that asked a starting server got a 404, and did not try again."""
@@ -183,6 +213,15 @@ def ask(port: int) -> socket.socket:
     client = socket.create_connection(("127.0.0.1", port), WAIT_S)
     client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
     return client
+
+
+def asked(behind: socket.socket) -> socket.socket:
+    """Return the connection on which a request comes; health checks say nothing on theirs."""
+    while True:
+        served, _ = behind.accept()
+        if served.recv(4096):
+            return served
+        served.close()
 
 
 def status_of(client: socket.socket) -> int:
