@@ -57,6 +57,8 @@ _MESSAGE_BY_END = {
     BatchStatus.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
     BatchStatus.EXPIRED: ("batch_expired", "The batch expired before this request was answered."),
 }
+_TIME_TOO_SHORT = 503
+"""Of an answer that would recur: even an idle server needs more time than the batch has left."""
 _INPUT_GONE = LineError(
     code="file_not_found", message="The input file's content is gone; upload it again.", param="input_file_id"
 )
@@ -224,7 +226,7 @@ class BatchRunner:
         await self._disk.surely(file.append, lines)
 
     async def _answer(self, method: str, path: str, line_id: str, body: bytes = b"") -> InsideAnswer | None:
-        """Ask until there is a final answer; return None if the batch is over first."""
+        """Ask until there is a final answer; return None if the batch is over first, or will be before there is one."""
         call = InsideCall(tenant=self._batch.tenant, method=method, path=path, request_id=line_id, body=body)
         retries = Retries()
         while not self._is_over:
@@ -232,7 +234,7 @@ class BatchRunner:
                 await self._unless_over(place.enter_async_context(self._room.place(self._batch.tenant)))
                 asked = replace(call, timeout_s=self._left_s)
                 answer = None if self._is_over else await self._unless_over(self._ask(asked))
-            if answer is None:
+            if answer is None or (answer.is_final and answer.status == _TIME_TOO_SHORT):
                 return None
             wait_s = retries.wait_s(answer)
             if wait_s is None:

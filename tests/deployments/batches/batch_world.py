@@ -138,7 +138,7 @@ def fateful_files(fate: Fate) -> Iterator[None]:
 
 @dataclass
 class Asked:
-    """Answers lines as their bodies say: `statuses` one after the other, the last one for ever."""
+    """Answers lines as their bodies say: `statuses` one after the other, the last one for ever, and `would_recur`."""
 
     fate: Fate = field(default_factory=Fate)
     calls: list[InsideCall] = field(default_factory=list)
@@ -157,10 +157,16 @@ class Asked:
             await asyncio.Event().wait()
         await asyncio.sleep(0)
         self.fate.come()
-        statuses: Sequence[int] = json.loads(call.body).get("statuses", [200])
+        body = json.loads(call.body)
+        statuses: Sequence[int] = body.get("statuses", [200])
         status = statuses[min(self.seen.get(call.body, 0), len(statuses) - 1)]
         self.seen[call.body] = self.seen.get(call.body, 0) + 1
-        return InsideAnswer(status=status, body=b'{"ok": true}', retry_after_s=7.0 if status == 429 else None)
+        return InsideAnswer(
+            status=status,
+            body=b'{"ok": true}',
+            retry_after_s=7.0 if status == 429 else None,
+            is_final=body.get("would_recur", False),
+        )
 
     @property
     def names(self) -> list[str]:

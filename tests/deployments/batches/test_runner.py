@@ -270,6 +270,17 @@ async def test_what_is_not_answered_in_time_has_expired(world: World) -> None:
     assert len(world.ended(batch)) == 4
 
 
+async def test_what_the_time_left_is_too_short_for_has_expired_and_what_is_shorter_is_still_answered(
+    world: World,
+) -> None:
+    """Shortly before its end a batch took the refusals for answers, of all lines that were left, and was completed."""
+    refused, failed = (lines(name, statuses=[status], would_recur=True) for name, status in (("a", 503), ("b", 500)))
+    batch = await run(world, *refused, *failed, *lines("c"))
+    assert batch.status is BatchStatus.EXPIRED
+    assert world.ended(batch) == {"a": "batch_expired", "b": "500", "c": "200"}
+    assert (world.slept, world.ask.names.count("a")) == ([], 1)
+
+
 async def test_a_batch_whose_tenant_has_no_more_room_ends_with_what_it_has(world: World) -> None:
     def fill(call: InsideCall) -> None:
         while len(world.ask.calls) == 4 and not world.store.is_full("blue"):
