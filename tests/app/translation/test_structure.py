@@ -113,6 +113,15 @@ def test_why_a_grammar_cannot_be_read_is_told_in_words_of_the_grammar(grammar: s
         of_text({"grammar": grammar})
 
 
+def test_the_rules_of_gbnf_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library took seconds for 3,000, each of which referred to the next."""
+    monkeypatch.setattr("app.translation.structure.MAX_GBNF_RULES", 3)
+    rules = ["root ::= a b", 'a ::= "x"', 'b ::= "y"']
+    assert of_text({"grammar": "\n".join(rules)}) is not None
+    with pytest.raises(RequestError, match="accepts at most 3 rules in GBNF; 4 were"):
+        of_text({"grammar": "\n".join([*rules, 'c ::= "z"'])})
+
+
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
