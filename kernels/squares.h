@@ -9,7 +9,7 @@
 
 namespace squares {
 
-constexpr int64_t WORD_BYTES = 4, PANEL_BYTES = 64; // of a panel's 16 columns, for one word of the depth
+constexpr int64_t COLUMN_PAIRS = 8, WORD_BYTES = 4, PANEL_BYTES = 64; // the last is of 16 columns, one word each
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 INLINE Lanes multiply_add(Lanes sums, LaneBits rows, LaneBits columns) {
@@ -24,7 +24,7 @@ INLINE LaneNumbers multiply_add(LaneNumbers sums, LaneBits rows, LaneBits column
 #endif
 
 // The sums of ROWS rows by a panel; of an odd number, the last row is computed twice.
-template <typename Sums, int64_t ROWS> using Tile = Sums[(ROWS + 1) / 2][8];
+template <typename Sums, int64_t ROWS> using Tile = Sums[(ROWS + 1) / 2][COLUMN_PAIRS];
 
 // The second row of a pair, given its first.
 template <int64_t ROWS> INLINE int64_t beside(int64_t row) { return std::min(row + 1, ROWS - 1); }
@@ -33,7 +33,7 @@ template <int64_t ROWS> INLINE int64_t beside(int64_t row) { return std::min(row
 template <int64_t ROWS, typename Sums, typename Number>
 INLINE void load(Tile<Sums, ROWS> &tile, const Number *c, int64_t stride) {
     for (int64_t r = 0; r < ROWS; r += 2)
-        for (int64_t j = 0; j < 8; j += 2) {
+        for (int64_t j = 0; j < COLUMN_PAIRS; j += 2) {
             uint64x2_t first, second;
             std::memcpy(&first, c + r * stride + 2 * j, sizeof first);
             std::memcpy(&second, c + beside<ROWS>(r) * stride + 2 * j, sizeof second);
@@ -46,7 +46,7 @@ INLINE void load(Tile<Sums, ROWS> &tile, const Number *c, int64_t stride) {
 template <int64_t ROWS, typename Sums, typename Number>
 INLINE void store(const Tile<Sums, ROWS> &tile, Number *c, int64_t stride) {
     for (int64_t r = 0; r < ROWS; r++)
-        for (int64_t j = 0; j < 8; j += 2) {
+        for (int64_t j = 0; j < COLUMN_PAIRS; j += 2) {
             const uint64x2_t left = (uint64x2_t)tile[r / 2][j], right = (uint64x2_t)tile[r / 2][j + 1];
             const uint64x2_t row = r % 2 ? vzip2q_u64(left, right) : vzip1q_u64(left, right);
             std::memcpy(c + r * stride + 2 * j, &row, sizeof row);
@@ -64,7 +64,7 @@ INLINE void multiply_words(Tile<Sums, ROWS> &tile, const T *rows, int64_t stride
         pairs[r / 2] = (LaneBits)vcombine_u32(of_first, of_second);
     }
     const char *first_word = reinterpret_cast<const char *>(panel);
-    for (int64_t j = 0; j < 8; j += 2) {
+    for (int64_t j = 0; j < COLUMN_PAIRS; j += 2) {
         LaneBits first, second = {};
         std::memcpy(&first, first_word + 2 * j * WORD_BYTES, sizeof first);
         if constexpr (WORDS == 2)
