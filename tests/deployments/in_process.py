@@ -160,6 +160,8 @@ class Replicas:
         self._open = set()
         server = self.server
         self.start()
+        # A task that is cancelled before it has begun would tell nobody.
+        await asyncio.sleep(0)
         for response in dying:
             response.cancel()
         await server.stop()
