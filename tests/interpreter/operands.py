@@ -88,7 +88,9 @@ def hold_at_once() -> None:
             handle.__post_init__()
 
     def splat(_: Any, kind: Any, number: Any) -> Any:
-        data = np.empty(kind.shape.values, dtype=interpreter._get_np_dtype(number.dtype))
+        # A comparison's handle has the type of what was compared; Triton 3.9 takes only booleans for a mask.
+        is_found = number.data.dtype == np.bool_
+        data = np.empty(kind.shape.values, dtype=np.bool_ if is_found else interpreter._get_np_dtype(number.dtype))
         data[...] = number.data
         return interpreter.TensorHandle(data, number.dtype.scalar)
 
