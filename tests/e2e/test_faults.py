@@ -214,6 +214,27 @@ def test_a_killed_gateway_takes_only_its_own_clients_along(server: Server, expec
         assert client.chat.completions.create(**options_of(0) | {"max_tokens": 3}).choices
 
 
+@pytest.mark.thorough
+def test_a_gateway_that_hangs_keeps_only_its_own_clients_waiting_until_it_is_replaced(
+    server: Server, expected: list[str]
+) -> None:
+    until(lambda: len(server.processes("Gateway")) == 2, "two gateways", patience_s=WAIT_S)
+    hung = random.choice(server.processes("Gateway"))
+    streams = while_streaming(server, lambda: os.kill(hung.pid, signal.SIGSTOP), patience_s=WAIT_S)
+    lost = [seen for seen in streams if seen.error is not None]
+    assert len(lost) < NUM_STREAMS
+    for seen, text in zip(streams, expected, strict=True):
+        assert seen.text == text if seen.error is None else not seen.is_done
+    with server.client(timeout=10) as client:
+        # The proxy has missed it by now.
+        for number in range(8):
+            assert client.chat.completions.create(**options_of(number) | {"max_tokens": 3}).choices
+    until(lambda: len({*server.processes("Gateway")} - {hung}) == 2, "another one", patience_s=WAIT_S)
+    if hung in server.processes("Gateway"):
+        hung.resume()
+    until(lambda: hung not in server.processes("Gateway"), "what was given up to go", patience_s=WAIT_S)
+
+
 @pytest.mark.parametrize("part", ["Tokenizer", "Safety", "Registry", "Accounts", "ServeController"])
 def test_without_a_helper_requests_wait_or_are_told_to_come_back(server: Server, part: str) -> None:
     def ask(number: int) -> int:
