@@ -89,6 +89,8 @@ class HostCache:
         self._loading: set[AdapterDigest] = set()
         # Loads in progress that may be reading files from before a repair, so that their failure means nothing.
         self._outdated: set[AdapterDigest] = set()
+        # Loads in progress of adapters that were dropped, and not requested since.
+        self._dropped: set[AdapterDigest] = set()
         self._num_bytes = 0
         self.loads = AdapterLoads()
         self._is_closed = False
@@ -103,6 +105,7 @@ class HostCache:
             is_ahead: it is not needed yet.
         """
         with self._lock:
+            self._dropped.discard(digest)
             if self._is_closed or digest in self._entry_by_digest or digest in self._loading:
                 return
             if self._failure(digest) is not None or (is_ahead and self._has_refused):
@@ -166,8 +169,10 @@ class HostCache:
                 self._outdated.add(digest)
 
     def drop(self, digest: AdapterDigest) -> int:
-        """Remove an adapter, if it is cached; return the bytes freed."""
+        """Remove an adapter, if it is cached or being loaded; return the bytes freed."""
         with self._lock:
+            if digest in self._loading:
+                self._dropped.add(digest)
             return self._remove(digest)
 
     def places(self) -> dict[AdapterDigest, str]:
@@ -188,6 +193,7 @@ class HostCache:
                 self._remove(digest)
             self._loading.clear()
             self._outdated.clear()
+            self._dropped.clear()
 
     def _run(self, digest: AdapterDigest) -> None:
         """Load one adapter on a loader thread. The thread ends here: no exception may escape unlogged."""
@@ -226,12 +232,14 @@ class HostCache:
         is_outdated = digest in self._outdated
         self._loading.discard(digest)
         self._outdated.discard(digest)
+        self._dropped.discard(digest)
         return is_outdated
 
     def _insert(self, digest: AdapterDigest, weights: AdapterWeights, took_s: float) -> None:
         with self._lock:
+            is_dropped = digest in self._dropped
             self._end_load(digest)
-            if self._is_closed:
+            if self._is_closed or is_dropped:
                 return
             entry = self._entry_by_digest[digest] = _Entry(weights, weights.host_bytes)
             self.loads.add(entry.num_bytes, took_s)

@@ -250,6 +250,25 @@ def test_a_failure_that_is_forgotten_while_it_happens_is_not_remembered(disk: Di
     cache.close()
 
 
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_one_that_is_dropped_while_it_loads_is_not_kept_unless_it_is_asked_for_again(
+    disk: Disk, is_asked_again: bool
+) -> None:
+    digest = AdapterDigest("a")
+    disk.gate.clear()
+    cache = disk.cache()
+    cache.request(digest)
+    assert cache.drop(digest) == 0
+    if is_asked_again:
+        cache.request(digest)
+    disk.gate.set()
+    disk.wait()
+    assert cache.places() == ({digest: "host"} if is_asked_again else {})
+    # What was dropped once is kept when it comes again.
+    assert is_asked_again or fetch(disk, cache, "a") is not None
+    cache.close()
+
+
 def test_a_bug_while_loading_is_a_failure_without_its_text(disk: Disk) -> None:
     cache = disk.cache()
     disk.faults |= {"a": OSError("/secret/path"), "bug": KeyError("secret")}
