@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,6 +165,15 @@ def test_a_replica_that_the_kernel_has_no_memory_for_takes_nobody_along(
     assert all(process.is_running() for process in others)
 
 
+def until_replaced(server: Server, hung: psutil.Process, title: str) -> None:
+    """Wait until two others are there in the place of one that hangs, and until it has gone."""
+    until(lambda: len({*server.processes(title)} - {hung}) == 2, "another one", patience_s=WAIT_S)
+    # Ray gives up an order to end that does not reach the process, and leaves it.
+    if hung in server.processes(title):
+        hung.resume()
+    until(lambda: hung not in server.processes(title), "what was given up to go", patience_s=WAIT_S)
+
+
 @pytest.mark.thorough
 def test_a_replica_that_hangs_loses_no_token_and_is_replaced(server: Server, expected: list[str]) -> None:
     until(lambda: has_replicas(server, 2), "two replicas", patience_s=WAIT_S)
@@ -176,12 +185,8 @@ def test_a_replica_that_hangs_loses_no_token_and_is_replaced(server: Server, exp
         # Nobody is sent where nobody answers.
         for number in range(8):
             assert client.chat.completions.create(**options_of(number) | {"max_tokens": 3}).choices
-    until(lambda: len({*server.processes(f"Model-{BASE}")} - {hung}) == 2, "another one", patience_s=WAIT_S)
+    until_replaced(server, hung, f"Model-{BASE}")
     until(lambda: has_replicas(server, 2), "it to serve", patience_s=WAIT_S)
-    # Ray gives up an order to end that does not reach the process, and leaves it.
-    if hung in server.processes(f"Model-{BASE}"):
-        hung.resume()
-    until(lambda: hung not in server.processes(f"Model-{BASE}"), "what was given up to go", patience_s=WAIT_S)
 
 
 @pytest.mark.thorough
@@ -202,13 +207,16 @@ def test_a_helper_that_hangs_is_waited_for_no_longer_than_its_deadline(server: S
     until(lambda: hung not in server.processes(part), "the hung one to go", patience_s=WAIT_S)
 
 
-def test_a_killed_gateway_takes_only_its_own_clients_along(server: Server, expected: list[str]) -> None:
-    streams = while_streaming(server, lambda: kill_one(server, "Gateway"), patience_s=WAIT_S)
-    lost = [seen for seen in streams if seen.error is not None]
-    assert len(lost) < NUM_STREAMS
+def only_some_are_lost(streams: Sequence[Streamed], expected: Sequence[str]) -> None:
+    assert sum(seen.error is not None for seen in streams) < NUM_STREAMS
     for seen, text in zip(streams, expected, strict=True):
         # Nobody is told a whole answer that is not one.
         assert seen.text == text if seen.error is None else not seen.is_done
+
+
+def test_a_killed_gateway_takes_only_its_own_clients_along(server: Server, expected: list[str]) -> None:
+    streams = while_streaming(server, lambda: kill_one(server, "Gateway"), patience_s=WAIT_S)
+    only_some_are_lost(streams, expected)
     until(lambda: is_idle(server), "the engines to let go")
     with server.client(max_retries=2) as client:
         assert client.chat.completions.create(**options_of(0) | {"max_tokens": 3}).choices
@@ -221,18 +229,12 @@ def test_a_gateway_that_hangs_keeps_only_its_own_clients_waiting_until_it_is_rep
     until(lambda: len(server.processes("Gateway")) == 2, "two gateways", patience_s=WAIT_S)
     hung = random.choice(server.processes("Gateway"))
     streams = while_streaming(server, lambda: os.kill(hung.pid, signal.SIGSTOP), patience_s=WAIT_S)
-    lost = [seen for seen in streams if seen.error is not None]
-    assert len(lost) < NUM_STREAMS
-    for seen, text in zip(streams, expected, strict=True):
-        assert seen.text == text if seen.error is None else not seen.is_done
+    only_some_are_lost(streams, expected)
     with server.client(timeout=10) as client:
         # The proxy has missed it by now.
         for number in range(8):
             assert client.chat.completions.create(**options_of(number) | {"max_tokens": 3}).choices
-    until(lambda: len({*server.processes("Gateway")} - {hung}) == 2, "another one", patience_s=WAIT_S)
-    if hung in server.processes("Gateway"):
-        hung.resume()
-    until(lambda: hung not in server.processes("Gateway"), "what was given up to go", patience_s=WAIT_S)
+    until_replaced(server, hung, "Gateway")
 
 
 @pytest.mark.parametrize("part", ["Tokenizer", "Safety", "Registry", "Accounts", "ServeController"])
